@@ -1,0 +1,1 @@
+"""One experiment a page; :mod:`kappascope.lab` discovers them."""
