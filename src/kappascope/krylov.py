@@ -1,0 +1,422 @@
+"""The ends of a spectrum from block Krylov spaces, every value checked in float64.
+
+The largest singular values come from a Krylov space of ``A'A``, the smallest from one of its
+inverse, through one LU or Cholesky factorization; in float32 where that can be verified and in
+float64 where not. A method that cannot verify its answer raises :class:`Unresolved`, and
+:mod:`kappascope.spectra` takes all singular values instead. Matrices here are tall (or square),
+finite, non-zero and scaled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+EPS = torch.finfo(torch.float64).eps
+
+TOLERANCE = 1e-8  # relative error at which a value is accepted
+BLOCK = 16  # vectors per Krylov block: as fast to multiply as 8 of them, fewer steps than 8
+GUARD = 8  # vectors polished together: the wanted ones and a few to separate them from the rest
+COUNTABLE = 64  # singular values below the threshold that a Krylov space can count reliably
+WORTHWHILE = 1800  # up to here a float64 attempt costs as much as the SVD it would save
+
+
+class Unresolved(ArithmeticError):  # noqa: N818 - an outcome, not an error
+    """A method could not verify its own answer; the next one is tried."""
+
+
+@dataclass(frozen=True)
+class Extremes:
+    """The ends of a spectrum and the number of values at or below the threshold."""
+
+    largest: float
+    second: float
+    smallest: float
+    below: int
+    certified: bool
+    method: str
+
+
+def extremes(a: Float[Tensor, "q p"], threshold: float, certify: bool) -> Extremes:
+    """The two ends from two Krylov spaces, each in float32 if that can be verified."""
+    squares = [_Square(a, torch.float32)]
+    if min(a.shape) > WORTHWHILE:
+        squares.append(_Square(a, torch.float64))
+    top = _first_verified(_top, squares)
+    cut = threshold * top.values[0]
+    bottom = _first_verified(lambda square: _bottom(square, cut), squares)
+    smallest, below, method = bottom.values[0], bottom.below, f"krylov, {bottom.square}"
+    clear = smallest > cut * (1 + 1e-6)
+    if below is not None and clear != (below == 0):
+        raise Unresolved("the count and the smallest value contradict each other")
+    if below is None and clear:
+        below = 0
+    if below is None or certify:
+        below, certify, method = _count_below(a, cut), True, f"{method}, inertia"
+    return Extremes(top.values[0], top.values[1], smallest, below, certify, method)
+
+
+@dataclass(frozen=True)
+class _End:
+    """Verified singular values at one end of the spectrum, outermost first."""
+
+    values: list[float]
+    square: _Square
+    below: int | None = None
+
+
+def _first_verified(method: Callable[[_Square], _End], squares: list[_Square]) -> _End:
+    """The method's answer in the first precision that can verify it."""
+    for square in squares:
+        try:
+            return method(square)
+        except Unresolved as problem:
+            reason = problem
+    raise reason
+
+
+def _top(square: _Square) -> _End:
+    """The two largest singular values, from a Krylov space of ``A'A``."""
+
+    def acceptable(ritz: _Ritz) -> bool:
+        if ritz.values[1] < 256 * square.eps * ritz.values[0]:
+            raise Unresolved("the second value drowns in the rounding of the first")
+        return ritz.uncertainty(2) < 10 * TOLERANCE
+
+    ritz = _krylov(square.apply, square.rough, 36, GUARD + 1, acceptable)
+    a = square.matrix
+    v, _ = torch.linalg.qr(ritz.vectors(GUARD).double())
+    u, s, wt = torch.linalg.svd(a @ v, full_matrices=False)
+    residual = torch.linalg.vector_norm(a.mT @ u - (v @ wt.mT) * s, dim=0)
+    if not _Ritz((s * s).tolist(), (s * residual).tolist()).uncertainty(2) < 10 * TOLERANCE:
+        raise Unresolved("residual of the largest singular values")
+    return _End(s[:2].tolist(), square)
+
+
+def _bottom(square: _Square, cut: float) -> _End:
+    """The smallest singular value, and the number of values up to ``cut`` where it is countable."""
+    settled = _Settled(cut**-2, square.eps)
+    ritz = _krylov(square.inverse, square.factors[0], 16, COUNTABLE + BLOCK, settled)
+    guard = settled.count + 2 if settled.count else 0
+    polished = _polish(square, ritz.vectors(max(GUARD, guard)), 1)
+    below = None if settled.count is None else polished.count(cut**-2)
+    return _End([polished.values[0] ** -0.5], square, below)
+
+
+def smallest(a: Float[Tensor, "q p"], wanted: int) -> Float[Tensor, " wanted"]:
+    """The ``wanted`` smallest singular values, largest of them first."""
+    if wanted > GUARD:
+        raise Unresolved("more small values than can be polished together")
+    square = _Square(a, torch.float64)
+
+    def acceptable(ritz: _Ritz) -> bool:
+        return ritz.uncertainty(wanted) < TOLERANCE
+
+    ritz = _krylov(square.inverse, a, 16, 2 * GUARD, acceptable)
+    polished = _polish(square, ritz.vectors(2 * GUARD), wanted)
+    return a.new_tensor(polished.values[:wanted]).rsqrt().flip(0)
+
+
+def _polish(square: _Square, start: Float[Tensor, "p k"], wanted: int) -> _Ritz:
+    """The largest eigenvalues of the inverse in float64, by subspace iteration.
+
+    Accepted after two independent checks: the residual of the inverse, and ``|Av|`` against it.
+    """
+    a, v = square.matrix, start.double()
+    for _ in range(6):
+        v, _ = torch.linalg.qr(v)
+        image = square.refined_inverse(v)
+        theta, c = torch.linalg.eigh(v.mT @ image)
+        theta, c = theta.flip(0), c.flip(1)
+        residuals = torch.linalg.vector_norm(image @ c - (v @ c) * theta, dim=0)
+        ritz = _Ritz(theta.tolist(), residuals.tolist())
+        if ritz.uncertainty(wanted) < TOLERANCE:
+            # |Av| errs by the square of what v and the inverse do: it is the value, they the check.
+            y = torch.linalg.qr(image @ c[:, :wanted])[0]
+            values = torch.linalg.svdvals(a @ y).flip(0)
+            if ((values**2 * theta[:wanted] - 1).abs() < math.sqrt(TOLERANCE)).all():
+                return _Ritz([*(values**-2).tolist(), *theta[wanted:].tolist()], residuals.tolist())
+        v = image
+    raise Unresolved("residual of the smallest singular values")
+
+
+@dataclass
+class _Settled:
+    """Whether a Krylov space of the inverse holds its largest eigenvalue and all above ``cut``.
+
+    ``count`` is then their number, or ``None`` when there are too many or rounding hides them.
+    """
+
+    cut: float
+    eps: float
+    count: int | None = None
+
+    def __call__(self, ritz: _Ritz) -> bool:
+        if not ritz.uncertainty(1) < 10 * TOLERANCE:
+            return False
+        theta, residuals = np.array(ritz.values), np.array(ritz.residuals)
+        k = int((theta > self.cut).sum())
+        noise = 4 * self.eps * theta[0]  # ten times the worst met
+        if k > COUNTABLE or noise > 0.5 * self.cut:
+            return True
+        if k + BLOCK // 2 >= len(theta):
+            return False
+        distance = np.abs(theta[: k + 1] - self.cut)
+        if not (residuals[: k + 1] < np.maximum(0.1 * distance, noise)).all():
+            return False
+        self.count = None if _clustered(theta[: k + 1]) else k
+        return True
+
+
+def _clustered(values: np.ndarray[Any, Any]) -> bool:
+    """Whether as many values as a Krylov block has vectors lie together: some may hide then."""
+    width = BLOCK - 3
+    return len(values) > width and bool((values[width:] > 0.98 * values[:-width]).any())
+
+
+def _count_below(a: Float[Tensor, "q p"], cut: float) -> int:
+    """Number of singular values up to ``cut``: the inertia of ``A'A - cut^2`` (Sylvester).
+
+    The factorization is exact for a matrix within rounding of that one; its inverse tells how
+    far the nearest eigenvalue is from zero, so a count that rounding could change is refused.
+    """
+    shifted = gram(a)
+    shifted.diagonal().sub_(cut * cut)
+    factor, pivots, info = torch.linalg.ldl_factor_ex(shifted)
+    if int(info) != 0:
+        raise Unresolved("a singular value sits at the threshold")
+    nearest = 1 / _norm(lambda x: torch.linalg.ldl_solve(factor, pivots, x), a)
+    if nearest < 16 * math.sqrt(a.shape[0]) * EPS * float(torch.linalg.matrix_norm(a)) ** 2:
+        raise Unresolved("a singular value sits within rounding of the threshold")
+    single = pivots > 0
+    return int(((factor.diagonal() < 0) & single).sum()) + int((~single).sum()) // 2
+
+
+def _norm(apply: Callable[[Tensor], Tensor], a: Tensor) -> float:
+    """Norm of a symmetric operator, to a few per cent, by block power iteration."""
+    x = _random_block(a)
+    for _ in range(6):
+        x, r = torch.linalg.qr(apply(x))
+    return float(torch.linalg.matrix_norm(r, 2))
+
+
+# --- factorizations -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Square:
+    """``A'A`` and its inverse in some precision, acting on blocks of columns.
+
+    The inverse comes from an LU factorization of a square ``A`` and from a Cholesky factorization
+    of the Gram matrix of a tall one.
+    """
+
+    matrix: Float[Tensor, "q p"]
+    dtype: torch.dtype
+
+    @property
+    def eps(self) -> float:
+        """Unit of the precision."""
+        return torch.finfo(self.dtype).eps
+
+    @property
+    def tall(self) -> bool:
+        """Whether ``A`` has more rows than columns."""
+        return self.matrix.shape[0] > self.matrix.shape[1]
+
+    @cached_property
+    def rough(self) -> Float[Tensor, "q p"]:
+        """``A`` in the precision; the Gram matrix in its place if that is smaller."""
+        rough = self.matrix.to(self.dtype)
+        return gram(rough) if self.tall else rough
+
+    @cached_property
+    def symmetric(self) -> Float[Tensor, "p p"]:
+        """The Gram matrix of a tall ``A``, both triangles."""
+        return self.rough.tril() + self.rough.tril(-1).mT
+
+    def apply(self, x: Tensor) -> Tensor:
+        """``A'A x``."""
+        return self.symmetric @ x if self.tall else self.rough.mT @ (self.rough @ x)
+
+    @cached_property
+    def factors(self) -> tuple[Tensor, ...]:
+        """LU and pivots, or the Cholesky factor."""
+        if self.tall:
+            factor, info = torch.linalg.cholesky_ex(self.rough)
+            # The diagonal spreads no more than kappa does; squared, it must leave digits.
+            smallest = 16 * math.sqrt(self.eps)
+            factors: tuple[Tensor, ...] = (factor,)
+        else:
+            factor, pivots, info = torch.linalg.lu_factor_ex(self.rough)
+            smallest = self.eps / 16
+            factors = factor, pivots
+        diagonal = factor.diagonal().abs()
+        if int(info) != 0 or not diagonal.min() > smallest * diagonal.max():
+            raise Unresolved(f"singular in {self.dtype}")
+        return factors
+
+    def inverse(self, x: Tensor) -> Tensor:
+        """``(A'A)^-1 x``."""
+        if self.tall:
+            return torch.cholesky_solve(x, self.factors[0])
+        return self._solve(self._solve(x, True), False)
+
+    def refined_inverse(self, x: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
+        """``(A'A)^-1 x`` in float64, by iterative refinement where the factors are rougher."""
+        a = self.matrix
+        if self.dtype == torch.float64:
+            return self.inverse(x)
+        if self.tall:
+            return _refine(self.inverse, lambda z: a.mT @ (a @ z), x)
+        y = _refine(lambda z: self._solve(z, True), lambda z: a.mT @ z, x)
+        return _refine(lambda z: self._solve(z, False), lambda z: a @ z, y)
+
+    def _solve(self, x: Tensor, transposed: bool) -> Tensor:
+        lu, pivots = self.factors
+        return torch.linalg.lu_solve(lu, pivots, x, adjoint=transposed)
+
+    def __str__(self) -> str:
+        return f"{'Cholesky' if self.tall else 'LU'} {str(self.dtype).removeprefix('torch.')}"
+
+
+def _refine(
+    solve: Callable[[Tensor], Tensor], apply: Callable[[Tensor], Tensor], right: Tensor
+) -> Tensor:
+    """Solve ``apply(x) = right`` in float64 with a float32 solver (Wilkinson 1963)."""
+
+    def rough(b: Tensor) -> Tensor:
+        size = torch.linalg.vector_norm(b, dim=0).clamp(min=1e-300)
+        return solve((b / size).float()).double() * size
+
+    x = rough(right)
+    contraction = None
+    for _ in range(8):
+        correction = rough(right - apply(x))
+        x = x + correction
+        change = float((correction.norm(dim=0) / x.norm(dim=0)).max())
+        contraction = contraction or change
+        if not change < 0.25:
+            break
+        if change * contraction < 10 * TOLERANCE:
+            return x
+    raise Unresolved("too ill-conditioned for float32")
+
+
+# --- block Krylov ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Ritz:
+    """Leading approximate eigenvalues of a symmetric operator, their residuals and vectors."""
+
+    values: list[float]
+    residuals: list[float]
+    basis: Tensor | None = None
+    coefficients: Tensor | None = None
+
+    def uncertainty(self, wanted: int) -> float:
+        """Relative error bound of the first ``wanted`` values.
+
+        A value is within its residual of an eigenvalue; a group that a gap separates from the
+        rest is within the square of its residual over the gap (Kato and Temple).
+        """
+        last = self.values[wanted - 1]
+        if not last > 0:
+            return math.inf
+        squares = np.cumsum(np.square(self.residuals))
+        gaps = -np.diff(self.values)[wanted - 1 :]
+        separated = squares[wanted - 1 : -1] / np.maximum(gaps, 1e-300)
+        return float(min(math.sqrt(squares[wanted - 1]), *separated, math.inf) / last)
+
+    def count(self, cut: float) -> int | None:
+        """How many values exceed ``cut``, if the residuals place each one clearly."""
+        values, residuals = np.array(self.values), np.array(self.residuals)
+        k = int((values > cut).sum())
+        clear = np.abs(values - cut) > 2 * residuals
+        return k if k < len(values) and clear[: k + 1].all() else None
+
+    def vectors(self, count: int) -> Tensor:
+        """The first ``count`` approximate eigenvectors."""
+        assert self.basis is not None and self.coefficients is not None
+        return self.basis @ self.coefficients[:, :count].to(self.basis)
+
+
+def _krylov(
+    apply: Callable[[Tensor], Tensor],
+    like: Tensor,
+    steps: int,
+    keep: int,
+    acceptable: Callable[[_Ritz], bool],
+) -> _Ritz:
+    """Leading eigenpairs of a symmetric operator: block Lanczos, fully reorthogonalised.
+
+    The operator acts on blocks of columns as long as ``like`` has columns, in its precision. The
+    projection is formed explicitly, so the basis may be continued by any block orthogonal to it
+    when the space becomes invariant.
+    """
+    n = like.shape[1]
+    steps = min(steps, n // BLOCK)
+    basis = like.new_empty(steps * BLOCK, n).mT
+    projection = np.zeros((steps * BLOCK,) * 2)
+    block = _random_block(like)
+    for step in range(1, steps + 1):
+        old, new = (step - 1) * BLOCK, step * BLOCK
+        basis[:, old:new] = block
+        known = basis[:, :new]
+        rest = apply(block)
+        column = known.mT @ rest
+        rest -= known @ column
+        again = known.mT @ rest
+        rest -= known @ again
+        projection[:new, old:new] = (column + again).numpy(force=True)
+        projection[old:new, :new] = projection[:new, old:new].T
+        if not np.isfinite(projection[:new, old:new]).all():
+            raise Unresolved("overflow")
+        if 2 <= step <= 6 or step % 3 == 0 or step == steps:  # early checks are cheap
+            ritz = _rayleigh_ritz(projection[:new, :new], known, rest, keep)
+            if acceptable(ritz):
+                return ritz
+        block = torch.linalg.qr(rest)[0]
+        block = torch.linalg.qr(block - known @ (known.mT @ block))[0]
+    raise Unresolved("Krylov space exhausted")
+
+
+def _rayleigh_ritz(
+    projection: np.ndarray[Any, Any], basis: Tensor, rest: Tensor, keep: int
+) -> _Ritz:
+    n = len(projection)
+    keep = min(n, keep)
+    theta, c = scipy.linalg.eigh(
+        (projection + projection.T) / 2, subset_by_index=[n - keep, n - 1], check_finite=False
+    )
+    theta, c = theta[::-1], torch.as_tensor(c[:, ::-1].copy())
+    residuals = torch.linalg.vector_norm(rest @ c[-BLOCK:].to(rest), dim=0)
+    return _Ritz(theta.tolist(), residuals.tolist(), basis, c)
+
+
+def _random_block(like: Tensor) -> Tensor:
+    """Orthonormal random columns from a generator of our own: the caller's is not touched."""
+    generator = torch.Generator().manual_seed(0)
+    block = torch.randn(like.shape[1], BLOCK, generator=generator, dtype=torch.float64)
+    return torch.linalg.qr(block.to(like))[0]
+
+
+def gram(a: Float[Tensor, "q p"]) -> Float[Tensor, "p p"]:
+    """Lower triangle of ``A'A``, panel by panel: half the work of the full product."""
+    p = a.shape[-1]
+    panel = max(256, p // 8)
+    product = a.new_zeros(p, p)
+    for start in range(0, p, panel):
+        stop = min(start + panel, p)
+        product[start:, start:stop] = a[:, start:].mT @ a[:, start:stop]
+    return product

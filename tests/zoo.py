@@ -1,0 +1,142 @@
+"""Matrices that break naive spectra, by name; shared by tests and benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import scipy.linalg
+import torch
+from torch import Tensor
+
+
+def _random(seed: int) -> np.random.Generator:
+    return np.random.default_rng([20260713, seed])
+
+
+def orthogonal(rows: int, columns: int, random: np.random.Generator) -> np.ndarray:
+    return np.linalg.qr(random.standard_normal((rows, columns)))[0]
+
+
+def with_values(values: np.ndarray, rows: int, columns: int, seed: int = 0) -> Tensor:
+    """A dense matrix with these singular values."""
+    random = _random(seed)
+    u, v = orthogonal(rows, len(values), random), orthogonal(columns, len(values), random)
+    return torch.from_numpy((u * values) @ v.T)
+
+
+def gaussian(n: int, m: int | None = None, seed: int = 0) -> Tensor:
+    return torch.from_numpy(_random(seed).standard_normal((n, m or n)))
+
+
+def spiked(n: int, seed: int = 0) -> Tensor:
+    """Gaussian bulk with a few strong directions: what a trained layer looks like."""
+    random = _random(seed)
+    bulk = random.standard_normal((n, n)) / np.sqrt(n)
+    left, right = (random.standard_normal((n, 8)) / np.sqrt(n) for _ in "uv")
+    return torch.from_numpy(bulk + (left * np.geomspace(20, 3, 8)) @ right.T)
+
+
+def power_law(n: int, exponent: float = 0.8, seed: int = 0) -> Tensor:
+    return with_values(np.arange(1, n + 1) ** -exponent, n, n, seed)
+
+
+def outlier(n: int, size: float, seed: int = 0) -> Tensor:
+    random = _random(seed)
+    u, v = random.standard_normal(n), random.standard_normal(n)
+    bulk = random.standard_normal((n, n))
+    return torch.from_numpy(bulk + size * np.outer(u, v) / np.sqrt(n))
+
+
+def product(n: int, factors: int, seed: int = 0) -> Tensor:
+    random = _random(seed)
+    result = np.eye(n)
+    for _ in range(factors):
+        result = result @ random.standard_normal((n, n)) / np.sqrt(n)
+    return torch.from_numpy(result)
+
+
+def kahan(n: int, theta: float = 1.2) -> Tensor:
+    s, c = np.sin(theta), np.cos(theta)
+    upper = np.eye(n) - c * np.triu(np.ones((n, n)), 1)
+    return torch.from_numpy(np.diag(s ** np.arange(n)) @ upper)
+
+
+def wilkinson_growth(n: int) -> Tensor:
+    """LU with partial pivoting grows by 2**(n-1) here."""
+    a = np.eye(n) - np.tril(np.ones((n, n)), -1)
+    a[:, -1] = 1
+    return torch.from_numpy(a)
+
+
+def jordan(n: int, value: float) -> Tensor:
+    return torch.from_numpy(value * np.eye(n) + np.eye(n, k=1))
+
+
+def duplicate_rows(n: int) -> Tensor:
+    a = gaussian(n)
+    a[n // 2 :] = a[: n - n // 2]
+    return a
+
+
+def at_threshold(n: int, spread: float, seed: int = 0) -> Tensor:
+    """A third of the values within ``spread`` of 0.01 sigma_1, on both sides."""
+    random = _random(seed)
+    near = 0.01 * (1 + spread * random.uniform(-1, 1, n // 3))
+    values = np.r_[1.0, random.uniform(0.02, 0.9, n - n // 3 - 1), near]
+    return with_values(np.sort(values)[::-1], n, n, seed)
+
+
+def graded(n: int, kappa: float) -> dict[str, np.ndarray]:
+    """Spectra of size ``n`` that end at ``1/kappa``."""
+    return {
+        "log": np.geomspace(1, 1 / kappa, n),
+        "linear": np.linspace(1, 1 / kappa, n),
+        "one small": np.r_[np.linspace(1, 0.5, n - 1), 1 / kappa],
+        "bottom cluster": np.r_[np.linspace(1, 0.1, n - 40), np.full(40, 1 / kappa)],
+        "top cluster": np.r_[np.full(40, 1.0), np.linspace(0.5, 1 / kappa, n - 40)],
+        "ulp clusters": np.repeat(np.geomspace(1, 1 / kappa, 10), -(-n // 10))[:n],
+        "equal pair on top": np.r_[1.0, 1.0, np.linspace(0.9, 1 / kappa, n - 2)],
+    }
+
+
+def zoo(n: int) -> dict[str, Callable[[], Tensor]]:
+    """Square matrices of size ``n``."""
+    built = {
+        f"{kind} kappa={kappa:.0e}": (lambda values=values: with_values(values, n, n))
+        for kappa in (1e1, 1e3, 1e5, 1e7)
+        for kind, values in graded(n, kappa).items()
+    }
+    return built | {
+        "gaussian": lambda: gaussian(n),
+        "spiked": lambda: spiked(n),
+        "power law 0.5": lambda: power_law(n, 0.5),
+        "power law 1.5": lambda: power_law(n, 1.5),
+        "outlier 1e2": lambda: outlier(n, 1e2),
+        "outlier 1e4": lambda: outlier(n, 1e4),
+        "outlier 1e7": lambda: outlier(n, 1e7),
+        "product of 2": lambda: product(n, 2),
+        "product of 3": lambda: product(n, 3),
+        "threshold 1e-1": lambda: at_threshold(n, 1e-1),
+        "threshold 1e-4": lambda: at_threshold(n, 1e-4),
+        "threshold 1e-7": lambda: at_threshold(n, 1e-7),
+        "identity": lambda: torch.eye(n, dtype=torch.float64),
+        "orthogonal": lambda: torch.from_numpy(orthogonal(n, n, _random(1))),
+        "rank 1": lambda: with_values(np.ones(1), n, n),
+        "rank n/2": lambda: with_values(np.linspace(2, 1, n // 2), n, n),
+        "rank n-1": lambda: with_values(np.linspace(2, 1, n - 1), n, n),
+        "constant": lambda: torch.full((n, n), 0.1, dtype=torch.float64),
+        "duplicate rows": lambda: duplicate_rows(n),
+        "zero column": lambda: gaussian(n).index_fill(1, torch.tensor([3]), 0.0),
+        "jordan": lambda: jordan(n, 1.01),
+        "nilpotent": lambda: jordan(n, 0.0),
+        "kahan": lambda: kahan(n),
+        "wilkinson growth": lambda: wilkinson_growth(n),
+        "hilbert": lambda: torch.from_numpy(scipy.linalg.hilbert(n)),
+        "toeplitz": lambda: torch.from_numpy(scipy.linalg.toeplitz(0.9 ** np.arange(n))),
+        "vandermonde": lambda: torch.from_numpy(np.vander(np.linspace(-1, 1, n), n)),
+        "sparse": lambda: gaussian(n) * (gaussian(n, seed=2) > 2.0),
+        "tiny scale": lambda: gaussian(n) * 1e-160,
+        "huge scale": lambda: gaussian(n) * 1e200,
+        "uneven rows": lambda: gaussian(n) * gaussian(n, 1, seed=3).mul(3).exp(),
+    }
