@@ -15,7 +15,7 @@ from kappascope import spectra
 
 
 class component(cached_property[Tensor]):  # noqa: N801 - reads as the decorator it is
-    """Make a method of :class:`Components` one of its components."""
+    """Make a method of :class:`Components` one of its components, with an error of its own."""
 
     def __init__(self, method: Callable[[Components], Tensor]) -> None:
         super().__init__(method)
@@ -27,12 +27,17 @@ class component(cached_property[Tensor]):  # noqa: N801 - reads as the decorator
 
 @dataclass(frozen=True, eq=False)
 class Components:
-    """The components of one weight matrix or of each matrix of a stack.
+    """The components of one weight matrix, or of each matrix of a stack ``(..., out, in)``.
 
-    Each is computed when first asked for, in float64, from at most one factorization.
+    Each is computed when first asked for, in float64 whatever the storage type, from at most one
+    factorization. A matrix that is not finite has NaN for every component that depends on it.
+    ``names`` lists the paper's components; the others are summaries beyond the paper.
 
-    >>> Components(torch.diag(torch.tensor([4.0, 2.0, 1.0]))).condition_number
+    >>> weight = torch.diag(torch.tensor([4.0, 2.0, 1.0]))
+    >>> Components(weight).condition_number
     tensor(4., dtype=torch.float64)
+    >>> Components.names[:3]
+    ('row_norms', 'column_norms', 'singular_values')
     """
 
     matrix: Float[Tensor, "*stack out in"]
@@ -40,63 +45,201 @@ class Components:
 
     names: ClassVar[tuple[str, ...]] = ()
 
-    @cached_property
-    def _matrix(self) -> Float[Tensor, "*stack out in"]:
-        return self.matrix.detach().double()
+    def __post_init__(self) -> None:
+        if self.matrix.ndim < 2 or self.matrix.is_complex():
+            given = f"shape {tuple(self.matrix.shape)}, {self.matrix.dtype}"
+            raise ValueError(f"expected real matrices (..., out, in), got {given}; reshape first")
 
     @component
     def row_norms(self) -> Float[Tensor, "*stack out"]:
-        """Euclidean norm of every row."""
-        return torch.linalg.vector_norm(self._matrix, dim=-1)
+        """Euclidean norm of every row.
+
+        >>> Components(torch.tensor([[3.0, 4.0], [0.0, 1.0]])).row_norms
+        tensor([5., 1.], dtype=torch.float64)
+        """
+        return self._norms(dim=-1)
 
     @component
     def column_norms(self) -> Float[Tensor, "*stack in"]:
-        """Euclidean norm of every column."""
-        return torch.linalg.vector_norm(self._matrix, dim=-2)
+        """Euclidean norm of every column.
+
+        >>> Components(torch.tensor([[3.0, 0.0], [4.0, 1.0]])).column_norms
+        tensor([5., 1.], dtype=torch.float64)
+        """
+        return self._norms(dim=-2)
 
     @component
     def singular_values(self) -> Float[Tensor, "*stack rank"]:
-        """Singular values, largest first."""
-        return spectra.singular_values(self._matrix)
+        """Singular values, largest first.
+
+        >>> Components(torch.tensor([[0.0, 2.0], [1.0, 0.0]])).singular_values
+        tensor([2., 1.], dtype=torch.float64)
+        """
+        return spectra.singular_values(self.matrix)
 
     @component
     def condition_number(self) -> Float[Tensor, "*stack"]:
-        """Largest singular value over the smallest; infinite where that one is rounding."""
-        s = self.singular_values
-        floor = max(self.matrix.shape[-2:]) * torch.finfo(s.dtype).eps * s[..., 0]
-        return torch.where(s[..., -1] > floor, s[..., 0] / s[..., -1], torch.inf)
+        """Largest singular value over the smallest; infinite where the smallest is rounding.
+
+        >>> Components(torch.ones(3, 3)).condition_number
+        tensor(inf, dtype=torch.float64)
+        """
+        largest, smallest = self._sigma(0), self._sigma(-1)
+        negligible = smallest <= spectra.resolution(self.matrix.shape, largest)
+        return torch.where(negligible, torch.inf, largest / smallest)
 
     @component
     def effective_rank(self) -> Float[Tensor, "*stack"]:
-        """How many singular values exceed ``threshold`` times the largest."""
+        """How many singular values exceed ``threshold`` times the largest.
+
+        >>> Components(torch.diag(torch.tensor([1.0, 0.1, 0.001]))).effective_rank
+        tensor(2., dtype=torch.float64)
+        """
         s = self.singular_values
-        return (s > self.threshold * s[..., :1]).sum(-1).to(s.dtype)
+        count = (s > self.threshold * self._sigma(0)[..., None]).sum(-1).to(s.dtype)
+        return torch.where(self._sigma(0).isnan(), torch.nan, count)
 
     @component
     def spectral_gap(self) -> Float[Tensor, "*stack"]:
-        """Relative distance of the second singular value from the first."""
-        s = self.singular_values
-        return (s[..., 0] - s[..., 1]) / s[..., 0]
+        """Relative distance of the second singular value from the first; 1 where there is none.
+
+        >>> Components(torch.diag(torch.tensor([4.0, 3.0]))).spectral_gap
+        tensor(0.2500, dtype=torch.float64)
+        """
+        return (self._sigma(0) - self._sigma(1)) / self._sigma(0)
 
     @component
     def frobenius_norm(self) -> Float[Tensor, "*stack"]:
-        """Root of the sum of squared entries."""
-        return torch.linalg.matrix_norm(self._matrix)
+        """Root of the sum of the squared entries.
+
+        >>> Components(torch.tensor([[3.0, 4.0]])).frobenius_norm
+        tensor(5., dtype=torch.float64)
+        """
+        return self._norms(dim=(-2, -1))
+
+    @cached_property
+    def log_condition_number(self) -> Float[Tensor, "*stack"]:
+        """Natural logarithm of the condition number: the scale on which kappa is comparable.
+
+        >>> Components(torch.eye(5)).log_condition_number
+        tensor(0., dtype=torch.float64)
+        """
+        return self.condition_number.log()
+
+    @cached_property
+    def stable_rank(self) -> Float[Tensor, "*stack"]:
+        """Squared Frobenius norm over the squared spectral norm.
+
+        >>> Components(torch.eye(7)).stable_rank
+        tensor(7., dtype=torch.float64)
+        """
+        return (self._relative**2).sum(-1)
+
+    @cached_property
+    def entropy_rank(self) -> Float[Tensor, "*stack"]:
+        """Exponential of the entropy of the normalised singular values (Roy and Vetterli 2007).
+
+        >>> Components(torch.eye(7)).entropy_rank
+        tensor(7.0000, dtype=torch.float64)
+        """
+        p = self._relative / self._relative.sum(-1, keepdim=True)
+        return torch.special.entr(p).sum(-1).exp()
+
+    @cached_property
+    def nuclear_norm(self) -> Float[Tensor, "*stack"]:
+        """Sum of the singular values.
+
+        >>> Components(torch.diag(torch.tensor([2.0, 1.0]))).nuclear_norm
+        tensor(3., dtype=torch.float64)
+        """
+        return self.singular_values.sum(-1)
+
+    @cached_property
+    def _relative(self) -> Float[Tensor, "*stack rank"]:
+        """Singular values as fractions of the largest."""
+        return self.singular_values / self._sigma(0)[..., None]
+
+    def _sigma(self, index: int) -> Float[Tensor, "*stack"]:
+        """One singular value; zero where the matrix has no such value."""
+        s = self.singular_values
+        exists = -s.shape[-1] <= index < s.shape[-1]
+        return s[..., index] if exists else s.new_zeros(s.shape[:-1])
+
+    @cached_property
+    def _scaled(self) -> tuple[Tensor, Tensor]:
+        return spectra.scaled(self.matrix)
+
+    def _norms(self, dim: int | tuple[int, int]) -> Tensor:
+        """Norms of the scaled entries, scaled back: squares neither overflow nor vanish."""
+        entries, exponent = self._scaled
+        norms = torch.linalg.vector_norm(entries, dim=dim)
+        missing = norms.ndim - exponent.ndim
+        return spectra.ldexp(norms, exponent.reshape((*exponent.shape, *(1,) * missing)))
 
 
-def errors(learned: Tensor, target: Tensor) -> dict[str, Tensor]:
-    """Relative error of every component of ``learned`` against ``target`` (being written)."""
+class Errors(dict[str, Tensor]):
+    """Errors by component. NaN marks an error that does not exist; ``absent`` says why.
+
+    >>> errors(torch.eye(3), torch.ones(3, 3)).absent["condition_number"]
+    "the target's condition_number is infinite (1 of 1)"
+    """
+
+    absent: dict[str, str]
+
+    def __init__(self, found: dict[str, Tensor], absent: dict[str, str]) -> None:
+        super().__init__(found)
+        self.absent = absent
+
+
+def errors(
+    learned: Float[Tensor, "*stack out in"], target: Float[Tensor, "*stack out in"]
+) -> Errors:
+    """Relative error of every component of ``learned``, and of the matrix itself.
+
+    Vectors are compared as a whole, ``|a - a*| / |a*|``, as the paper does; ``overall_matrix`` is
+    that of the entries. ``log_condition_number`` is ``|log kappa - log kappa*|``, the error whose
+    mean exists. Where a target's value is zero or infinite a relative error has no meaning and is
+    NaN, with the reason in ``absent``.
+
+    >>> found = errors(torch.eye(2) * 1.5, torch.eye(2))
+    >>> found["row_norms"], found["condition_number"]
+    (tensor(0.5000, dtype=torch.float64), tensor(0., dtype=torch.float64))
+    """
+    if learned.shape[-2:] != target.shape[-2:]:
+        given = f"{tuple(learned.shape)} and {tuple(target.shape)}"
+        raise ValueError(f"expected two matrices of one shape, got {given}")
     ours, theirs = Components(learned), Components(target)
-    found = {}
-    for name in Components.names:
-        a, b = getattr(ours, name), getattr(theirs, name)
-        if name in ("row_norms", "column_norms", "singular_values"):
-            norm = torch.linalg.vector_norm
-            found[name] = norm(a - b, dim=-1) / norm(b, dim=-1)
-        else:
-            found[name] = (a - b).abs() / b.abs()
-    norm = torch.linalg.matrix_norm
-    found["overall_matrix"] = norm(learned.double() - target.double()) / norm(target.double())
-    k, kstar = ours.condition_number, theirs.condition_number
-    found["log_condition_number"] = (k.log() - kstar.log()).abs()
-    return found
+    pairs = {name: (getattr(ours, name), getattr(theirs, name)) for name in Components.names}
+    pairs["overall_matrix"] = (learned.double().flatten(-2), target.double().flatten(-2))
+    found, absent = {}, {}
+    for name, (a, b) in pairs.items():
+        found[name], reason = _relative_error(a, b, vector=b.ndim > target.ndim - 2)
+        if reason:
+            absent[name] = reason.format(name=name)
+    log = (ours.log_condition_number - theirs.log_condition_number).abs()
+    found["log_condition_number"] = torch.where(found["condition_number"].isnan(), torch.nan, log)
+    if "condition_number" in absent:
+        absent["log_condition_number"] = absent["condition_number"]
+    return Errors(found, absent)
+
+
+def _relative_error(a: Tensor, b: Tensor, vector: bool) -> tuple[Tensor, str | None]:
+    """``|a - b| / |b|``, NaN where that is no number, and the reason if there is one."""
+    difference, size = (a - b).abs(), b.abs()
+    if vector:
+        largest = size.amax(-1, keepdim=True).clamp(min=torch.finfo(size.dtype).tiny)
+        difference = torch.linalg.vector_norm(difference / largest, dim=-1)
+        size = torch.linalg.vector_norm(size / largest, dim=-1)
+    error = torch.where(
+        (size > 0) & size.isfinite() & difference.isfinite(), difference / size, torch.nan
+    )
+    bad = int(error.isnan().sum())
+    if not bad:
+        return error, None
+    reasons = {
+        "the target's {name} is infinite": b.isinf().any(),
+        "the learned {name} is infinite": a.isinf().any(),
+        "a matrix is not finite": a.isnan().any() or b.isnan().any(),
+    }
+    said = next((text for text, true in reasons.items() if true), "the target's {name} is zero")
+    return error, f"{said} ({bad} of {error.numel()})"

@@ -134,7 +134,7 @@ def singular_values(stack: Float[Tensor, "*stack out in"]) -> Float[Tensor, "*st
     finite = torch.isfinite(_largest_entry(stack))
     a[~finite] = 0.0
     values = _all_values(a.reshape(-1, *a.shape[-2:])).reshape(*a.shape[:-2], -1)
-    return torch.where(finite[..., None], _ldexp(values, exponent[..., None]), torch.nan)
+    return torch.where(finite[..., None], ldexp(values, exponent[..., None]), torch.nan)
 
 
 def scaled(stack: Float[Tensor, "*stack out in"]) -> tuple[Tensor, Tensor]:
@@ -145,12 +145,25 @@ def scaled(stack: Float[Tensor, "*stack out in"]) -> tuple[Tensor, Tensor]:
     >>> scaled(torch.tensor([[3e38, 0.0]]))[1]
     tensor(128, dtype=torch.int32)
     """
+    if stack.numel() == 0:
+        return stack.detach().double(), torch.zeros(stack.shape[:-2], dtype=torch.int32)
     largest = _largest_entry(stack)
     exponent = torch.where(torch.isfinite(largest), torch.frexp(largest).exponent, 0)
     a = stack.detach().to(torch.float64, copy=True)
     if int(exponent.abs().amax()) < 1000:
         return a.mul_(torch.exp2(-exponent[..., None, None].double())), exponent
-    return _ldexp(a, -exponent[..., None, None]), exponent
+    return ldexp(a, -exponent[..., None, None]), exponent
+
+
+def ldexp(x: Tensor, exponent: Tensor | int) -> Tensor:
+    """``x * 2**exponent`` in two steps, since 2**1074 alone would overflow.
+
+    >>> ldexp(torch.tensor([5e-324], dtype=torch.float64), 1074)
+    tensor([1.], dtype=torch.float64)
+    """
+    exponent = torch.as_tensor(exponent, device=x.device)
+    half = exponent // 2
+    return torch.ldexp(torch.ldexp(x, half), exponent - half)
 
 
 def resolution(shape: tuple[int, ...], largest: Tensor) -> Tensor:
@@ -263,8 +276,8 @@ def _report(
     if absent := [name for name, value in shown.items() if value is None]:
         notes.append(f"{', '.join(absent)} outside float64's range")
     return Vitals(
-        row_norms=_ldexp(norms.rows, exponent),
-        column_norms=_ldexp(norms.columns, exponent),
+        row_norms=ldexp(norms.rows, exponent),
+        column_norms=ldexp(norms.columns, exponent),
         **shown,
         condition_number=math.inf if singular else found.largest / found.smallest,
         condition_number_low=interval.low,
@@ -308,19 +321,14 @@ def _unusable(matrix: Tensor) -> str | None:
 def _largest_entry(stack: Float[Tensor, "*stack out in"]) -> Float[Tensor, "*stack"]:
     """Largest absolute entry in float64; NaN or infinite if any entry is. One pass, no copy."""
     entries = stack.detach()
-    low, high = torch.aminmax(entries) if entries.ndim == 2 else entries.flatten(-2).aminmax(dim=-1)
+    if entries.dtype.itemsize == 1:  # torch compares no float8
+        entries = entries.float()
+    low, high = entries.aminmax() if entries.ndim == 2 else entries.flatten(-2).aminmax(dim=-1)
     return torch.maximum(low.double().abs(), high.double().abs())
 
 
 def _is_zero(values: Tensor) -> bool:
     return values.numel() == 0 or float(values[0]) == 0
-
-
-def _ldexp(x: Tensor, exponent: Tensor | int) -> Tensor:
-    """``x * 2**exponent`` in two steps: 2**1074 alone would overflow."""
-    exponent = torch.as_tensor(exponent, device=x.device)
-    half = exponent // 2
-    return torch.ldexp(torch.ldexp(x, half), exponent - half)
 
 
 def _unscaled(value: float, exponent: int) -> float | None:
