@@ -1,0 +1,68 @@
+"""The layers of the package: a module imports only from the lines above its own."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LAYERS = """
+    precision krylov
+    spectra
+    components matrices theory statistics
+    corrections claims prose series
+    tasks networks engines store drawing
+    training figures
+    lab
+    experiments
+    study report
+    cli
+"""
+SOURCE = Path(__file__).parents[1] / "src" / "kappascope"
+DEPTH = {name: i for i, line in enumerate(LAYERS.splitlines()) for name in line.split()}
+PAGES = sorted(path for path in SOURCE.rglob("*.py") if path.name != "__init__.py")
+
+
+def imported(path: Path) -> set[str]:
+    """The modules of the package that a page imports, inside functions too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "kappascope":
+            parts = (node.module or "").split(".")
+            found |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            names = [alias.name.split(".") for alias in node.names]
+            found |= {parts[1] for parts in names if parts[0] == "kappascope" and len(parts) > 1}
+    return found - {"__version__"}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_imports_point_up(path: Path) -> None:
+    own = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    wrong = {other for other in imported(path) if DEPTH[other] >= DEPTH[own] and other != own}
+    assert not wrong, f"{own} may not import {wrong}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_only_the_command_line_prints(path: Path) -> None:
+    calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
+    prints = [c for c in calls if isinstance(c.func, ast.Name) and c.func.id == "print"]
+    assert path.stem == "cli" or not prints
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_only_spectra_and_krylov_take_singular_values(path: Path) -> None:
+    names = {n.attr for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Attribute)}
+    allowed = path.stem in ("spectra", "krylov")
+    assert allowed or not names & {"svd", "svdvals", "eigvalsh", "lu_factor", "matrix_rank"}
+
+
+def test_the_library_does_not_load_the_laboratory() -> None:
+    code = "import sys, kappascope; sys.exit('kappascope.lab' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_help_does_not_load_torch() -> None:
+    code = "import sys, kappascope.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
