@@ -137,6 +137,19 @@ def singular_values(stack: Float[Tensor, "*stack out in"]) -> Float[Tensor, "*st
     return torch.where(finite[..., None], ldexp(values, exponent[..., None]), torch.nan)
 
 
+def decomposition(
+    stack: Float[Tensor, "*stack out in"],
+) -> tuple[Float[Tensor, "*stack out rank"], Float[Tensor, "*stack rank"], Tensor]:
+    """Thin SVD ``u, s, vt`` of each matrix of a stack, in the stack's own precision.
+
+    >>> u, s, vt = decomposition(torch.diag(torch.tensor([2.0, 1.0])))
+    >>> s
+    tensor([2., 1.])
+    """
+    u, s, vt = torch.linalg.svd(stack, full_matrices=False)
+    return u, s, vt
+
+
 def scaled(stack: Float[Tensor, "*stack out in"]) -> tuple[Tensor, Tensor]:
     """Each matrix in float64 with its largest entry in [1/2, 1), and the exponent taken out.
 
