@@ -1,0 +1,227 @@
+"""The marks of a figure: points, bands, strips, labels, axes.
+
+:mod:`kappascope.figures` says what is shown, this module how it looks.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kappascope.prose import words
+from kappascope.series import Printed, Series, Values
+
+if TYPE_CHECKING:  # loaded when something is drawn: workers that only train never need it
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, FAINT = "#222222", "#8A8A8A"
+SHADES = ("#440154", "#3B528B", "#21908C", "#4CA64C", "#B5900F")  # viridis, darkened
+
+# Inches. 4.4 are 422 CSS pixels: a phone shows the whole panel with letters of 10 pixels.
+WIDTH, HEIGHT = 4.4, 3.3
+LEFT, RIGHT, BOTTOM, TOP = 0.74, 0.16, 0.52, 0.40
+FOOT = 0.8  # five lines of caption under one column, fewer under more
+TAG = 1.0  # the longest name of a component
+
+STYLE: Any = {
+    "svg.hashsalt": "kappascope",  # otherwise the ids of every file are random
+    "svg.fonttype": "path",  # the same letters on every machine
+    "font.family": "DejaVu Sans",  # comes with matplotlib
+    "text.parse_math": False,  # a dollar in a name is a dollar
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.titley": 1.0,  # where it is anyhow; looking for room takes a fifth of the time
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": FAINT,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+}
+DIAMOND: Any = {"marker": "D", "markersize": 4.5, "fillstyle": "none", "linestyle": ""}
+STAR: Any = {"marker": "*", "markersize": 11, "color": "white", "markeredgecolor": INK, "zorder": 5}
+TICK: Any = {"marker": "|", "markersize": 9, "markeredgewidth": 2, "linestyle": ""}
+BESIDE: Any = {"va": "center", "fontsize": 8, "annotation_clip": False}
+
+
+def blank(panels: int, columns: int) -> Figure:
+    """A figure of empty panels, row by row, with room for a caption below."""
+    from matplotlib.figure import Figure
+
+    rows = -(-panels // columns)
+    width, height = columns * WIDTH, rows * HEIGHT + 0.1 + FOOT / columns
+    figure = Figure(figsize=(width, height))
+    for place in range(panels):
+        row, column = divmod(place, columns)
+        left, bottom = column * WIDTH + LEFT, height - (row + 1) * HEIGHT + BOTTOM
+        size = (WIDTH - LEFT - RIGHT) / width, (HEIGHT - BOTTOM - TOP) / height
+        figure.add_axes((left / width, bottom / height, *size))
+    return figure
+
+
+def entitle(axes: Axes, title: str, x: str, y: str = "") -> None:
+    """Name the panel and its axes."""
+    axes.set_title(words(title), loc="left")
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+
+
+def caption(figure: Figure, notes: Sequence[str], marks: str) -> Figure:
+    """Letter the panels; say below what the marks are and how many trials they show."""
+    letters = "abcdefghijklmnopqrstuvwxyz"[: len(notes)] if len(notes) > 1 else ""
+    for letter, axes in zip(letters, figure.axes, strict=False):
+        axes.set_title(f"{letter}  {axes.get_title(loc='left')}", loc="left")
+    alike = len(set(notes)) == 1
+    listed = notes[:1] if alike else [f"{a}: {n}" for a, n in zip(letters, notes, strict=False)]
+    text = textwrap.fill(f"{marks} {'; '.join(listed)}.", int(17 * figure.get_figwidth()))
+    place = {"x": 0.1 / figure.get_figwidth(), "y": 0.06 / figure.get_figheight()}
+    figure.supxlabel(text, fontsize=7.5, ha="left", va="bottom", **place)
+    return figure
+
+
+def note(axes: Axes, series: Sequence[Series]) -> str:
+    """The n of a panel for its caption; an empty panel says that it is."""
+    notes = list(dict.fromkeys(one.note for one in series))
+    if notes == ["no trials"]:
+        axes.text(0.5, 0.5, "no trials", ha="center", transform=axes.transAxes, color=FAINT)
+    return " / ".join(notes)
+
+
+def around(place: float, values: Values) -> Values:
+    """Spread points evenly about their place, the same way every time."""
+    golden = 0.6180339887  # its multiples, modulo 1, never bunch
+    return np.asarray(place + 0.22 * (np.arange(len(values)) * golden % 1 - 0.5))
+
+
+def cloud(axes: Axes, x: Values, y: Values, colour: str) -> None:
+    """Single trials; many of them as a picture, or the file would weigh megabytes."""
+    many = len(x) > 200
+    style: Any = {"s": 5 if many else 11, "alpha": 0.25 if many else 0.55, "rasterized": many}
+    axes.scatter(x, y, color=colour, linewidths=0, **style)
+
+
+def middle(axes: Axes, x: Values, series: Series) -> None:
+    """The quartile band and the median line."""
+    low, median, high = series.quartiles
+    axes.fill_between(x, low, high, color=series.colour, alpha=0.18, linewidth=0)
+    axes.plot(x, median, color=series.colour, linewidth=1.8)
+
+
+def lanes(row: int, count: int) -> Values:
+    """The heights of ``count`` strips within one row of a panel.
+
+    >>> lanes(0, 1), lanes(3, 2)
+    (array([0.]), array([2.8, 3.2]))
+    """
+    return row + 0.8 * (np.arange(count) - (count - 1) / 2) / max(count, 2)
+
+
+def strip(axes: Axes, heights: Values, series: Series, printed: Printed | None) -> None:
+    """The trials of each level at its height: points, quartile bar, median, mean."""
+    low, median, high = series.quartiles
+    for values, height in zip(series.shown.T, heights, strict=True):
+        cloud(axes, values, around(height, values), series.colour)
+    axes.hlines(heights, low, high, color=series.colour, linewidth=4.5, alpha=0.3)
+    axes.plot(median, heights, color=series.colour, **TICK)
+    axes.plot(series.means, heights, color=series.colour, **DIAMOND)
+    for place, mean in series.stars(printed):
+        axes.plot(mean, heights[place], **STAR)
+
+
+def survival(values: Values) -> tuple[Values, Values]:
+    """Errors and the share of trials at or above each: all of the tail, a sample of the rest."""
+    x = np.sort(values[values > 0])
+    share = 1 - np.arange(len(x)) / max(len(x), 1)
+    start = int(np.searchsorted(-share, -0.95))  # the tiniest would only push the tail aside
+    kept = np.unique(np.r_[start : len(x) : max(1, len(x) // 100), max(0, len(x) - 100) : len(x)])
+    return x[kept], share[kept]
+
+
+def thinned(values: Values) -> tuple[Values, Values]:
+    """Places from 1 on and the values there, about 100 at most, even over the decades."""
+    values = np.where(values > 0, values, np.nan)  # a singular matrix's zeros have no logarithm
+    places = np.unique(np.geomspace(1, len(values), 100).round().astype(int))
+    return places.astype(float), values[places - 1]
+
+
+def upright(axes: Axes, series: Sequence[Series]) -> str:
+    """Finish a panel of lines: logarithmic errors, a name at the end of each; answers with n."""
+    logarithmic(axes, "y", series[0].least)
+    medians = [(one.quartiles[1], one) for one in series]
+    ends = [(float(m[np.isfinite(m)][-1]), one) for m, one in medians if np.isfinite(m).any()]
+    if len(ends) > 1:
+        _end_labels(axes, sorted(ends, key=lambda end: end[0]))
+    return note(axes, series)
+
+
+def across(
+    axes: Axes, series: Sequence[Series], names: Sequence[str], tags: Sequence[tuple[str, str]]
+) -> str:
+    """Finish a panel of strips: named rows, tags beside the strips of the first; answers with n."""
+    logarithmic(axes, "x", series[0].least)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(max(len(names), 1) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    _indent(axes, left=0.4, right=TAG if tags else 0)
+    for (text, colour), height in zip(tags, lanes(0, len(tags)), strict=True):
+        at: Any = ("axes fraction", "data")
+        axes.annotate(text, (1.02, height), xycoords=at, color=colour, **BESIDE)
+    return note(axes, series)
+
+
+def logarithmic(axes: Axes, which: str, least: float = 0.0) -> None:
+    """Decades on the ``x`` or ``y`` axis; ``least``, if any, is the mark that stands for zero."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    low, high = axis.get_data_interval()
+    if not 0 < low <= high:
+        return  # nothing is drawn
+    axes.set(**{f"{which}scale": "log"})
+    steps = (1.0, 2.0, 5.0) if high / low < 30 else (1.0,)
+    axis.set_major_locator(LogLocator(subs=steps, numticks=8))
+    axis.set_major_formatter(FuncFormatter(lambda v, _: "0" if v <= least else words(float(v))))
+    axis.set_minor_locator(NullLocator())  # they take longer to draw than all the rest
+
+
+def _indent(axes: Axes, left: float = 0.0, right: float = 0.0) -> None:
+    """Give up some inches for names."""
+    box, inch = axes.get_position(), 1 / (WIDTH - LEFT - RIGHT)
+    left, right = left * inch * box.width, right * inch * box.width
+    axes.set_position((box.x0 + left, box.y0, box.width - left - right, box.height))
+
+
+def _end_labels(axes: Axes, ends: Sequence[tuple[float, Series]]) -> None:
+    """Names right of the lines' ends, moved apart where they would cover each other."""
+    _indent(axes, right=TAG)
+    to_axes = axes.transData + axes.transAxes.inverted()
+    heights = [float(to_axes.transform((1, end))[1]) for end, _ in ends]
+    for (_, one), end, height in zip(ends, heights, _apart(heights, 0.078), strict=True):
+        text = {"xycoords": "axes fraction", "color": one.colour, **BESIDE}
+        axes.annotate(words(one.name), (1.045, height), **text)
+        line: Any = {"transform": axes.transAxes, "clip_on": False, "linewidth": 0.7}
+        axes.plot((1.005, 1.035), (end, height), color=one.colour, **line)
+
+
+def _apart(wanted: Sequence[float], gap: float) -> list[float]:
+    """Rising heights, at least ``gap`` apart, as near to the wanted ones as that allows.
+
+    >>> [round(height, 2) for height in _apart([0.5, 0.5, 0.9], 0.1)]
+    [0.45, 0.55, 0.9]
+    """
+    groups: list[list[float]] = []
+    for height in wanted:
+        groups.append([height])
+        while len(groups) > 1 and _spread(groups[-2], gap)[-1] + gap > _spread(groups[-1], gap)[0]:
+            groups[-2:] = [groups[-2] + groups[-1]]
+    return [height for group in groups for height in _spread(group, gap)]
+
+
+def _spread(group: Sequence[float], gap: float) -> list[float]:
+    centre, half = sum(group) / len(group), (len(group) - 1) / 2
+    return [centre + gap * (place - half) for place in range(len(group))]

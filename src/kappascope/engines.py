@@ -1,0 +1,218 @@
+"""Where work is done: in this process, or in others that may hang or die without harm.
+
+An engine runs one function on many items and yields each as :class:`Done`, in the order in which
+they end. Nothing an item does ends the run: what it raised, or how its process ended, is its
+``failure``. A cluster would be one more class with a ``run``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar, cast, final
+
+T = TypeVar("T")
+
+ONE_THREAD = {
+    # Two threads change the bits of a spectrum, and lose time on small products.
+    **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
+    "OMP_WAIT_POLICY": "passive",
+}
+DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
+
+
+@dataclass(frozen=True)
+class Done(Generic[T]):
+    """An item that is done, or one that cannot be and says why."""
+
+    item: T
+    seconds: float = 0.0
+    failure: str = ""
+    error: BaseException | None = None
+
+
+class Engine(Protocol):
+    """A place where a function is run on many items."""
+
+    def run(self, work: Callable[[T], object], items: Sequence[T]) -> Generator[Done[T]]:
+        """Every item exactly once, as they end; closing the iterator ends all work."""
+
+
+@final
+@dataclass(frozen=True)
+class Here:
+    """The process we are in, one item after the other.
+
+    >>> [(done.item, done.failure) for done in Here().run(lambda n: 1 / n, [1, 0])]
+    [(1, ''), (0, 'ZeroDivisionError: division by zero')]
+    """
+
+    def run(self, work: Callable[[T], object], items: Sequence[T]) -> Generator[Done[T]]:
+        """Each item in turn; only the user ends one that hangs."""
+        with _one_thread():
+            for item in items:
+                yield _attempt(work, item)
+
+
+@final
+@dataclass(frozen=True)
+class Processes:
+    """Processes of this machine, one thread each.
+
+    An item that takes longer than ``limit`` seconds is ended; one whose process dies is tried
+    ``retries`` times more. No process outlives its parent, however that one ends.
+    """
+
+    jobs: int
+    limit: float = 900.0  # seconds; a unit of the paper's experiments takes some of them
+    retries: int = 1  # a process killed for its memory may find more of it the second time
+
+    def run(self, work: Callable[[T], object], items: Sequence[T]) -> Generator[Done[T]]:
+        """Every process takes the next item when it has done its last."""
+        todo = deque((item, self.retries) for item in items)
+        # One pool for each process: if it dies holding its pool's lock, it blocks no other.
+        idle = [_pool() for _ in range(min(self.jobs, len(items)))]
+        busy: dict[Future[Done[T]], tuple[T, int, Any]] = {}
+        with _one_thread():
+            try:
+                while todo or busy:
+                    while todo and idle:
+                        (item, lives), pool = todo.popleft(), idle.pop()
+                        busy[_schedule(pool, work, item, self.limit)] = item, lives, pool
+                    for future in _ended(busy):
+                        item, lives, pool = busy.pop(future)
+                        done = self._outcome(future, item)
+                        ended = isinstance(done.error, ChildProcessError | TimeoutError)
+                        idle.append(_renewed(pool) if ended else pool)
+                        if isinstance(done.error, ChildProcessError) and lives:
+                            todo.appendleft((item, lives - 1))
+                        else:
+                            yield done
+            finally:
+                _stop(*idle, *(pool for _, _, pool in busy.values()))
+
+    def _outcome(self, future: Future[Done[T]], item: T) -> Done[T]:
+        try:
+            return replace(future.result(timeout=0), item=item)
+        except TimeoutError as error:
+            if future.done():
+                return Done(item, self.limit, f"timeout: more than {self.limit:g} s", error)
+            return Done(item, 0.0, "its process died", ChildProcessError())
+        except Exception as error:
+            code = getattr(error, "exitcode", None) or 0
+            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            return Done(item, 0.0, f"its process died: {how}", ChildProcessError(how))
+
+
+def _pool() -> Any:
+    from pebble import ProcessPool
+
+    # spawn: a forked child hangs in a factorization after its parent ran one with two threads
+    context = multiprocessing.get_context("spawn")
+    return ProcessPool(1, initializer=_enter, initargs=(os.getpid(),), context=context)
+
+
+def _enter(parent: int) -> None:
+    """Make a new process end with its parent, and at once when told to."""
+    ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # pebble's handler waits for LAPACK to return
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _schedule(pool: Any, work: Callable[[T], object], item: T, limit: float) -> Future[Done[T]]:
+    """Start an item; pickled here, so that what cannot be unpickled fails alone."""
+    future: Future[Done[T]]
+    try:
+        parcel = pickle.dumps((work, item))
+    except Exception as error:
+        future = Future()
+        future.set_result(_failed(item, error, 0.0))
+        return future
+    with _deaf():
+        return cast("Future[Done[T]]", pool.schedule(_unpack, args=(parcel,), timeout=limit))
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Start processes and threads that a Ctrl-C does not reach: it is for their parent."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _ended(busy: Mapping[Future[Any], tuple[Any, int, Any]]) -> list[Future[Any]]:
+    """The items that ended, or whose pool did without telling them."""
+    ended = wait(busy, timeout=1.0, return_when=FIRST_COMPLETED).done
+    lost = [future for future, (_, _, pool) in busy.items() if not pool.active]
+    return [future for future in busy if future in ended or future in lost]
+
+
+def _renewed(pool: Any) -> Any:
+    _stop(pool)
+    return _pool()
+
+
+def _stop(*pools: Any) -> None:
+    for pool in pools:
+        pool.stop()
+    for pool in pools:
+        pool.join()
+
+
+def _unpack(parcel: bytes) -> Done[None]:
+    """Do an item in another process; its answer is small, and can be read by its parent."""
+    try:
+        work, item = pickle.loads(parcel)
+        return replace(_attempt(work, item), item=None)
+    except BaseException as error:  # an exit is the item's alone
+        return _failed(None, error, 0.0)
+
+
+def _attempt(work: Callable[[T], object], item: T) -> Done[T]:
+    start = time.perf_counter()
+    try:
+        work(item)
+    except Exception as error:
+        return _failed(item, error, time.perf_counter() - start)
+    return Done(item, time.perf_counter() - start)
+
+
+def _failed(item: T, error: BaseException, seconds: float) -> Done[T]:
+    text = f"{type(error).__name__}: {error}".removesuffix(": ")[:500]
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        error = RuntimeError(text)
+    return Done(item, seconds, text, error)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Give one thread to this process's torch and to every process it starts, for a while."""
+    before = dict(os.environ)
+    os.environ.update(ONE_THREAD)
+    torch: Any = sys.modules.get("torch")
+    threads = torch.get_num_threads() if torch else 1
+    try:
+        if torch:
+            torch.set_num_threads(1)
+        yield
+    finally:
+        for name in ONE_THREAD:
+            os.environ.pop(name)
+        os.environ.update(before)
+        if torch:
+            torch.set_num_threads(threads)

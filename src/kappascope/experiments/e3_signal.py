@@ -1,0 +1,96 @@
+"""How much gradient does each singular value receive, and does that decide what is learned?
+
+The paper's third experiment (Section 4.3): every fifth step, the slope of the batch loss along
+each singular direction of the weight. Whether its imbalance keeps kappa from converging is tested
+by interventions: leave the imbalance and take away the label noise, then the random start too; or
+leave both and take away the imbalance.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from kappascope.components import Components
+from kappascope.lab import Batch, Experiment, grid
+from kappascope.networks import Matrix
+from kappascope.tasks import LinearBatch, Regression, Streams, heterogeneous, noiseless, start
+from kappascope.training import Step, last, outcome, rows, sgd, together, train
+
+EVERY = 5  # steps between recordings
+NUDGE = 1e-5  # of a singular value, in the paper's forward difference
+
+
+def trials(streams: Streams, size: int, intervention: str | None = None) -> Iterator[Batch]:
+    """Follow the singular values of one matrix and the signal they receive."""
+    if intervention:
+        yield from interventions(streams, size)
+        return
+    random = streams.random()
+    target = heterogeneous(random, size)
+    model = Matrix(start(random, size))
+    for step in train(model, sgd(model), Regression(target).batches(random)):
+        if step.index % EVERY == 0 and isinstance(step.batch, LinearBatch):
+            for row in signal(step.weight, step.batch):
+                yield {"epoch": step.index, **row}
+    yield from outcome(step.weight, target)
+
+
+def signal(weight: Tensor, batch: LinearBatch) -> Iterator[Batch]:
+    """The slope along every singular direction; for three, the paper's difference quotient too."""
+    u, s, vt = torch.linalg.svd(weight)
+    wanted = Components(batch.task.target).singular_values
+    slopes = (u * (batch.gradient(weight) @ vt.mT)).sum(-2)  # u_i' G v_i
+    for i, (slope, value, target) in enumerate(zip(slopes.mT, s.mT, wanted.mT, strict=True)):
+        yield {"index": i, "component": "gradient", "value": slope}
+        yield {"index": i, "component": "singular_value", "value": value, "target": target}
+    for i in (0, len(s.mT) // 2, len(s.mT) - 1):
+        nudged = weight + NUDGE * u[..., :, [i]] * vt[..., [i], :]
+        rise = batch.loss(nudged) - batch.loss(weight)
+        yield {"index": i, "component": "signal", "value": rise / NUDGE}
+
+
+def interventions(streams: Streams, size: int) -> Iterator[Batch]:
+    """Take away, one at a time, what may keep kappa from converging."""
+    target, random = heterogeneous(streams.random(), size), streams.random(1)
+    origin = start(random, size)
+
+    def fit(origin: Tensor, batches: Iterator[LinearBatch]) -> Iterator[Step]:
+        model = Matrix(origin)
+        return train(model, sgd(model), batches)
+
+    def equalised(batches: Iterator[LinearBatch]) -> Iterator[Step]:
+        model = Matrix(origin)
+        optimizer = sgd(model)
+        model.weight.register_hook(polar)
+        for step in train(model, optimizer, batches):
+            # falling to zero, from as much as moves the largest singular values (about 3) there
+            optimizer.param_groups[0]["lr"] = 0.03 * (1 - step.index / 200)
+            yield step
+
+    arms = {
+        "none": lambda batches: fit(origin, batches),
+        "no noise": lambda batches: fit(origin, noiseless(batches)),
+        "no noise, no start": lambda batches: fit(0 * origin, noiseless(batches)),
+        "no imbalance": equalised,
+    }
+    for name, step in last(together(arms, Regression(target).batches(random))).items():
+        yield from rows(step.weight, target, intervention=name)
+
+
+def polar(gradient: Tensor) -> Tensor:
+    """The same singular vectors, all singular values one: every direction gets the same signal."""
+    u, _, vt = torch.linalg.svd(gradient, full_matrices=False)
+    return u @ vt
+
+
+EXPERIMENT = Experiment(
+    number=3,
+    title="Gradient signal",
+    section="4.3",
+    question=__doc__,
+    grid=grid(size=(128,)) + grid(size=(64,), intervention=("each",)),
+    trials=trials,
+    paper=lambda setting: 0 if "intervention" in setting else 1,
+    own=lambda setting: 128 if "intervention" in setting else 0,
+)

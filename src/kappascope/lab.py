@@ -1,0 +1,156 @@
+"""What an experiment is, where they are found, and what their rows say of their claims.
+
+A page of :mod:`kappascope.experiments` defines one ``EXPERIMENT``; nothing else has to be
+touched to add one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import pkgutil
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kappascope.claims import Claim, Printed, Verdict, check, ends, judge
+from kappascope.statistics import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Setting = Mapping[str, str | int | float | bool | None]
+"""The columns in which trials differ, with their values: ``{"size": 64, "optimizer": "sgd"}``."""
+
+Batch = Mapping[str, Any]
+"""Rows of a block of trials, by column: one value a trial (a vector, ordered as the seeds) or one
+value for all. With ``values`` of shape ``(trials, n)`` and ``which`` they are spectra instead."""
+
+Count = int | Mapping[int, int] | Callable[[Setting], int]
+"""How many trials every setting has: a number, one for each size, or a rule."""
+
+CHEAP = 128  # up to this size as many trials are run as the user asks for
+
+
+def grid(**values: Iterable[Any]) -> tuple[Setting, ...]:
+    """Every combination of the values, the last one varying fastest.
+
+    >>> grid(size=(32, 64), optimizer=("sgd",))
+    ({'size': 32, 'optimizer': 'sgd'}, {'size': 64, 'optimizer': 'sgd'})
+    """
+    return tuple(dict(zip(values, point, strict=True)) for point in product(*values.values()))
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A question, the trials that answer it, and the sentences they are to decide.
+
+    ``trials(streams, **setting)`` trains the block of trials that ``streams`` stands for and
+    yields :data:`Batch`: what it yields depends on the streams and the setting alone.
+    """
+
+    number: int
+    title: str
+    section: str  # of the paper: "4.1"
+    question: str
+    grid: tuple[Setting, ...]
+    trials: Callable[..., Iterable[Batch]]
+    paper: Count = 0  # trials on the paper's streams, seeds 0, 1, ...
+    own: Count = 0  # trials on streams of our own, in the default run
+    effort: float = 1.0  # seconds of one trial, in those of 200 plain steps at its size
+    figures: tuple[Printed, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    plot: Callable[[Table, Table], Figure] | None = None  # of the rows and the spectra
+    quick: Mapping[str, Any] = field(default_factory=dict)  # the fields that differ in a quick run
+
+    def __post_init__(self) -> None:
+        if not hasattr(self.trials, "__qualname__"):  # a partial would hide what rows depend on
+            raise TypeError("trials must be a function of the page; what varies is a setting")
+
+    @property
+    def id(self) -> str:
+        """The name in tables and verdicts: ``e1``."""
+        return f"e{self.number}"
+
+    @property
+    def page(self) -> Path:
+        """The file that makes the rows."""
+        return Path(str(sys.modules[self.trials.__module__].__file__))
+
+    def quickly(self) -> Experiment:
+        """The same question, asked of fewer trials."""
+        return replace(self, **self.quick)
+
+    def count(self, setting: Setting, stream: str, asked: int | None = None) -> int:
+        """How many trials of a setting are run; ``asked`` replaces their number on own streams.
+
+        It can only lower it above size 128, where trials are too dear for the asking.
+        """
+        count = _count(self.paper if stream == "paper" else self.own, setting)
+        if stream == "paper" or asked is None or not count:
+            return count
+        return asked if size_of(setting) <= CHEAP else min(asked, count)
+
+
+def _count(rule: Count, setting: Setting) -> int:
+    if isinstance(rule, Mapping):
+        return rule.get(size_of(setting), 0)
+    return rule if isinstance(rule, int) else rule(setting)
+
+
+def size_of(setting: Setting) -> int:
+    """The size of a setting's matrices; 64, the paper's own, where it names none.
+
+    >>> size_of({"size": 128}), size_of({"optimizer": "sgd"})
+    (128, 64)
+    """
+    return int(setting.get("size") or 64)
+
+
+def discover(package: str = "kappascope.experiments") -> dict[int, Experiment]:
+    """The experiments of a package by number: every ``EXPERIMENT`` of its modules."""
+    home = importlib.import_module(package)
+    modules = [
+        importlib.import_module(f"{package}.{page.name}")
+        for page in pkgutil.iter_modules(home.__path__)
+    ]
+    found = [module.EXPERIMENT for module in modules if hasattr(module, "EXPERIMENT")]
+    return {experiment.number: experiment for experiment in sorted(found, key=lambda e: e.number)}
+
+
+def verdicts(experiments: Iterable[Experiment], rows: Table) -> dict[str, list[dict[str, Any]]]:
+    """Every printed figure beside ours and every claim judged, as ``verdicts.json`` keeps them.
+
+    A figure or claim is measured on the rows of its own experiment; a claim about ``all`` of them
+    on all rows. What cannot be measured, because its trials were not run, says so.
+    """
+    found: dict[str, list[dict[str, Any]]] = {"figures": [], "claims": []}
+    for experiment in experiments:
+        own = rows.where(experiment=experiment.id)
+        found["figures"] += [_checked(figure, own) for figure in experiment.figures]
+        found["claims"] += [
+            _judged(claim, rows if claim.experiment == "all" else own).record
+            for claim in experiment.claims
+        ]
+    return found
+
+
+def _checked(figure: Printed, rows: Table) -> dict[str, Any]:
+    try:
+        return check(figure, rows)
+    except Exception:  # whatever a measure does when there is nothing to measure
+        return check(
+            replace(figure, measure=lambda _: [math.nan] * len(ends(figure.printed))), rows
+        )
+
+
+def _judged(claim: Claim, rows: Table) -> Verdict:
+    try:
+        return judge(claim, rows)
+    except Exception as error:
+        why = f"Not measured: {type(error).__name__}: {error}"
+        about = claim.id, claim.experiment, claim.sentence, claim.source
+        return Verdict(*about, "undecided", None, None, 0, why)

@@ -1,0 +1,240 @@
+"""Verdicts, numbers and figures as one page that needs nothing but itself.
+
+>>> page = render(Report(sections=(), claims=(), figures=(), provenance={}))
+>>> page.splitlines()[0], "no claim was judged" in page
+('<!doctype html>', True)
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files as resources
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from kappascope import figures
+from kappascope.claims import Printed, check, ends
+from kappascope.prose import OUTCOMES, Record, interval, measured, number, verdict, words
+from kappascope.statistics import Estimate, Summary, Table, summary, tail_index
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from kappascope.lab import Experiment
+    from kappascope.study import Results
+
+MEASURED = (
+    "experiment",
+    "seed",
+    "error",
+    "value",
+    "target",
+)  # every other column tells groups apart
+FEWEST = 5  # repetitions of the paper's experiment that show where a figure falls
+
+
+@dataclass(frozen=True)
+class Group:
+    """Trials that differ in nothing but their seed, and what one component's errors say."""
+
+    setting: Mapping[str, Any]
+    component: str
+    summary: Summary
+    tail: Estimate
+
+
+@dataclass(frozen=True)
+class Section:
+    """One experiment on the page."""
+
+    id: str
+    number: int
+    title: str
+    place: str  # in the paper
+    question: str
+    pictures: tuple[str, ...] = ()  # SVG documents
+    caption: str = ""
+    spectra: tuple[str, ...] = ()
+    groups: tuple[Group, ...] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything on the page; ``incomplete`` lists what is missing, and is its first line."""
+
+    sections: Sequence[Section]
+    claims: Sequence[Record]
+    figures: Sequence[Record]
+    provenance: Mapping[str, Any]
+    incomplete: Sequence[str] = ()
+
+
+def files(
+    experiments: Iterable[Experiment], results: Results, verdicts: Mapping[str, Sequence[Record]]
+) -> Iterator[tuple[str, bytes]]:
+    """The report and its figures: paths below the folder of results, and what to write there."""
+    sections, notes = [], []
+    printed: list[Record] = []
+    for experiment in experiments:
+        rows = results.rows.where(experiment=experiment.id)
+        spectra = results.spectra.where(experiment=experiment.id)
+        drawn = experiment.plot(rows, spectra) if experiment.plot else None
+        shown = figures.gallery(spectra) if len(spectra) else None
+        for name, figure in (experiment.id, drawn), (f"{experiment.id}-spectra", shown):
+            if figure:
+                yield f"figures/{name}.svg", figures.svg(figure).encode()
+                yield f"figures/{name}.png", figures.png(figure)
+        sections.append(section(experiment, rows, drawn, shown))
+        if not len(rows):
+            notes.append(f"no trial of experiment {experiment.number} was run")
+        own = [one for one in verdicts["figures"] if one["experiment"] == experiment.id]
+        printed += [_placed(one, experiment.figures, rows) for one in own]
+    failed = [f"{one['trials']}: {one['reason']}" for one in results.provenance.get("failed", ())]
+    page = Report(sections, verdicts["claims"], printed, results.provenance, [*failed, *notes])
+    yield "report.html", render(page).encode()
+
+
+def section(
+    experiment: Experiment, rows: Table, drawn: Figure | None, spectra: Figure | None
+) -> Section:
+    """An experiment with its pictures and the numbers of its trials."""
+    return Section(
+        experiment.id,
+        experiment.number,
+        experiment.title,
+        experiment.section,
+        experiment.question,
+        figures.cells(drawn) if drawn else (),
+        " ".join(drawn.get_supxlabel().split()) if drawn else "",
+        figures.cells(spectra) if spectra else (),
+        tuple(groups(rows)),
+    )
+
+
+def groups(rows: Table) -> Iterator[Group]:
+    """The trials by setting, stream and component, at the end of training.
+
+    >>> rows = Table.of(
+    ...     {"size": 8, "stream": "own", "seed": k, "component": "row_norms", "error": k / 10}
+    ...     for k in range(9)
+    ... )
+    >>> [(g.setting, g.component, g.summary.median.value) for g in groups(rows)]
+    [({'size': 8, 'stream': 'own'}, 'row_norms', 0.4)]
+    """
+    table = rows.rows
+    if not len(rows):
+        return
+    table = table.filter(pc.is_valid(table["error"]))
+    if "epoch" in table.column_names:  # what was reached, not the way there
+        ended = table["epoch"].null_count > 0
+        last = None if ended else pc.max(table["epoch"]).as_py()
+        table = Table.of(table).where(epoch=last).rows
+    names = [
+        n for n in table.column_names if n not in MEASURED and table[n].null_count < len(table)
+    ]
+    for key in dict.fromkeys(zip(*(table[name].to_pylist() for name in names), strict=True)):
+        group = dict(zip(names, key, strict=True))
+        values = Table.of(table).where(**group).values()
+        component = str(group.pop("component"))
+        known = {name: value for name, value in group.items() if value is not None}
+        yield Group(known, component, summary(values), tail_index(values))
+
+
+def repetitions(printed: Printed, rows: Table) -> list[float]:
+    """What the paper would have printed with other seeds: its figure on each set of own trials.
+
+    The trials on own streams are cut into sets as large as the paper's; only figures that are one
+    number, with trials of every setting they need, can be repeated.
+    """
+    count = 1 + int(pc.max(rows.where(stream="paper").rows["seed"]).as_py() or 0)
+    own = rows.where(stream="own")
+    sets = 1 + int(pc.max(own.rows["seed"]).as_py() or 0) if len(own) else 0
+    found = []
+    for first in range(0, sets - count + 1, count):
+        chosen = own.where(seed=range(first, first + count)).rows
+        place = chosen.column_names.index("stream")
+        stream = pa.repeat("paper", chosen.num_rows)
+        again = check(printed, Table.of(chosen.set_column(place, "stream", stream)))["measured"]
+        if isinstance(again, float):
+            found.append(again)
+    return found
+
+
+def _placed(record: Record, printed: Iterable[Printed], rows: Table) -> Record:
+    """A figure that differs from the printed one, with the distribution in which that one falls."""
+    figure = next((one for one in printed if one.id == record["id"]), None)
+    if record["matches"] or not figure or not isinstance(record["measured"], float):
+        return record
+    found = np.array(repetitions(figure, rows))
+    if len(found) < FEWEST:
+        return {**record, "where": "too few other trials to say where the printed one falls"}
+    value = ends(figure.printed)[0].value
+    low, middle, high = np.quantile(found, (0.05, 0.5, 0.95))
+    where = (
+        f"in {len(found)} repetitions with other seeds the median is {number(middle)} and 90 % "
+        f"lie in [{number(low)}, {number(high)}]; {(found < value).mean():.0%} fall below the print"
+    )
+    return {**record, "where": where}
+
+
+def picture(svg: str) -> Markup:
+    """An SVG document as the address of an image, a sixth shorter than in base 64.
+
+    What could end the attribute it stands in is escaped or gone.
+
+    >>> print(picture('<svg width="1"/>'))
+    data:image/svg+xml;charset=utf-8,%3Csvg width='1'/%3E
+    """
+    return Markup(
+        "data:image/svg+xml;charset=utf-8," + quote(svg.replace('"', "'"), " /:;=,'()+*!")
+    )
+
+
+def paragraphs(text: str) -> list[str]:
+    """The paragraphs of a docstring, each on one line."""
+    return [" ".join(part.split()) for part in text.strip().split("\n\n") if part.strip()]
+
+
+def render(report: Report) -> str:
+    """One HTML page that asks the network for nothing; every name in it is shown as text."""
+    page = _environment().get_template("report.html")
+    style, script = (_asset(name) for name in ("report.css", "report.js"))
+    return page.render(
+        report=report,
+        verdict=verdict(report.claims, report.figures),
+        outcomes=OUTCOMES,
+        style=Markup(style),  # ours, and named by its hash: nothing else may style or run
+        script=Markup(script),
+        policy=f"default-src 'none'; img-src data:; style-src {_hash(style)}; "
+        f"script-src {_hash(script)}; base-uri 'none'; form-action 'none'",
+    )
+
+
+def _environment() -> Environment:
+    found = Environment(
+        loader=PackageLoader("kappascope"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    for name in (number, interval, measured, picture, paragraphs, words):
+        found.filters[name.__name__] = name
+    return found
+
+
+def _asset(name: str) -> str:
+    return (resources("kappascope") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,243 @@
+"""Keep results: files that are whole or absent, results that prove themselves, one writer.
+
+A folder of results survives a kill at any moment. Every file in it is written beside its place and
+renamed into it; what cannot be read back, digest and all, counts as not done.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import shutil
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+READERS = (
+    "statistics",
+    "claims",
+    "figures",
+    "drawing",
+    "report",
+    "cli",
+)  # modules that make no row
+LIBRARIES = ("torch", "numpy", "scipy", "pyarrow")
+
+
+class Refusal(Exception):  # noqa: N818 - what it is; the code makes it an error
+    """A run that cannot start or go on: exit code, what was given, what is wrong, what to do.
+
+    >>> print(Refusal(4, "--trials 0", "no trial to run", "ask for 1 or more"))
+    --trials 0: no trial to run (ask for 1 or more)
+    """
+
+    def __init__(self, code: int, given: str, wrong: str, advice: str) -> None:
+        super().__init__(code, given, wrong, advice)  # what pickle hands over, between processes
+        self.code = code
+
+    def __str__(self) -> str:
+        _, given, wrong, advice = self.args
+        return f"{given}: {wrong} ({advice})"
+
+
+def write(path: Path, data: bytes) -> None:
+    """Put ``data`` at ``path``: whatever happens, the file there is the old one or the new one."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        try:
+            with beside.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(path)
+            _sync(path.parent)
+        finally:
+            with suppress(OSError):
+                beside.unlink()
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)  # a rename lasts once its folder is on the disk
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _unwritable(path: Path, error: OSError) -> Refusal:
+    wrong = f"cannot be written: {error.strerror or type(error).__name__}"
+    return Refusal(5, str(path), wrong, "make room or choose another --out; what is done is kept")
+
+
+def parquet(table: pa.Table) -> bytes:
+    """The bytes of a Parquet file; the same table gives the same bytes."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table.combine_chunks(), sink, compression="zstd")
+    return bytes(sink.getvalue())
+
+
+def digest(value: Any) -> str:
+    """Sha256 of a JSON value, whatever the order of its keys.
+
+    >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
+    True
+    """
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+@cache
+def environment() -> Mapping[str, str | int]:
+    """What the bits of a result depend on, besides its setting: code, libraries, processor."""
+    home = Path(__file__).parent
+    sources = [path for path in home.rglob("*.py") if path.stem not in READERS]
+    pages = home / "experiments"  # each one answers for itself, see `source`
+    code = {str(p.relative_to(home)): source(p) for p in sources if not p.is_relative_to(pages)}
+    return {
+        "kappascope": version("kappascope"),
+        "code": digest(code),
+        "python": platform.python_version(),
+        **{name: version(name) for name in LIBRARIES},
+        "cpu": _processor(),
+        "threads": 1,
+        "dtype": "float64 on paper streams, as its page says on own streams",
+    }
+
+
+def source(path: Path) -> str:
+    """Sha256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _processor() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+@dataclass(frozen=True)
+class Store:
+    """A folder of results: one file for every unit of work, and what is derived from them."""
+
+    folder: Path
+
+    @property
+    def units(self) -> Path:
+        """Where the results of single units are."""
+        return self.folder / "units"
+
+    @contextmanager
+    def lock(self) -> Iterator[str]:
+        """Be the only writer; gives a notice if the last one died, else an empty string."""
+        with self._opened() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Refusal(
+                    2,
+                    str(self.folder),
+                    f"in use by {file.read(200).strip() or 'another process'}",
+                    "wait for it to end or choose another --out",
+                ) from None
+            last = file.read(200).strip()
+            self._sign(file, f"process {os.getpid()} on {socket.gethostname()}")
+            try:
+                for leftover in self.units.glob(".*.tmp"):
+                    leftover.unlink(missing_ok=True)
+                yield f"{last} ended early: going on from its results" if last else ""
+            finally:
+                self._sign(file, "")
+
+    def _opened(self) -> IO[str]:
+        if self.folder.exists() and not self.folder.is_dir():
+            raise Refusal(4, str(self.folder), "is a file", "give --out a folder")
+        try:
+            self.units.mkdir(parents=True, exist_ok=True)
+            file = (self.folder / "lock").open("a+")
+            file.seek(0)
+            return file
+        except NotADirectoryError as error:
+            raise Refusal(4, str(self.folder), "lies in a file", "give --out a folder") from error
+        except OSError as error:
+            raise _unwritable(self.folder, error) from error
+
+    def _sign(self, file: IO[str], owner: str) -> None:
+        try:
+            file.seek(0)
+            file.truncate()
+            file.write(owner)
+            file.flush()
+        except OSError as error:
+            raise _unwritable(self.folder, error) from error
+
+    def begin(self, study: Mapping[str, str | int]) -> None:
+        """Take up the study in the folder; refuse to mix results that other code or hands made."""
+        before = _json(self.folder / "study.json")
+        for name in sorted(before.keys() & study.keys()):
+            if before[name] != study[name]:
+                was, now = (str(value)[:24] for value in (before[name], study[name]))
+                raise Refusal(
+                    4,
+                    str(self.folder),
+                    f"{name} was {was} and is {now}",
+                    "choose another --out, or begin anew with --fresh",
+                )
+        write(self.folder / "study.json", strict({**before, **study}))
+
+    def forget(self) -> None:
+        """Remove every result: the next study is a new one."""
+        shutil.rmtree(self.units, ignore_errors=True)
+        (self.folder / "study.json").unlink(missing_ok=True)
+        self.units.mkdir(exist_ok=True)
+
+    def put(self, name: str, header: Mapping[str, Any], rows: pa.Table) -> None:
+        """Keep the rows of a unit: a digest, a line that says what they are, a Parquet file."""
+        body = json.dumps(header).encode() + b"\n" + parquet(rows)
+        seal = hashlib.sha256(body).hexdigest().encode()
+        write(self.units / name, seal + b"\n" + body)
+
+    def take(self, name: str) -> tuple[dict[str, Any], pa.Table] | None:
+        """The header and rows of a unit; None if it is not there, or not what was put there."""
+        try:
+            seal, _, body = (self.units / name).read_bytes().partition(b"\n")
+        except OSError:
+            return None
+        if hashlib.sha256(body).hexdigest().encode() != seal:
+            return None
+        header, _, rows = body.partition(b"\n")
+        return json.loads(header), pq.read_table(pa.BufferReader(rows))
+
+    def names(self) -> list[str]:
+        """The names of all units that may be there, in order."""
+        return sorted(path.name for path in self.units.iterdir() if path.suffix == ".unit")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError):  # absent or torn: the units know their study themselves
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def strict(value: Any) -> bytes:
+    """JSON that every reader takes: a NaN or an infinity is an error.
+
+    >>> strict([1, None])
+    b'[1, null]'
+    """
+    return json.dumps(value, allow_nan=False).encode()

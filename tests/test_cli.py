@@ -1,0 +1,211 @@
+"""The command: one line for an error, a code for its kind, and nothing left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from kappascope import cli, lab, report
+from kappascope.store import Store
+from toys import BAD, SLOW, TOY, complete, sha
+
+TOYS = Path(__file__).with_name("toys.py")
+
+
+@pytest.fixture
+def run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """The command with toys for experiments: code, output, errors."""
+    monkeypatch.setattr(lab, "discover", lambda: {1: TOY, 2: SLOW, 3: BAD})
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        code = cli.run([str(argument) for argument in arguments])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_help_and_version_load_nothing_heavy() -> None:
+    code = """
+import sys
+from kappascope import cli
+assert cli.run(["--help"]) == cli.run(["--version"]) == cli.run(["reproduce", "--help"]) == 0
+assert not {"torch", "numpy", "scipy", "pyarrow", "matplotlib"} & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "reproduce" in done.stdout
+
+
+def test_without_a_command_there_is_help(run) -> None:
+    code, output, errors = run()
+    assert (code, errors) == (0, "")
+    assert "reproduce" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["nothing"], 4, "nothing"),
+        (["reproduce", "--nothing"], 4, "--nothing"),
+        (["reproduce", "one"], 4, "one"),
+        (["reproduce", "12"], 4, "experiment 12: there is none (choose from 1, 2, 3)"),
+        (["reproduce", "--trials", "0"], 4, "--trials"),
+        (["reproduce", "--jobs", "-1"], 4, "--jobs"),
+        (["reproduce", "--jobs", "many"], 4, "--jobs"),
+        (["reproduce", "--out"], 4, "--out"),
+        (["reproduce", "--out", "/dev/null"], 4, "/dev/null: is a file"),
+        (["reproduce", "--out", "/proc/none"], 5, "cannot be written"),
+        (["reproduce", "\x1b[31m\n\r\u202e" + "x" * 500], 4, "(see kappascope --help)"),
+        (["verify", "/nowhere"], 2, "/nowhere: holds no results"),
+    ],
+)
+def test_a_refusal_is_one_short_line(run, arguments, code, words) -> None:
+    found, output, errors = run(*arguments)
+    assert (found, output) == (code, "")
+    assert errors.startswith("kappascope: error: ") and words in errors
+    assert errors.endswith(")\n") and errors[:-1].isprintable() and len(errors) <= 241
+
+
+def test_an_unforeseen_error_is_one_line_and_a_traceback_only_on_demand(
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "files", lambda *_: 1 / 0)
+    for arguments, lines in ((), 1), (("--debug",), 6):
+        code, _, errors = run("reproduce", 1, "--quick", "--jobs", 0, "--out", tmp_path, *arguments)
+        assert code == 5
+        assert len(errors.splitlines()) >= lines
+        assert ("Traceback" in errors) == (lines > 1)
+        assert "ZeroDivisionError" in errors.splitlines()[-1]
+
+
+def test_reproduce_writes_what_it_promises_and_says_where(run, tmp_path: Path) -> None:
+    code, output, errors = run("reproduce", 1, "--jobs", 0, "--out", tmp_path)
+    assert (code, errors) == (0, "")
+    assert "1 Toy" in output and str(tmp_path / "report.html") in output.replace("\n", "")
+    for name in ("trials.parquet", "spectra.parquet", "verdicts.json", "report.html"):
+        assert (tmp_path / name).stat().st_size
+    assert json.loads((tmp_path / "verdicts.json").read_bytes())["provenance"]["trials"] == 270
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert run("reproduce", 1, "--jobs", 0, "--out", tmp_path)[0] == 0
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_trials_asked_for_are_run(run, tmp_path: Path) -> None:
+    arguments = "reproduce", 1, "--jobs", 0, "--out", tmp_path, "--quick", "--trials"
+    assert run(*arguments, 3)[0] == 0
+    few = sha(tmp_path)
+    assert run(*arguments, 40)[0] == 0
+    assert run(*arguments, 3)[0] == 0
+    assert sha(tmp_path) == few
+
+
+def test_a_study_made_by_other_code_is_refused_unless_begun_anew(run, tmp_path: Path) -> None:
+    arguments = "reproduce", 1, "--quick", "--jobs", 0, "--out", tmp_path
+    assert run(*arguments)[0] == 0
+    study = json.loads((tmp_path / "study.json").read_bytes())
+    (tmp_path / "study.json").write_text(json.dumps({**study, "numpy": "1.0"}))
+    code, _, errors = run(*arguments)
+    assert code == 4 and "numpy was 1.0" in errors
+    assert run(*arguments, "--fresh")[0] == 0
+
+
+def test_a_folder_in_use_is_refused(run, tmp_path: Path) -> None:
+    with Store(tmp_path).lock():
+        code, _, errors = run("reproduce", 1, "--out", tmp_path)
+    assert code == 2 and f"process {os.getpid()}" in errors
+
+
+def test_trials_that_fail_make_it_partial_and_the_report_is_there(run, tmp_path: Path) -> None:
+    code, output, errors = run("reproduce", 3, "--jobs", 2, "--out", tmp_path)
+    assert code == 3 and len(errors.splitlines()) == 1
+    assert "5 blocks of trials failed" in errors and errors[:-1].isprintable()
+    assert "report.html" in output
+    failed = json.loads((tmp_path / "verdicts.json").read_bytes())["provenance"]["failed"]
+    assert len(failed) == 5
+
+
+def test_verify_finds_the_same_bits(run, tmp_path: Path) -> None:
+    complete(TOY, tmp_path)
+    code, output, errors = run("verify", tmp_path, "--trials", 3)
+    assert (code, errors) == (0, "")
+    assert output.count("same") == 3
+
+
+def test_who_stops_reading_is_no_error() -> None:
+    command = f"{sys.executable} {TOYS} reproduce --help | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+def descendants(pid: int) -> set[int]:
+    found = {pid}
+    for entry in sorted(Path("/proc").glob("[0-9]*"), key=lambda entry: int(entry.name)):
+        with suppress(OSError):
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent in found:
+                found.add(int(entry.name))
+    return found
+
+
+def alive(pid: int) -> bool:
+    with suppress(OSError):
+        return (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]) != "Z"
+    return False
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
+def test_stopped_by_a_signal_it_leaves_no_process_and_goes_on(
+    number: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    arguments = [sys.executable, str(TOYS), "reproduce", "2", "--jobs", "2", "--out", str(tmp_path)]
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as driver:
+        until(lambda: len(list(tmp_path.glob("units/*.unit"))) >= 2 or driver.poll() is not None)
+        started = descendants(driver.pid)
+        driver.send_signal(number)
+        errors = driver.stderr.read() if driver.stderr else ""
+        assert driver.wait(10) == code
+    until(lambda: not any(map(alive, started)), 10)
+    assert len(started) >= 3  # the driver, two processes, and a tracker of their semaphores
+    assert errors.count("kappascope: error: ") == (number != signal.SIGKILL)
+    assert "Traceback" not in errors
+    assert 2 <= len(list(tmp_path.glob("units/*.unit"))) < 12
+    complete(SLOW, tmp_path)
+
+
+def until(holds: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
+    code = """
+import time
+from kappascope import cli
+with cli._signals():
+    try:
+        print("ready", flush=True)
+        time.sleep(60)
+    except cli.Interrupted:
+        print("closing", flush=True)
+        time.sleep(60)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+    ) as process:
+        for line in process.stdout or ():
+            assert line in ("ready\n", "closing\n")
+            process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130

@@ -1,0 +1,139 @@
+"""Engines: every item ends exactly once, whatever it does to its process."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from kappascope.engines import ONE_THREAD, Done, Engine, Here, Processes
+
+
+class AwkwardError(Exception):
+    """Can be raised, and pickled, but not read back."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(one)
+
+
+def task(name: str) -> None:
+    match name:
+        case "raises":
+            raise ValueError("no")
+        case "awkward":
+            raise AwkwardError(1, 2)
+        case "exits":
+            sys.exit(3)
+        case "memory":
+            raise MemoryError
+        case "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "aborts":
+            os.abort()
+        case "ends":
+            os._exit(7)
+        case "hangs":
+            time.sleep(600)
+        case "threads":
+            assert os.environ.items() >= ONE_THREAD.items()
+
+
+def dies_once(marker: str) -> None:
+    if not Path(marker).exists():
+        Path(marker).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def failures(engine: Engine, items: list[str]) -> dict[str, str]:
+    done: list[Done[str]] = list(engine.run(task, items))
+    assert sorted(one.item for one in done) == sorted(items)
+    return {one.item: one.failure for one in done if one.failure}
+
+
+def children() -> set[int]:
+    """The living processes that this one started, but for the tracker that ends with it."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+            tracker = b"resource_tracker" in (entry / "cmdline").read_bytes()
+            if int(parent) == os.getpid() and state != "Z" and not tracker:
+                found.add(int(entry.name))
+    return found
+
+
+@pytest.fixture
+def no_orphans() -> Iterator[None]:
+    before = children()
+    yield
+    assert children() <= before
+
+
+def test_here_items_fail_alone() -> None:
+    assert failures(Here(), ["fine", "raises", "awkward", "memory", "threads"]) == {
+        "raises": "ValueError: no",
+        "awkward": "AwkwardError: 1",
+        "memory": "MemoryError",
+    }
+
+
+def test_here_an_interrupt_is_the_users() -> None:
+    def interrupt(item: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(Here().run(interrupt, [1]))
+
+
+@pytest.mark.usefixtures("no_orphans")
+def test_in_processes_every_misfortune_is_one_failure_and_the_rest_goes_on() -> None:
+    items = ["killed", "raises", "awkward", "exits", "memory", "ends", "threads", "fine"]
+    assert failures(Processes(2, retries=0), items) == {
+        "raises": "ValueError: no",
+        "awkward": "AwkwardError: 1",
+        "exits": "SystemExit: 3",
+        "memory": "MemoryError",
+        "killed": "its process died: signal SIGKILL",
+        "ends": "its process died: exit code 7",
+    }
+
+
+@pytest.mark.usefixtures("no_orphans")
+def test_an_item_that_hangs_is_ended_at_its_time_limit() -> None:
+    assert failures(Processes(1, limit=1.0), ["hangs", "fine"]) == {
+        "hangs": "timeout: more than 1 s"
+    }
+
+
+@pytest.mark.usefixtures("no_orphans")
+def test_a_process_that_dies_is_given_a_second_try(tmp_path: Path) -> None:
+    (done,) = Processes(1).run(dies_once, [str(tmp_path / "marker")])
+    assert not done.failure
+
+
+def test_what_cannot_be_pickled_fails_and_says_so() -> None:
+    (done,) = Processes(1).run(lambda item: None, [1])
+    assert "pickle" in done.failure
+
+
+@pytest.mark.usefixtures("no_orphans")
+def test_closing_the_iterator_ends_the_processes() -> None:
+    running = Processes(2).run(task, ["fine", "hangs", "hangs"])
+    next(running)
+    running.close()
+
+
+def test_an_engine_leaves_the_environment_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    before = dict(os.environ)
+    list(Here().run(task, ["threads"]))
+    assert dict(os.environ) == before
+
+
+def test_no_items_need_no_process() -> None:
+    assert list(Processes(2).run(task, [])) == []
