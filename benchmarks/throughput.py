@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from kappascope.experiments.e1_components import trials
-from kappascope.tasks import Own, ride_together
+from kappascope.study import STACK
+from kappascope.tasks import Own
 
 SIZES = (32, 64, 128, 256, 512)
 
@@ -46,7 +47,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 def compare(size: int, rounds: int) -> dict[str, float]:
     """CPU milliseconds per trial, either way."""
-    stack, few = ride_together(size), max(1, 512 // size)
+    stack, few = min(64, max(1, STACK // size**2)), max(1, 512 // size)
     ours, theirs = [], []
     for turn in range(rounds):
         seeds = range(turn * stack, (turn + 1) * stack)
@@ -82,7 +83,11 @@ def main() -> None:
     results = []
     for size in SIZES:
         results.append(compare(size, options.rounds))
-        print("d = {size:3d}: {numpy_ms:7.2f} ms, {stacked_ms:7.2f} ms, {ratio:.2f}x".format(**results[-1]))
+        print(
+            "d = {size:3d}: {numpy_ms:7.2f} ms, {stacked_ms:7.2f} ms, {ratio:.2f}x".format(
+                **results[-1]
+            )
+        )
     report = {"what": __doc__.splitlines()[0], "rounds": options.rounds}
     report |= {"environment": environment(), "results": results}
     options.out.parent.mkdir(exist_ok=True)

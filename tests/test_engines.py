@@ -1,8 +1,10 @@
 """Engines: every item ends exactly once, whatever it does to its process."""
 
 import os
+import random
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -113,6 +115,32 @@ def test_an_item_that_hangs_is_ended_at_its_time_limit() -> None:
 def test_a_process_that_dies_is_given_a_second_try(tmp_path: Path) -> None:
     (done,) = Processes(1).run(dies_once, [str(tmp_path / "marker")])
     assert not done.failure
+
+
+def rest(item: int) -> None:
+    time.sleep(0.05)
+
+
+@pytest.mark.usefixtures("no_orphans")
+def test_processes_killed_at_any_moment_lose_no_item() -> None:
+    chance, over, bystanders = random.Random(0), threading.Event(), children()
+
+    def kill() -> None:
+        for _ in range(8):  # then they are left alone: a slow machine shall end, too
+            over.wait(chance.uniform(0, 0.6))
+            for victim in list(children() - bystanders)[:1]:
+                with suppress(ProcessLookupError):
+                    os.kill(victim, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        done = list(Processes(2, retries=8).run(rest, range(30)))
+    finally:
+        over.set()
+        killer.join()
+    assert sorted(one.item for one in done) == list(range(30))
+    assert not any(one.failure for one in done)
 
 
 def test_what_cannot_be_pickled_fails_and_says_so() -> None:

@@ -10,7 +10,8 @@ import pytest
 from kappascope import lab, store
 from kappascope.lab import Experiment, discover, grid
 from kappascope.statistics import Table
-from toys import SLOW, TOY, complete, trials
+from toys import SLOW, TOY, trials
+from toyshop import complete
 
 
 def test_every_page_defines_an_experiment_and_its_number_is_in_the_name() -> None:

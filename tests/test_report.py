@@ -16,7 +16,7 @@ import pytest
 from kappascope import figures, report
 from kappascope.claims import Printed
 from kappascope.prose import OUTCOMES, number, verdict
-from kappascope.report import Report, Section, groups, render, repetitions, section
+from kappascope.report import Report, Section, groups, paragraphs, render, repetitions, section
 from kappascope.statistics import Table
 from test_figures import PLOTS, row, spectra, trials
 
@@ -172,6 +172,12 @@ def test_links_lead_to_something(whole: str) -> None:
     assert {a["href"] for tag, a in tags if tag == "a"} <= {f"#{name}" for name in ids}
 
 
+def test_a_section_opens_with_its_question() -> None:
+    page = "Experiment 7: depth (Section 4.7).\n\nWhat does it do? Layers that\nlearn.\n\nMore."
+    assert paragraphs(page) == ["What does it do?", "Layers that learn.", "More."]
+    assert paragraphs("") == []
+
+
 def test_the_page_is_light_enough(whole: str) -> None:
     assert len(whole.encode()) < 5_000_000
 
@@ -225,22 +231,30 @@ def test_a_figure_that_differs_is_shown_within_its_distribution() -> None:
     assert "50% fall below the print" in page
 
 
-def test_the_files_are_the_page_and_each_figure_twice() -> None:
+def test_the_files_are_the_page_and_its_figures() -> None:
     lab = experiment("e5")
     rows = trials("e5")
     results = SimpleNamespace(rows=rows, spectra=spectra("e5"), provenance={"failed": []})
     found = dict(report.files([lab], results, {"claims": CLAIMS, "figures": []}))
-    names = ("figures/e5", "figures/e5-spectra")
-    assert set(found) == {f"{n}.{kind}" for n in names for kind in ("svg", "png")} | {"report.html"}
+    drawn = {f"figures/e5{kind}" for kind in (".svg", ".png", "-spectra.svg")}
+    assert set(found) == {"report.html", *drawn}
 
 
 def test_an_experiment_without_trials_makes_the_run_incomplete() -> None:
     rows, lines = trials("e5"), spectra("e5")
     lab = [experiment("e5"), experiment("e9")]
-    lab[1].plot = None
     results = SimpleNamespace(rows=rows, spectra=lines, provenance={})
     page = dict(report.files(lab, results, {"claims": [], "figures": []}))["report.html"]
     assert b"no trial of experiment 9 was run" in page
+
+
+def test_a_figure_that_cannot_be_drawn_costs_no_report() -> None:
+    lab = experiment("e5")
+    lab.plot = figures.sheet(figures.errors("row_norms", by="no such column"))
+    results = SimpleNamespace(rows=trials("e5"), spectra=spectra("e5"), provenance={})
+    page = dict(report.files([lab], results, {"claims": CLAIMS, "figures": []}))["report.html"]
+    assert b"the figure of experiment 5 was not drawn" in page
+    assert b"claim number 12" in page
 
 
 @pytest.mark.parametrize(
@@ -314,19 +328,17 @@ def test_a_browser_opens_it_without_complaint_or_request(visit: Visit, address: 
     assert others == [address[:80]]
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_figure_is_visible(browser: Any, address: str, width: int, scheme: str) -> None:
-    visit = Visit(browser, address, width, color_scheme=scheme)
-    sizes = visit.page.evaluate(
-        "[...document.images].map(i => [i.naturalWidth, i.getBoundingClientRect().width,"
-        " i.getBoundingClientRect().height])"
-    )
-    assert len(sizes) > 2 * len(PLOTS)
-    assert all(natural > 0 and wide > 200 and high > 150 for natural, wide, high in sizes)
-    assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
+def test_every_figure_is_visible_on_any_screen(visit: Visit) -> None:
+    for width, scheme in ((1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")):
+        visit.page.set_viewport_size({"width": width, "height": 844})
+        visit.page.emulate_media(color_scheme=scheme)
+        sizes = visit.page.evaluate(
+            "[...document.images].map(i => [i.naturalWidth, i.getBoundingClientRect().width,"
+            " i.getBoundingClientRect().height])"
+        )
+        assert len(sizes) > 2 * len(PLOTS)
+        assert all(natural > 0 and wide > 200 and high > 150 for natural, wide, high in sizes)
     assert visit.complaints == []
-    visit.context.close()
 
 
 def test_claims_are_filtered_by_verdict_experiment_and_text(visit: Visit) -> None:
@@ -361,6 +373,20 @@ def test_tables_sort_both_ways_and_back(visit: Visit) -> None:
     cells = numbers.locator("tbody td:nth-child(7)")
     values = [float(cell.get_attribute("data-value")) for cell in cells.all()]
     assert values == sorted(values)
+
+
+def test_no_width_needs_scrolling_sideways(visit: Visit) -> None:
+    for width in (1920, 1280, 1100, 961, 800, 600, 390, 320):
+        visit.page.set_viewport_size({"width": width, "height": 844})
+        assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_sheet_of_paper_holds_its_whole_width(browser: Any, address: str) -> None:
+    visit = Visit(browser, address, 700)  # A4 between its margins
+    visit.page.emulate_media(media="print")
+    assert visit.page.evaluate("document.documentElement.scrollWidth") <= 700
+    assert not visit.page.locator(".controls").is_visible()
+    visit.context.close()
 
 
 def test_a_phone_shows_cards_it_can_sort(browser: Any, address: str) -> None:

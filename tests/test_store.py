@@ -172,8 +172,27 @@ def test_a_refusal_travels_between_processes() -> None:
 
 
 def test_the_environment_names_what_bits_depend_on() -> None:
-    names = {"kappascope", "code", "python", "torch", "numpy", "scipy", "pyarrow", "cpu", "threads"}
+    names = {"kappascope", "python", "torch", "numpy", "scipy", "pyarrow", "cpu", "threads"}
     assert store.environment().keys() >= names | {"dtype"}
+
+
+def test_code_is_the_page_and_all_it_imports_to_make_rows(tmp_path: Path) -> None:
+    def imports(text: str) -> set[str]:
+        page = tmp_path / f"{abs(hash(text))}.py"
+        page.write_text(text)
+        return {path.stem for path in store._source(page)[1]}
+
+    assert imports("import torch") == set()
+    assert imports("from kappascope.training import train") == {"training"}
+    assert imports("def f():\n    from kappascope import spectra, claims") == {"spectra"}
+
+
+def test_changed_code_is_other_code(tmp_path: Path) -> None:
+    one, two = tmp_path / "one" / "page.py", tmp_path / "two" / "page.py"
+    for page, text in (one, "a = 1"), (two, "a = 2"):
+        page.parent.mkdir()
+        page.write_text(text)
+    assert store.code(one) == store.code(one, one) != store.code(two)
 
 
 def test_chunks_do_not_show_in_the_bytes() -> None:

@@ -19,7 +19,8 @@ from kappascope.engines import Here, Processes
 from kappascope.lab import Experiment, grid
 from kappascope.store import Refusal, Store
 from test_store import Faults
-from toys import BAD, SLOW, TOY, complete, sha, trials
+from toys import BAD, SLOW, TOY, trials
+from toyshop import complete, sha
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +181,14 @@ def test_a_unit_that_cannot_be_read_back_is_told(tmp_path: Path) -> None:
     victim.write_bytes(b"")
     (failed,) = study.gather(study.plan([TOY]), Store(tmp_path)).provenance["failed"]
     assert failed["reason"] == "cannot be read back"
+
+
+def test_code_that_changes_while_trials_run_ends_the_run(tmp_path: Path) -> None:
+    kept = Store(tmp_path)
+    stale = [replace(block, code="of yesterday") for block in study.plan([TOY]).blocks]
+    with kept.lock(), pytest.raises(Refusal, match="changed while") as refused:
+        list(study.run(stale, kept, Here()))
+    assert refused.value.code == 4 and not units(tmp_path)
 
 
 def test_misfortunes_of_trials_are_told_and_leave_the_rest(tmp_path: Path) -> None:

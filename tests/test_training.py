@@ -37,7 +37,10 @@ def test_the_loop_makes_the_protocols_updates() -> None:
 def test_there_is_a_step_before_between_and_after_the_updates() -> None:
     model = Matrix(torch.zeros(1, 2, 2))
     batch = next(Regression(torch.ones(1, 2, 2)).batches(Own([0], "x").random(dtype=torch.float32)))
-    steps = [(s.index, s.batch, s.weight.abs().sum() > 0) for s in train(model, sgd(model), repeat(batch), 2)]
+    steps = [
+        (s.index, s.batch, s.weight.abs().sum() > 0)
+        for s in train(model, sgd(model), repeat(batch), 2)
+    ]
     assert [(index, seen is not None, bool(moved)) for index, seen, moved in steps] == [
         (0, True, False),
         (1, True, True),
@@ -91,7 +94,9 @@ def test_arms_that_train_together_see_the_same_batches_and_do_not_mix() -> None:
     def learned(rate: float) -> torch.Tensor:
         random = Own(range(3), "arms").random()
         task, model = Regression(heterogeneous(random, 8)), Matrix(start(random, 8))
-        return last(train(model, SGD(model.parameters(), lr=rate), task.batches(random), 300)).weight
+        return last(
+            train(model, SGD(model.parameters(), lr=rate), task.batches(random), 300)
+        ).weight
 
     random = Own(range(3), "arms").random()
     task, origin = Regression(heterogeneous(random, 8)), start(random, 8)

@@ -1,22 +1,17 @@
-"""Experiments that take milliseconds, and the command line with them instead of the real ones."""
+"""Experiments that take milliseconds."""
 
-import hashlib
 import os
 import signal
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from kappascope import cli, lab, study
 from kappascope.claims import Below, Claim, Printed
-from kappascope.engines import Engine, Here
 from kappascope.lab import Batch, Experiment, grid
 from kappascope.statistics import Table, mean, median
-from kappascope.store import Store
 
 
 def trials(streams: Any, size: int, pause: float = 0.0) -> Iterator[Batch]:
@@ -75,25 +70,3 @@ TOY = Experiment(
 SLOW = Experiment(2, "Slow", "0", "?", grid(size=(2,), pause=(0.4,)), trials, own=64 * 12)
 KINDS = ("fine", "raises", "killed", "memory", "exits", "wrong shape", "nan")
 BAD = Experiment(3, "Bad", "0", "?", grid(kind=KINDS), misfortune, own=2)
-
-
-def complete(experiment: Experiment, folder: Path, engine: Engine | None = None) -> study.Results:
-    """Run what is missing of an experiment and publish it."""
-    plan, store = study.plan([experiment]), Store(folder)
-    with store.lock():
-        store.begin(plan.study)
-        done = list(study.run(study.missing(plan, store), store, engine or Here()))
-        results = study.gather(plan, store, [one for one in done if one.failure])
-        study.publish(results, store, lab.verdicts([experiment], results.rows))
-    return results
-
-
-def sha(folder: Path) -> str:
-    return hashlib.sha256((folder / "trials.parquet").read_bytes()).hexdigest()
-
-
-if __name__ == "__main__":
-    import toys  # so that the trials are found by the name they have in the tests
-
-    lab.discover = lambda: {e.number: e for e in (toys.TOY, toys.SLOW, toys.BAD)}
-    cli.main()

@@ -35,6 +35,7 @@ app = typer.Typer(
 )
 LONGEST = 240  # characters of an error line
 QUIET = 10.0  # seconds between two lines of progress
+CORES = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 OUTCOMES = ("holds", "fails", "undecided", "ill-posed")
 
 
@@ -73,7 +74,7 @@ def reproduce(
     ] = None,
     jobs: Annotated[
         int, typer.Option(min=0, max=1024, help="Processes to run trials in; 0 uses this one.")
-    ] = len(os.sched_getaffinity(0)),
+    ] = CORES,
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("kappascope-report"),
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget what is in that folder.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error arose.")] = False,
@@ -183,7 +184,7 @@ def _lines(todo: Sequence[Block]) -> Callable[[Block], None]:
     def advance(block: Block) -> None:
         nonlocal done, said
         done, now = done + block.cost, time.monotonic()
-        if now - said > QUIET:
+        if now - said > QUIET and done < whole:
             said, left = now, (now - start) * (whole / done - 1)
             _say(f"{done / whole:.0%} of the trials are run, about {left:.0f} s left")
 
@@ -265,11 +266,11 @@ def _refusal(error: BaseException, arguments: Sequence[str]) -> Refusal:
 
     given = " ".join(arguments)
     known: dict[type[BaseException], tuple[int, str, str]] = {
-        Interrupted: (getattr(error, "code", 0), "stopped early", "the same command goes on"),
+        Interrupted: (getattr(error, "code", 130), "stopped early", "the same command goes on"),
         MemoryError: (5, "out of memory", "use fewer --jobs"),
         ImportError: (5, str(error), "install kappascope with its dependencies"),
         OSError: (5, str(error), "see to it and give the same command again"),
-        Exception: (5, f"{type(error).__name__}: {error}", "a bug; --debug shows where"),
+        BaseException: (5, f"{type(error).__name__}: {error}", "a bug; --debug shows where"),
     }
     if isinstance(error, Refusal):
         return error

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import io
+import re
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -44,7 +46,7 @@ STYLE: Any = {
     "ytick.color": INK,
 }
 DIAMOND: Any = {"marker": "D", "markersize": 4.5, "fillstyle": "none", "linestyle": ""}
-STAR: Any = {"marker": "*", "markersize": 11, "color": "white", "markeredgecolor": INK, "zorder": 5}
+STAR: Any = {"marker": "*", "markersize": 11, "fillstyle": "none", "color": INK, "zorder": 5}
 TICK: Any = {"marker": "|", "markersize": 9, "markeredgewidth": 2, "linestyle": ""}
 BESIDE: Any = {"va": "center", "fontsize": 8, "annotation_clip": False}
 
@@ -124,6 +126,9 @@ def lanes(row: int, count: int) -> Values:
 def strip(axes: Axes, heights: Values, series: Series, printed: Printed | None) -> None:
     """The trials of each level at its height: points, quartile bar, median, mean."""
     low, median, high = series.quartiles
+    if len(heights) and not np.isfinite(median).any():
+        at: Any = axes.get_yaxis_transform()
+        axes.text(0.02, heights.mean(), "not finite", transform=at, color=FAINT, va="center")
     for values, height in zip(series.shown.T, heights, strict=True):
         cloud(axes, values, around(height, values), series.colour)
     axes.hlines(heights, low, high, color=series.colour, linewidth=4.5, alpha=0.3)
@@ -184,7 +189,7 @@ def logarithmic(axes: Axes, which: str, least: float = 0.0) -> None:
         return  # nothing is drawn
     axes.set(**{f"{which}scale": "log"})
     steps = (1.0, 2.0, 5.0) if high / low < 30 else (1.0,)
-    axis.set_major_locator(LogLocator(subs=steps, numticks=8))
+    axis.set_major_locator(LogLocator(subs=steps, numticks=5 if which == "x" else 9))
     axis.set_major_formatter(FuncFormatter(lambda v, _: "0" if v <= least else words(float(v))))
     axis.set_minor_locator(NullLocator())  # they take longer to draw than all the rest
 
@@ -225,3 +230,41 @@ def _apart(wanted: Sequence[float], gap: float) -> list[float]:
 def _spread(group: Sequence[float], gap: float) -> list[float]:
     centre, half = sum(group) / len(group), (len(group) - 1) / 2
     return [centre + gap * (place - half) for place in range(len(group))]
+
+
+def vector(figure: Figure, place: int | None = None) -> str:
+    """The figure as an SVG document, or one panel of it, on no ground of its own."""
+    if place is None:
+        return _slim(saved(figure, "svg"))
+    for other, axes in enumerate(figure.axes):
+        axes.set_visible(other == place)
+    try:
+        return _slim(saved(figure, "svg", bbox_inches=_cell(figure, place), transparent=True))
+    finally:
+        for axes in figure.axes:
+            axes.set_visible(True)
+
+
+def _cell(figure: Figure, place: int) -> Any:
+    from matplotlib.transforms import Bbox
+
+    row, column = divmod(place, round(figure.get_figwidth() / WIDTH))
+    bottom = figure.get_figheight() - (row + 1) * HEIGHT
+    return Bbox.from_bounds(column * WIDTH, bottom, WIDTH, HEIGHT)
+
+
+def saved(figure: Figure, kind: str, **how: Any) -> bytes:
+    """The bytes of a file without a date: same rows, same bytes."""
+    import matplotlib as mpl
+
+    undated = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}[kind]
+    with mpl.rc_context(STYLE), io.BytesIO() as file:
+        figure.savefig(file, format=kind, dpi=150, metadata=undated, **how)
+        return file.getvalue()
+
+
+def _slim(document: bytes) -> str:
+    """No comments, no line breaks, hundredths of a point: half the bytes, the same picture."""
+    text = re.sub(r"<!--.*?-->", "", document.decode(), flags=re.DOTALL)
+    text = re.sub(r"([1-9]\d*\.\d\d)\d+", r"\1", text)  # scales below 1 stay exact
+    return re.sub(r"\s*\n\s*", " ", text).replace("> <", "><")

@@ -71,6 +71,9 @@ class Processes:
 
     An item that takes longer than ``limit`` seconds is ended; one whose process dies is tried
     ``retries`` times more. No process outlives its parent, however that one ends.
+
+    >>> [done.failure for done in Processes(jobs=1).run(abs, [-1, "one"])]
+    ['', "TypeError: bad operand type for abs(): 'str'"]
     """
 
     jobs: int
@@ -87,7 +90,7 @@ class Processes:
             try:
                 while todo or busy:
                     while todo and idle:
-                        (item, lives), pool = todo.popleft(), idle.pop()
+                        (item, lives), pool = todo.popleft(), _ready(idle.pop())
                         busy[_schedule(pool, work, item, self.limit)] = item, lives, pool
                     for future in _ended(busy):
                         item, lives, pool = busy.pop(future)
@@ -124,23 +127,33 @@ def _pool() -> Any:
 
 def _enter(parent: int) -> None:
     """Make a new process end with its parent, and at once when told to."""
-    ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # pebble's handler waits for LAPACK to return
     if os.getppid() != parent:
         os._exit(1)
 
 
+def _ready(pool: Any) -> Any:
+    """The pool, or another one if its process died while it had nothing to do."""
+    with _deaf():
+        return pool if pool.active else _renewed(pool)
+
+
 def _schedule(pool: Any, work: Callable[[T], object], item: T, limit: float) -> Future[Done[T]]:
     """Start an item; pickled here, so that what cannot be unpickled fails alone."""
-    future: Future[Done[T]]
+    future: Future[Done[T]] = Future()
     try:
         parcel = pickle.dumps((work, item))
     except Exception as error:
-        future = Future()
         future.set_result(_failed(item, error, 0.0))
         return future
-    with _deaf():
-        return cast("Future[Done[T]]", pool.schedule(_unpack, args=(parcel,), timeout=limit))
+    try:
+        with _deaf():
+            return cast("Future[Done[T]]", pool.schedule(_unpack, args=(parcel,), timeout=limit))
+    except Exception as error:  # no process could be started, or it is dead again
+        future.set_exception(error)
+        return future
 
 
 @contextmanager

@@ -50,6 +50,10 @@ class Experiment:
 
     ``trials(streams, **setting)`` trains the block of trials that ``streams`` stands for and
     yields :data:`Batch`: what it yields depends on the streams and the setting alone.
+
+    >>> toy = Experiment(1, "Toy", "4.1", "?", grid(size=(64, 256)), grid, own={64: 100, 256: 10})
+    >>> [toy.count(setting, "own", asked=1000) for setting in toy.grid]
+    [1000, 10]
     """
 
     number: int
@@ -77,8 +81,8 @@ class Experiment:
 
     @property
     def page(self) -> Path:
-        """The file that makes the rows."""
-        return Path(str(sys.modules[self.trials.__module__].__file__))
+        """The file it is written in."""
+        return page_of(self.trials)
 
     def quickly(self) -> Experiment:
         """The same question, asked of fewer trials."""
@@ -101,6 +105,15 @@ def _count(rule: Count, setting: Setting) -> int:
     return rule if isinstance(rule, int) else rule(setting)
 
 
+def page_of(trials: Callable[..., Any]) -> Path:
+    """The file in which the trials of an experiment are written.
+
+    >>> page_of(grid).name
+    'lab.py'
+    """
+    return Path(str(sys.modules[trials.__module__].__file__))
+
+
 def size_of(setting: Setting) -> int:
     """The size of a setting's matrices; 64, the paper's own, where it names none.
 
@@ -111,7 +124,11 @@ def size_of(setting: Setting) -> int:
 
 
 def discover(package: str = "kappascope.experiments") -> dict[int, Experiment]:
-    """The experiments of a package by number: every ``EXPERIMENT`` of its modules."""
+    """The experiments of a package by number: every ``EXPERIMENT`` of its modules.
+
+    >>> discover()[1].id
+    'e1'
+    """
     home = importlib.import_module(package)
     modules = [
         importlib.import_module(f"{package}.{page.name}")
@@ -126,6 +143,12 @@ def verdicts(experiments: Iterable[Experiment], rows: Table) -> dict[str, list[d
 
     A figure or claim is measured on the rows of its own experiment; a claim about ``all`` of them
     on all rows. What cannot be measured, because its trials were not run, says so.
+
+    >>> figure = Printed("e1/mean", "mean error", "0.13", lambda rows: rows.values().mean())
+    >>> toy = Experiment(1, "Toy", "4.1", "?", grid(size=(64,)), grid, figures=(figure,))
+    >>> found = verdicts([toy], Table.of([{"experiment": "e1", "seed": 0, "error": 0.131}]))
+    >>> found["figures"][0]["measured"], found["figures"][0]["matches"]
+    (0.131, True)
     """
     found: dict[str, list[dict[str, Any]]] = {"figures": [], "claims": []}
     for experiment in experiments:

@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files as resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
 
 import numpy as np
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from kappascope.lab import Experiment
-    from kappascope.study import Results
 
 MEASURED = (
     "experiment",
@@ -40,6 +39,22 @@ MEASURED = (
     "target",
 )  # every other column tells groups apart
 FEWEST = 5  # repetitions of the paper's experiment that show where a figure falls
+
+
+class Results(Protocol):
+    """What a run leaves."""
+
+    @property
+    def rows(self) -> Table:
+        """Every trial."""
+
+    @property
+    def spectra(self) -> Table:
+        """Singular values of representative trials."""
+
+    @property
+    def provenance(self) -> Mapping[str, Any]:
+        """Code, libraries, machine, and what failed."""
 
 
 @dataclass(frozen=True)
@@ -82,25 +97,41 @@ def files(
     experiments: Iterable[Experiment], results: Results, verdicts: Mapping[str, Sequence[Record]]
 ) -> Iterator[tuple[str, bytes]]:
     """The report and its figures: paths below the folder of results, and what to write there."""
-    sections, notes = [], []
+    sections, missing = [], _failed(results.provenance)
     printed: list[Record] = []
     for experiment in experiments:
         rows = results.rows.where(experiment=experiment.id)
         spectra = results.spectra.where(experiment=experiment.id)
-        drawn = experiment.plot(rows, spectra) if experiment.plot else None
+        drawn, why = _drawn(experiment, rows, spectra)
+        missing += why
         shown = figures.gallery(spectra) if len(spectra) else None
-        for name, figure in (experiment.id, drawn), (f"{experiment.id}-spectra", shown):
-            if figure:
-                yield f"figures/{name}.svg", figures.svg(figure).encode()
-                yield f"figures/{name}.png", figures.png(figure)
+        if drawn:
+            yield f"figures/{experiment.id}.svg", figures.svg(drawn).encode()
+            yield f"figures/{experiment.id}.png", figures.png(drawn)
+        if shown:
+            yield f"figures/{experiment.id}-spectra.svg", figures.svg(shown).encode()
         sections.append(section(experiment, rows, drawn, shown))
-        if not len(rows):
-            notes.append(f"no trial of experiment {experiment.number} was run")
         own = [one for one in verdicts["figures"] if one["experiment"] == experiment.id]
         printed += [_placed(one, experiment.figures, rows) for one in own]
-    failed = [f"{one['trials']}: {one['reason']}" for one in results.provenance.get("failed", ())]
-    page = Report(sections, verdicts["claims"], printed, results.provenance, [*failed, *notes])
+    page = Report(sections, verdicts["claims"], printed, results.provenance, missing)
     yield "report.html", render(page).encode()
+
+
+def _failed(provenance: Mapping[str, Any]) -> list[str]:
+    return [f"{one['trials']}: {one['reason']}" for one in provenance.get("failed", ())]
+
+
+def _drawn(
+    experiment: Experiment, rows: Table, spectra: Table
+) -> tuple[Figure | None, Sequence[str]]:
+    """The figure of an experiment, or why there is none: a report is worth more than a figure."""
+    if not len(rows):
+        return None, [f"no trial of experiment {experiment.number} was run"]
+    try:
+        return experiment.plot(rows, spectra) if experiment.plot else None, ()
+    except Exception as error:
+        wrong = f"{type(error).__name__}: {error}"
+        return None, [f"the figure of experiment {experiment.number} was not drawn: {wrong}"]
 
 
 def section(
@@ -141,11 +172,13 @@ def groups(rows: Table) -> Iterator[Group]:
     names = [
         n for n in table.column_names if n not in MEASURED and table[n].null_count < len(table)
     ]
-    for key in dict.fromkeys(zip(*(table[name].to_pylist() for name in names), strict=True)):
-        group = dict(zip(names, key, strict=True))
-        values = Table.of(table).where(**group).values()
-        component = str(group.pop("component"))
-        known = {name: value for name, value in group.items() if value is not None}
+    found: dict[tuple[Any, ...], list[float]] = {}
+    columns = [table[name].to_pylist() for name in (*names, "error")]
+    for *key, error in zip(*columns, strict=True):
+        found.setdefault(tuple(key), []).append(error)
+    for setting, values in found.items():
+        known = {n: v for n, v in zip(names, setting, strict=True) if v is not None}
+        component = str(known.pop("component"))
         yield Group(known, component, summary(values), tail_index(values))
 
 
@@ -200,8 +233,16 @@ def picture(svg: str) -> Markup:
 
 
 def paragraphs(text: str) -> list[str]:
-    """The paragraphs of a docstring, each on one line."""
-    return [" ".join(part.split()) for part in text.strip().split("\n\n") if part.strip()]
+    """The question a page's docstring asks, then the rest of it: no title, no marks of code.
+
+    >>> paragraphs("What does ``depth`` do? Layers learn together.")
+    ['What does depth do?', 'Layers learn together.']
+    """
+    parts = [" ".join(part.split()) for part in text.replace("``", "").strip().split("\n\n")]
+    if len(parts) > 1 and parts[0].startswith("Experiment"):
+        del parts[0]
+    question, mark, rest = parts[0].partition("? ")
+    return [part for part in (question + mark.strip(), rest, *parts[1:]) if part]
 
 
 def render(report: Report) -> str:

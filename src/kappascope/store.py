@@ -6,12 +6,12 @@ renamed into it; what cannot be read back, digest and all, counts as not done.
 
 from __future__ import annotations
 
+import ast
 import fcntl
 import hashlib
 import json
 import os
 import platform
-import shutil
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,14 +24,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-READERS = (
-    "statistics",
-    "claims",
-    "figures",
-    "drawing",
-    "report",
-    "cli",
-)  # modules that make no row
+JUDGES = ("lab", "claims", "statistics", "figures")  # what pages import to judge and draw rows
 LIBRARIES = ("torch", "numpy", "scipy", "pyarrow")
 
 
@@ -52,7 +45,14 @@ class Refusal(Exception):  # noqa: N818 - what it is; the code makes it an error
 
 
 def write(path: Path, data: bytes) -> None:
-    """Put ``data`` at ``path``: whatever happens, the file there is the old one or the new one."""
+    """Put ``data`` at ``path``: whatever happens, the file there is the old one or the new one.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     write(Path(folder) / "file", b"whole")
+    ...     (Path(folder) / "file").read_bytes()
+    b'whole'
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         try:
@@ -83,7 +83,12 @@ def _unwritable(path: Path, error: OSError) -> Refusal:
 
 
 def parquet(table: pa.Table) -> bytes:
-    """The bytes of a Parquet file; the same table gives the same bytes."""
+    """The bytes of a Parquet file; the same table gives the same bytes.
+
+    >>> table = pa.table({"error": [0.5, 0.25]})
+    >>> parquet(table) == parquet(pa.concat_tables([table[:1], table[1:]]))
+    True
+    """
     sink = pa.BufferOutputStream()
     pq.write_table(table.combine_chunks(), sink, compression="zstd")
     return bytes(sink.getvalue())
@@ -100,14 +105,13 @@ def digest(value: Any) -> str:
 
 @cache
 def environment() -> Mapping[str, str | int]:
-    """What the bits of a result depend on, besides its setting: code, libraries, processor."""
-    home = Path(__file__).parent
-    sources = [path for path in home.rglob("*.py") if path.stem not in READERS]
-    pages = home / "experiments"  # each one answers for itself, see `source`
-    code = {str(p.relative_to(home)): source(p) for p in sources if not p.is_relative_to(pages)}
+    """What the bits of a result depend on besides setting and code: libraries, processor.
+
+    >>> environment()["threads"]
+    1
+    """
     return {
         "kappascope": version("kappascope"),
-        "code": digest(code),
         "python": platform.python_version(),
         **{name: version(name) for name in LIBRARIES},
         "cpu": _processor(),
@@ -116,9 +120,32 @@ def environment() -> Mapping[str, str | int]:
     }
 
 
-def source(path: Path) -> str:
-    """Sha256 of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def code(*pages: Path) -> str:
+    """Digest of the pages and of all modules of the package whose code they run.
+
+    >>> code(Path(__file__)) == code(Path(__file__), Path(__file__))
+    True
+    """
+    found: dict[str, str] = {}
+    todo = list(pages)
+    while todo:
+        page = todo.pop()
+        found[page.name], imported = _source(page)
+        todo += [path for path in imported if path.name not in found]
+    return digest(found)
+
+
+@cache
+def _source(page: Path) -> tuple[str, tuple[Path, ...]]:
+    """Digest of a page, and the modules of the package that it needs to make rows."""
+    data = page.read_bytes()
+    names = set()
+    for node in ast.walk(ast.parse(data)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "kappascope":
+            _, _, module = str(node.module).partition(".")
+            names |= {module} if module else {alias.name for alias in node.names}
+    modules = [Path(__file__).with_name(f"{name}.py") for name in names.difference(JUDGES)]
+    return hashlib.sha256(data).hexdigest(), tuple(path for path in modules if path.exists())
 
 
 def _processor() -> str:
@@ -131,7 +158,14 @@ def _processor() -> str:
 
 @dataclass(frozen=True)
 class Store:
-    """A folder of results: one file for every unit of work, and what is derived from them."""
+    """A folder of results: one file for every unit of work, and what is derived from them.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder, (store := Store(Path(folder))).lock():
+    ...     store.put("a.unit", {"seeds": [0, 1]}, pa.table({"error": [0.5]}))
+    ...     store.names(), store.take("a.unit")[0], store.take("b.unit")
+    (['a.unit'], {'seeds': [0, 1]}, None)
+    """
 
     folder: Path
 
@@ -199,10 +233,10 @@ class Store:
         write(self.folder / "study.json", strict({**before, **study}))
 
     def forget(self) -> None:
-        """Remove every result: the next study is a new one."""
-        shutil.rmtree(self.units, ignore_errors=True)
+        """Remove every result, and nothing else: the next study is a new one."""
+        for name in self.names():
+            (self.units / name).unlink(missing_ok=True)
         (self.folder / "study.json").unlink(missing_ok=True)
-        self.units.mkdir(exist_ok=True)
 
     def put(self, name: str, header: Mapping[str, Any], rows: pa.Table) -> None:
         """Keep the rows of a unit: a digest, a line that says what they are, a Parquet file."""

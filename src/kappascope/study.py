@@ -2,6 +2,20 @@
 
 A study goes on where it was stopped. Its rows are the same to the last bit however it was run: at
 once or in pieces, on one process or on many, with few trials at first and more later.
+
+>>> from tempfile import TemporaryDirectory
+>>> from kappascope.engines import Here
+>>> from kappascope.lab import grid
+>>> def trials(streams, size):
+...     entries = streams.random().normal(size, size)
+...     yield {"component": "frobenius_norm", "error": entries.norm(dim=(-2, -1))}
+>>> toy = Experiment(1, "Toy", "4.1", "How large is it?", grid(size=(2, 4)), trials, own=3)
+>>> with TemporaryDirectory() as folder, (kept := store.Store(Path(folder))).lock():
+...     wanted = plan([toy])
+...     failures = [done for done in run(missing(wanted, kept), kept, Here()) if done.failure]
+...     results = gather(wanted, kept, failures)
+>>> len(results.rows), results.provenance["failed"]
+(6, [])
 """
 
 from __future__ import annotations
@@ -14,6 +28,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -23,7 +38,7 @@ from numpy.typing import NDArray
 
 from kappascope import store
 from kappascope.engines import Done, Engine
-from kappascope.lab import Batch, Experiment, Setting, size_of
+from kappascope.lab import Batch, Experiment, Setting, page_of, size_of
 from kappascope.statistics import Table
 
 if TYPE_CHECKING:
@@ -59,12 +74,12 @@ class Block:
     seeds: range
     key: str  # of the own streams
     effort: float
-    code: str  # digest of what the rows depend on besides the above
+    code: str  # digest of the source that makes the rows
 
     @cached_property
     def group(self) -> str:
         """A name that trials share if only their seeds differ."""
-        what = store.digest([self.setting, self.key, self.code])
+        what = store.digest([self.setting, self.code, dict(store.environment())])
         return f"{self.experiment}-{self.stream}-{what[:16]}"
 
     @property
@@ -129,11 +144,9 @@ def plan(experiments: Iterable[Experiment], asked: int | None = None) -> Plan:
     >>> [str(block) for block in plan([toy], asked=100).blocks][1:]
     ['e1 size=8 own trials 0-99', 'e1 size=256 paper trials 0-1', 'e1 size=256 own trials 0-8']
     """
-    environment = store.environment()
-    study, blocks, notes = dict(environment), dict[str, Block](), []
+    study, blocks, notes = dict(store.environment()), dict[str, Block](), []
     for experiment in experiments:
-        study[f"page of {experiment.id}"] = store.source(experiment.page)
-        code = _code(experiment, environment)
+        study[f"code of {experiment.id}"] = code = _code(experiment.page)
         for setting, stream in product(experiment.grid, ("paper", "own")):
             count = experiment.count(setting, stream, asked)
             if not count:
@@ -149,8 +162,8 @@ def plan(experiments: Iterable[Experiment], asked: int | None = None) -> Plan:
     return Plan(tuple(blocks.values()), tuple(notes), study)
 
 
-def _code(experiment: Experiment, environment: Mapping[str, Any]) -> str:
-    return store.digest([environment, store.source(experiment.page)])
+def _code(page: Path) -> str:
+    return store.code(page, Path(__file__))
 
 
 def _block(experiment: Experiment, setting: Setting, stream: str, seeds: range, code: str) -> Block:
@@ -191,6 +204,11 @@ def run(todo: Sequence[Block], kept: store.Store, engine: Engine) -> Generator[D
 
 def work(kept: store.Store, block: Block) -> None:
     """Run a block of trials and keep its rows."""
+    if (
+        _code(page_of(block.trials)) != block.code
+    ):  # a process may start long after the plan was made
+        wrong, advice = "changed while trials were running", "give the same command again"
+        raise store.Refusal(4, "the code", wrong, advice)
     start = time.perf_counter()
     rows = block.rows()
     header = {
@@ -296,7 +314,7 @@ def verify(
     experiments: Iterable[Experiment], kept: store.Store, count: int
 ) -> Iterator[tuple[Block, bool]]:
     """Run ``count`` kept trials again, each alone: the trial, and whether every bit is the same."""
-    plan_of = {e.id: (e, _code(e, store.environment())) for e in experiments}
+    plan_of = {e.id: (e, _code(e.page)) for e in experiments}
     names = [name for name in kept.names() if name.split("-")[0] in plan_of]
     for name in random.sample(names, min(count, len(names))):
         header, rows = kept.take(name) or ({}, EMPTY)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import islice, tee
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
@@ -16,6 +17,7 @@ from kappascope.corrections import floored_condition_number
 from kappascope.tasks import Batch
 
 T = TypeVar("T")
+K = TypeVar("K")
 B = TypeVar("B", bound=Batch)
 
 STEPS = 200  # the paper's default
@@ -46,6 +48,26 @@ def sgd(model: nn.Module, learning_rate: float = 0.01, weight_decay: float = 0.0
     return SGD([group for group in groups if group["params"]], weight_decay=weight_decay)
 
 
+class MatrixAdam(Optimizer):
+    """Adam with the second moment averaged over each matrix: one rate for all of its entries."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float = 0.001) -> None:
+        super().__init__(parameters, {"lr": lr, "index": 0})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Move every parameter; the moments' weights are Adam's usual ones."""
+        for group in self.param_groups:
+            group["index"] += 1
+            for p in group["params"]:
+                m, v = self.state[p].get("moments", (torch.zeros_like(p), p.new_zeros(())))
+                m = torch.lerp(m, p.grad, 0.1)
+                v = v + 0.001 * (p.grad.square().mean((-2, -1), keepdim=True) - v)
+                self.state[p]["moments"] = m, v
+                rate = (v / (1 - 0.999 ** group["index"])).sqrt() + 1e-8
+                p.sub_(group["lr"] * m / (1 - 0.9 ** group["index"]) / rate)
+
+
 def train(
     model: nn.Module, optimizer: Optimizer, batches: Iterable[Batch], steps: int = STEPS
 ) -> Iterator[Step]:
@@ -61,9 +83,20 @@ def train(
     yield Step(steps, model, None)
 
 
+def descend(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    learning_rate: float = 0.01,
+    weight_decay: float = 0.0,
+    steps: int = STEPS,
+) -> Iterator[Step]:
+    """Train by plain gradient steps."""
+    return train(model, sgd(model, learning_rate, weight_decay), batches, steps)
+
+
 def together(
-    arms: Mapping[str, Callable[[Iterator[B]], Iterator[Step]]], batches: Iterator[B]
-) -> Iterator[dict[str, Step]]:
+    arms: Mapping[K, Callable[[Iterator[B]], Iterator[Step]]], batches: Iterator[B]
+) -> Iterator[dict[K, Step]]:
     """Train several arms side by side on the same batches."""
     shared = tee(batches, len(arms))
     runs = [arm(own) for arm, own in zip(arms.values(), shared, strict=True)]

@@ -1,6 +1,7 @@
-"""Which components of a matrix does gradient descent learn, and how does that change with size?
+"""Experiment 1: component learning quality (Section 4.1).
 
-The paper's first experiment (Section 4.1): one matrix, 200 steps of plain SGD, all components.
+Which components of a matrix does gradient descent learn, and how does that change with size? One
+matrix, 200 plain steps, all components.
 """
 
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ import torch
 from kappascope.lab import Batch, Experiment, grid
 from kappascope.networks import Matrix
 from kappascope.tasks import Regression, Streams, heterogeneous, start
-from kappascope.training import last, outcome, sgd, train
+from kappascope.training import descend, last, outcome
 
 
 def trials(streams: Streams, size: int) -> Iterator[Batch]:
@@ -20,7 +21,7 @@ def trials(streams: Streams, size: int) -> Iterator[Batch]:
     target = heterogeneous(random, size)
     random.normal(size, size)  # the paper draws a start here and throws it away
     model = Matrix(start(random, size))
-    step = last(train(model, sgd(model), Regression(target).batches(random)))
+    step = last(descend(model, Regression(target).batches(random)))
     yield from outcome(step.weight, target)
 
 

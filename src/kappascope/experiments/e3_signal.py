@@ -1,9 +1,9 @@
-"""How much gradient does each singular value receive, and does that decide what is learned?
+"""Experiment 3: gradient signal (Section 4.3).
 
-The paper's third experiment (Section 4.3): every fifth step, the slope of the batch loss along
-each singular direction of the weight. Whether its imbalance keeps kappa from converging is tested
-by interventions: leave the imbalance and take away the label noise, then the random start too; or
-leave both and take away the imbalance.
+How much gradient does each singular value receive, and does that decide what is learned? Every
+fifth step, the slope of the batch loss along each singular direction is recorded. Whether its
+imbalance keeps kappa from converging is tested by interventions: leave the imbalance and take away
+the label noise, then the random start too; or leave both and take away the imbalance.
 """
 
 from collections.abc import Iterator
@@ -12,27 +12,26 @@ import torch
 from torch import Tensor
 
 from kappascope.components import Components
+from kappascope.corrections import orthogonalized
 from kappascope.lab import Batch, Experiment, grid
 from kappascope.networks import Matrix
 from kappascope.tasks import LinearBatch, Regression, Streams, heterogeneous, noiseless, start
-from kappascope.training import Step, last, outcome, rows, sgd, together, train
+from kappascope.training import Step, descend, last, outcome, rows, sgd, together, train
 
 EVERY = 5  # steps between recordings
 NUDGE = 1e-5  # of a singular value, in the paper's forward difference
 
 
-def trials(streams: Streams, size: int, intervention: str | None = None) -> Iterator[Batch]:
+def trials(streams: Streams, size: int, question: str | None = None) -> Iterator[Batch]:
     """Follow the singular values of one matrix and the signal they receive."""
-    if intervention:
+    if question:
         yield from interventions(streams, size)
         return
     random = streams.random()
     target = heterogeneous(random, size)
-    model = Matrix(start(random, size))
-    for step in train(model, sgd(model), Regression(target).batches(random)):
+    for step in descend(Matrix(start(random, size)), Regression(target).batches(random)):
         if step.index % EVERY == 0 and isinstance(step.batch, LinearBatch):
-            for row in signal(step.weight, step.batch):
-                yield {"epoch": step.index, **row}
+            yield from ({"epoch": step.index, **row} for row in signal(step.weight, step.batch))
     yield from outcome(step.weight, target)
 
 
@@ -55,33 +54,22 @@ def interventions(streams: Streams, size: int) -> Iterator[Batch]:
     target, random = heterogeneous(streams.random(), size), streams.random(1)
     origin = start(random, size)
 
-    def fit(origin: Tensor, batches: Iterator[LinearBatch]) -> Iterator[Step]:
-        model = Matrix(origin)
-        return train(model, sgd(model), batches)
-
-    def equalised(batches: Iterator[LinearBatch]) -> Iterator[Step]:
-        model = Matrix(origin)
-        optimizer = sgd(model)
-        model.weight.register_hook(polar)
+    def alike(batches: Iterator[LinearBatch]) -> Iterator[Step]:
+        optimizer = sgd(model := Matrix(origin))
+        model.weight.register_hook(orthogonalized)
         for step in train(model, optimizer, batches):
-            # falling to zero, from as much as moves the largest singular values (about 3) there
+            # falls to zero; all steps together reach the largest singular values, about 3
             optimizer.param_groups[0]["lr"] = 0.03 * (1 - step.index / 200)
             yield step
 
     arms = {
-        "none": lambda batches: fit(origin, batches),
-        "no noise": lambda batches: fit(origin, noiseless(batches)),
-        "no noise, no start": lambda batches: fit(0 * origin, noiseless(batches)),
-        "no imbalance": equalised,
+        "none": lambda batches: descend(Matrix(origin), batches),
+        "no noise": lambda batches: descend(Matrix(origin), noiseless(batches)),
+        "no noise, no start": lambda batches: descend(Matrix(0 * origin), noiseless(batches)),
+        "no imbalance": alike,
     }
     for name, step in last(together(arms, Regression(target).batches(random))).items():
         yield from rows(step.weight, target, intervention=name)
-
-
-def polar(gradient: Tensor) -> Tensor:
-    """The same singular vectors, all singular values one: every direction gets the same signal."""
-    u, _, vt = torch.linalg.svd(gradient, full_matrices=False)
-    return u @ vt
 
 
 EXPERIMENT = Experiment(
@@ -89,8 +77,8 @@ EXPERIMENT = Experiment(
     title="Gradient signal",
     section="4.3",
     question=__doc__,
-    grid=grid(size=(128,)) + grid(size=(64,), intervention=("each",)),
+    grid=grid(size=(128,)) + grid(size=(64,), question=("cause",)),
     trials=trials,
-    paper=lambda setting: 0 if "intervention" in setting else 1,
-    own=lambda setting: 128 if "intervention" in setting else 0,
+    paper=lambda setting: 0 if "question" in setting else 1,
+    own=lambda setting: 128 if "question" in setting else 0,
 )

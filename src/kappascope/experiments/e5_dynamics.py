@@ -1,6 +1,6 @@
-"""How do the errors evolve while a matrix is learned?
+"""Experiment 5: training dynamics (Section 4.5).
 
-The paper's fifth experiment (Section 4.5): 200 steps, looked at every ten.
+How do the errors evolve while a matrix is learned? 200 steps, looked at every ten.
 """
 
 from collections.abc import Iterator
@@ -9,17 +9,17 @@ from kappascope.components import Components
 from kappascope.lab import Batch, Experiment, grid
 from kappascope.networks import Matrix
 from kappascope.tasks import Regression, Streams, heterogeneous, start
-from kappascope.training import outcome, rows, sgd, train
+from kappascope.training import descend, outcome, rows
 
 EVERY = 10
 
 
 def trials(streams: Streams, size: int) -> Iterator[Batch]:
-    """Learn one target, with a look at every tenth step and the first."""
+    """Learn one target, with a look at the first step and every tenth."""
     random = streams.random()
     target = Components(heterogeneous(random, size))
     model = Matrix(start(random, size))
-    for step in train(model, sgd(model), Regression(target.matrix).batches(random)):
+    for step in descend(model, Regression(target.matrix).batches(random)):
         if step.index == 1 or step.index % EVERY == 0:
             yield from rows(step.weight, target, epoch=step.index)
     yield from outcome(step.weight, target)

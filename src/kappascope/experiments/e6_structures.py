@@ -1,15 +1,16 @@
-"""Do multipliers help more for some structures of the target than for others?
+"""Experiment 6: multipliers across structures (Section 4.6).
 
-The paper's sixth experiment (Section 4.6). Its two arms share the target alone: ``pairing`` is
-"paper" for that and "paired" where they share the start and the batches too.
+Do multipliers help more for some structures of the target than for others? The paper's two arms
+share the target alone: ``pairing`` is "paper" for that, and "paired" where they share the start
+and the batches too.
 """
 
 from collections.abc import Iterator
 
 from kappascope.lab import Batch, Experiment, grid
 from kappascope.networks import Matrix, Multiplied
-from kappascope.tasks import STRUCTURES, LinearBatch, Regression, Streams, start
-from kappascope.training import Step, last, outcome, sgd, together, train
+from kappascope.tasks import STRUCTURES, Regression, Streams, start
+from kappascope.training import descend, floored, last, outcome, together
 
 
 def trials(streams: Streams, structure: str, size: int) -> Iterator[Batch]:
@@ -17,25 +18,18 @@ def trials(streams: Streams, structure: str, size: int) -> Iterator[Batch]:
     target = STRUCTURES[structure](streams.random(), size)
     task, random, other = Regression(target), streams.random(1), streams.random(1)
     origin = start(random, size)
-
-    def standard(batches: Iterator[LinearBatch]) -> Iterator[Step]:
-        model = Matrix(origin)
-        return train(model, sgd(model), batches)
-
-    def multipliers(batches: Iterator[LinearBatch]) -> Iterator[Step]:
-        model = Multiplied(origin)
-        return train(model, sgd(model), batches)
-
-    arms = {"standard": standard, "multipliers": multipliers}
-    final = last(together(arms, task.batches(random)))
-    for strategy, step in final.items():
-        yield from outcome(step.weight, target, strategy=strategy, pairing="paired")
-    yield from outcome(final["multipliers"].weight, target, strategy="multipliers", pairing="paper")
-
+    arms = {
+        "standard": lambda batches: descend(Matrix(origin), batches),
+        "multipliers": lambda batches: descend(Multiplied(origin), batches),
+    }
+    paired = last(together(arms, task.batches(random)))
     other.normal(size, size)  # thrown away in this arm alone: its start and batches are others
-    model = Matrix(start(other, size))
-    step = last(train(model, sgd(model), task.batches(other)))
-    yield from outcome(step.weight, target, strategy="standard", pairing="paper")
+    alone = last(descend(Matrix(start(other, size)), task.batches(other)))
+    for pairing, steps in {"paired": paired, "paper": {**paired, "standard": alone}}.items():
+        for strategy, step in steps.items():
+            columns = {"strategy": strategy, "pairing": pairing}
+            yield from outcome(step.weight, target, **columns)
+            yield from floored(step.weight, target, **columns)
 
 
 EXPERIMENT = Experiment(
@@ -46,4 +40,5 @@ EXPERIMENT = Experiment(
     grid=grid(structure=tuple(STRUCTURES), size=(64,)),
     trials=trials,
     paper=15,
+    effort=3.0,
 )

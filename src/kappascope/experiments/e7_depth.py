@@ -1,24 +1,23 @@
-"""What does depth do to the condition number of a product?
+"""Experiment 7: depth (Section 4.7).
 
-The paper's seventh experiment (Section 4.7): one, two and three linear layers that learn one
-target, and a ReLU student of a ReLU teacher. ``layer`` 0 is the product of all layers. Whether
-layers amplify is tested by interventions at a size that can be trained to the end: train on, and
-start from orthogonal layers.
+What does depth do to the condition number of a product? One, two and three linear layers learn one
+target, and a ReLU student its teacher; ``layer`` 0 is the product of all layers. Whether layers
+amplify is tested by interventions (:mod:`kappascope.experiments.e7_amplification`).
 """
 
+import math
 from collections.abc import Iterator
 
-import torch
-from torch import Tensor
-
-from kappascope.components import Components
+from kappascope import figures
+from kappascope.claims import ANYWHERE, Above, Between, Claim, Measure, printed, select, typical
+from kappascope.experiments import e7_amplification as amplification
 from kappascope.lab import Batch, Experiment, grid
 from kappascope.networks import DeepLinear, Perceptron
-from kappascope.tasks import Random, Regression, Streams, Teacher, heterogeneous, start
-from kappascope.training import floored, last, outcome, rows, sgd, train
+from kappascope.statistics import Estimate, Table, paired_ratio, ratio
+from kappascope.tasks import Regression, Streams, Teacher, heterogeneous, start
+from kappascope.training import descend, floored, last, outcome
 
 STEPS = 300
-LOOKS = (0, 300, 1000, 3000, 10000)  # steps after which the longer runs are looked at
 
 
 def trials(
@@ -28,45 +27,19 @@ def trials(
     if network == "relu":
         return relu(streams, depth, size)
     if intervention:
-        return longer(streams, depth, size, intervention)
+        return amplification.longer(streams, depth, size, intervention)
     return linear(streams, depth, size)
-
-
-def layers(random: Random, depth: int, size: int) -> list[Tensor]:
-    """Starts whose product has the scale of a single layer's start."""
-    return [start(random, size, scale=0.1 ** (1 / depth)) for _ in range(depth)]
 
 
 def linear(streams: Streams, depth: int, size: int) -> Iterator[Batch]:
     """Learn a matrix as the product of layers."""
     target, random = heterogeneous(streams.random(), size), streams.random(7)
-    model = DeepLinear(layers(random, depth, size))
-    optimizer = sgd(model, learning_rate=0.01 if depth == 1 else 0.005)
-    step = last(train(model, optimizer, Regression(target).batches(random), STEPS))
+    model = DeepLinear(amplification.layers(random, depth, size))
+    rate = 0.01 if depth == 1 else 0.005
+    step = last(descend(model, Regression(target).batches(random), rate, steps=STEPS))
     yield from outcome(step.weight, target, layer=0)
     yield from floored(step.weight, target, layer=0)
-    yield from each_layer(model)
-
-
-def each_layer(model: DeepLinear) -> Iterator[Batch]:
-    """The condition numbers of the layers, which have no target of their own."""
-    for layer, weight in enumerate(model.layers, start=1):
-        kappa = Components(weight).condition_number
-        yield {"layer": layer, "component": "condition_number", "value": kappa}
-
-
-def longer(streams: Streams, depth: int, size: int, intervention: str) -> Iterator[Batch]:
-    """Learn for long, from random layers or from orthogonal ones of the same norm."""
-    target, random = heterogeneous(streams.random(), size), streams.random(7)
-    starts = layers(random, depth, size)
-    if intervention == "orthogonal start":
-        scale = 0.1 ** (1 / depth) * 2**0.5
-        starts = [scale * torch.linalg.qr(layer).Q for layer in starts]
-    model = DeepLinear(starts)
-    for step in train(model, sgd(model, 0.005), Regression(target).batches(random), LOOKS[-1]):
-        if step.index in LOOKS:
-            yield from rows(step.weight, target, layer=0, epoch=step.index)
-            yield from ({**row, "epoch": step.index} for row in each_layer(model))
+    yield from amplification.each_layer(model)
 
 
 def relu(streams: Streams, depth: int, size: int) -> Iterator[Batch]:
@@ -74,30 +47,36 @@ def relu(streams: Streams, depth: int, size: int) -> Iterator[Batch]:
     hidden, random = streams.random(), streams.random(7)
     teacher = Perceptron([heterogeneous(hidden, size) for _ in range(depth)])
     student = Perceptron([start(random, size) for _ in range(depth)])
-    optimizer = sgd(student, learning_rate=0.005)
-    last(train(student, optimizer, Teacher(teacher, size).batches(random), STEPS))
+    last(descend(student, Teacher(teacher, size).batches(random), 0.005, steps=STEPS))
     yield from outcome(student.product, teacher.product, layer=0)
     pairs = zip(student.layers, teacher.layers, strict=True)
     for layer, (learned, target) in enumerate(pairs, start=1):
         yield from outcome(learned, target, layer=layer)
 
 
-EXPERIMENT = Experiment(
-    number=7,
-    title="Depth",
-    section="4.7",
-    question=__doc__,
-    grid=(
-        *grid(network=("linear",), depth=(1, 2, 3), size=(64,)),
-        *grid(network=("relu",), depth=(2,), size=(64,)),
-        *grid(
-            network=("linear",),
-            depth=(2, 3),
-            size=(16,),
-            intervention=("random start", "orthogonal start"),
-        ),
+PRODUCT = {"network": "linear", "size": 64, "layer": 0}
+TEN = {"size": 64, "seed": range(10)}
+GUARDED = {**PRODUCT, **TEN, "component": "floored_condition_number"}  # the paper's s1 / (sd + 1e-10)
+OVERALL = {1: 0.05, 2: 0.22, 3: 0.26}
+KAPPA = {1: 0.24, 2: 653, 3: 13_167}
+LEARNED = {1: "1,510", 2: "242,566", 3: "4.8e6"}
+
+
+def each_mean(rows: Table) -> list[float]:
+    """The mean kappa of every layer, at every depth."""
+    layers = (layer for depth in rows.by("depth").values() for layer in depth.by("layer").values())
+    return [float(layer.values("value").mean()) for layer in layers]
+
+
+FIGURES = (
+    printed("e7/condition_number/depth=1/target", "~928", "4.7", **GUARDED),
+    *(
+        printed(f"e7/condition_number/depth={depth}/{what}", text, "4.7", **GUARDED)
+        for depth in KAPPA
+        for what, text in (("mean", f"{KAPPA[depth]:,}"), ("learned", LEARNED[depth]))
     ),
-    trials=trials,
-    paper=lambda setting: 0 if "intervention" in setting else 10,
-    own=lambda setting: 64 if "intervention" in setting else 500,
+    *(
+        printed(f"e7/overall_matrix/depth={depth}/mean", str(error), "4.7", **PRODUCT, **TEN)
+        for depth, error in OVERALL.items()
+    ),
 )
