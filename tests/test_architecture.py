@@ -16,7 +16,8 @@ LAYERS = """
     training figures
     lab
     experiments
-    study report
+    study
+    report
     cli
 """
 SOURCE = Path(__file__).parents[1] / "src" / "kappascope"

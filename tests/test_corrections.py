@@ -1,16 +1,46 @@
-"""Corrections do what their formulas say, on one matrix as on a stack."""
+"""Corrections do what their formulas say, attach in one line and go without a trace."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+from torch.optim import SGD, AdamW, Optimizer
 
+from kappascope import spectra
+from kappascope.components import Components, errors
 from kappascope.corrections import (
+    Correction,
+    Hybrid,
+    Multipliers,
+    NormPin,
+    OrthogonalPenalty,
+    SingularValueBound,
+    SingularValueMultipliers,
+    SpectralDecay,
+    SpectralPenalty,
+    SVDCorrection,
+    banded,
     condition_penalty,
     floored_condition_number,
     scaled,
     toward_spectrum,
 )
+from kappascope.networks import Matrix
+from kappascope.tasks import Paper, Regression, heterogeneous, start
+from kappascope.training import last, train
 
 
 def matrices(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -67,3 +97,859 @@ def test_moving_all_the_way_gives_the_other_spectrum_and_keeps_the_vectors() -> 
 def test_a_singular_value_is_never_moved_below_the_floor() -> None:
     moved = toward_spectrum(torch.eye(2, dtype=torch.float64), torch.tensor([1.0, -50.0]))
     assert torch.linalg.svdvals(moved)[1].item() == pytest.approx(1e-10, rel=1e-3)
+
+
+@given(st.integers(0, 1000), st.floats(1.0, 50.0))
+def test_the_nearest_spectrum_within_a_bound_is_nearer_than_any_other_band(seed, kappa) -> None:
+    values = matrices(6, seed=seed).abs().sort(descending=True).values
+    found = banded(values, kappa)
+    assert found[0] <= kappa * found[-1] * (1 + 1e-9)
+    lows = torch.linspace(0, 1, 500, dtype=torch.float64)[:, None] * values[0]
+    others = torch.minimum(torch.maximum(values, lows), kappa * lows)
+    best = (others - values).square().sum(-1).min()
+    assert (found - values).square().sum() <= best + 1e-12
+
+
+# --- the contract ---------------------------------------------------------------------------------
+
+EXAMPLES: list[Correction] = [
+    Multipliers(),
+    Multipliers(rows=False, columns=False),
+    SpectralPenalty(0.1, target=1.5),
+    SVDCorrection(every=2),
+    SingularValueMultipliers(every=3),
+    OrthogonalPenalty(),
+    OrthogonalPenalty(spectral=True),
+    SpectralDecay(every=2),
+    SingularValueBound(2.0),
+    Hybrid(penalties=SpectralPenalty(0.1, target=1.5, every=2)),
+    NormPin(),
+]
+MERGED = Multipliers, SingularValueMultipliers, Hybrid  # they put factors into the model
+
+
+def test_every_correction_has_an_example() -> None:
+    assert {type(e) for e in EXAMPLES} == set(Correction.__subclasses__())
+
+
+@pytest.mark.parametrize("kind", Correction.__subclasses__(), ids=lambda kind: kind.__name__)
+def test_every_correction_is_usable_with_its_defaults(kind: type[Correction]) -> None:
+    model = perceptron()
+    optimizer = AdamW(model.parameters())
+    with kind().attach(model, optimizer) as handle:
+        steps(model, optimizer, 3)
+    assert handle.weights == ("0.weight", "2.weight") and not handle.refused
+
+
+class Tied(nn.Module):
+    """One weight in two layers, and an embedding that is the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Embedding(5, 4)
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
+        self.head = nn.Linear(4, 5, bias=False)
+        self.second.weight, self.head.weight = self.first.weight, self.token.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.token(x.argmax(-1)) + x
+        return self.head(self.second(self.first(hidden).relu()))
+
+
+def perceptron(bias: bool = True) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6, bias), nn.ReLU(), nn.Linear(6, 3, bias))
+
+
+def convolution() -> nn.Module:
+    layers = nn.Conv1d(1, 4, 2), nn.Conv1d(4, 4, 2, groups=2), nn.ConvTranspose1d(4, 2, 2)
+    return nn.Sequential(nn.Unflatten(-1, (1, 4)), layers[0], nn.Tanh(), *layers[1:])
+
+
+def frozen() -> nn.Module:
+    model = perceptron()
+    model[0].weight.requires_grad_(False)
+    return model
+
+
+def parametrized() -> nn.Module:
+    model = perceptron()
+    parametrizations.weight_norm(model[0])
+    return model
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "bias": perceptron,
+    "no bias": lambda: perceptron(bias=False),
+    "conv": convolution,
+    "tied": Tied,
+    "frozen": frozen,
+    "bf16": lambda: perceptron().bfloat16(),
+    "one layer": lambda: nn.Linear(4, 3),
+    "parametrized": parametrized,
+}
+
+
+def inputs(model: nn.Module) -> Tensor:
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
+    return x.to(next(model.parameters()).dtype)
+
+
+def steps(model: nn.Module, optimizer: Optimizer, count: int = 1) -> None:
+    for _ in range(count):
+        optimizer.zero_grad()
+        model(inputs(model)).square().mean().backward()
+        optimizer.step()
+
+
+def named(model: nn.Module) -> list[tuple[str, int]]:
+    return [(name, id(p)) for name, p in model.named_parameters()]
+
+
+@pytest.mark.parametrize("correction", EXAMPLES, ids=repr)
+@pytest.mark.parametrize("shape", MODELS)
+class TestEveryCorrection:
+    """What holds for each correction, the next one included."""
+
+    @pytest.fixture
+    def model(self, shape: str) -> nn.Module:
+        torch.manual_seed(0)
+        return MODELS[shape]()
+
+    @pytest.fixture
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        return AdamW(model.parameters(), lr=0.05)
+
+    def test_attaching_changes_no_output(self, correction, model, optimizer) -> None:
+        before = model(inputs(model))
+        with correction.attach(model, optimizer):
+            assert torch.equal(model(inputs(model)), before)
+
+    def test_closing_leaves_the_trained_function(self, correction, model, optimizer) -> None:
+        with correction.attach(model, optimizer) as handle:
+            steps(model, optimizer, 4)
+            trained = model(inputs(model))
+        assert torch.equal(model(inputs(model)), trained)
+        assert handle.difference == 0.0
+
+    def test_closing_leaves_the_model_and_the_optimizer_as_they_were(
+        self, correction, model, optimizer
+    ) -> None:
+        before, kinds = named(model), [type(m) for m in model.modules()]
+        groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+        with correction.attach(model, optimizer):
+            steps(model, optimizer, 2)
+        assert named(model) == before
+        assert [type(m) for m in model.modules()] == kinds
+        assert set(optimizer.state) <= set(model.parameters())
+        after = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+        assert after == groups
+        assert [id(p) for g in optimizer.param_groups for p in g["params"]] == [i for _, i in before]
+        assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
+
+    def test_after_closing_training_is_as_without_it(self, correction, model, optimizer) -> None:
+        correction.attach(model, optimizer).close()
+        twin = copy.deepcopy(model)
+        steps(model, optimizer)
+        steps(twin, AdamW(twin.parameters(), lr=0.05))
+        torch.testing.assert_close(model.state_dict(), twin.state_dict(), rtol=0, atol=0)
+
+    def test_attaching_twice_is_an_error(self, correction, model, optimizer) -> None:
+        with correction.attach(model, optimizer) as handle:
+            before = named(model)
+            with pytest.raises(ValueError):
+                correction.attach(model, optimizer, where=handle.weights)
+            assert named(model) == before
+
+    def test_frozen_and_made_weights_are_left_out_with_a_reason(
+        self, correction, model, optimizer, shape
+    ) -> None:
+        with correction.attach(model, optimizer) as handle:
+            assert all(handle.left_out.values())
+        left = {"frozen": {"0.weight"}, "tied": {"token.weight"}}.get(shape, set())
+        if shape == "parametrized" and isinstance(correction, MERGED):
+            left = {"0.weight"}
+        assert set(handle.left_out) == left
+
+    def test_it_goes_on_from_a_checkpoint_to_the_bit(
+        self, correction, model, optimizer, shape
+    ) -> None:
+        handle = correction.attach(model, optimizer)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        steps(model, optimizer, 3)
+        scheduler.step()
+        file = io.BytesIO()
+        parts = {"m": model, "o": optimizer, "s": scheduler, "h": handle}
+        torch.save({key: part.state_dict() for key, part in parts.items()}, file)
+        steps(model, optimizer, 4)
+
+        torch.manual_seed(5)
+        other = MODELS[shape]()
+        fresh = AdamW(other.parameters(), lr=0.05)
+        again = {"m": other, "o": fresh, "h": correction.attach(other, fresh)}
+        again["s"] = torch.optim.lr_scheduler.ExponentialLR(fresh, 0.9)
+        file.seek(0)
+        for key, state in torch.load(file, weights_only=True).items():
+            again[key].load_state_dict(state)
+        steps(other, fresh, 4)
+        torch.testing.assert_close(other.state_dict(), model.state_dict(), rtol=0, atol=0)
+
+    def test_state_dicts_are_converted_only_on_request(
+        self, correction, model, optimizer, shape
+    ) -> None:
+        torch.manual_seed(3)
+        plain = MODELS[shape]().state_dict()
+        handle = correction.attach(model, optimizer)
+        if set(model.state_dict()) != set(plain):
+            with pytest.raises(RuntimeError, match="parametrizations"):
+                model.load_state_dict(plain)
+        model.load_state_dict(handle.corrected(plain))
+        torch.testing.assert_close(handle.plain(model.state_dict()), plain, rtol=0, atol=0)
+        steps(model, optimizer, 2)
+        merged = handle.plain(model.state_dict())
+        handle.close()
+        torch.testing.assert_close(dict(model.state_dict()), merged, rtol=0, atol=0)
+
+    def test_a_copy_is_independent(self, correction, model, optimizer) -> None:
+        with correction.attach(model, optimizer):
+            steps(model, optimizer)
+            twin = copy.deepcopy(model)
+            before = twin(inputs(model))
+            assert torch.equal(before, model(inputs(model)))
+            steps(model, optimizer)
+            assert torch.equal(twin(inputs(model)), before)
+            assert not torch.equal(model(inputs(model)), before)
+
+
+# --- each does what its name says -----------------------------------------------------------------
+
+
+def kappa_of(weight: Tensor) -> Tensor:
+    return Components(weight.detach()).condition_number
+
+
+def ill_conditioned(rows: int = 6, columns: int = 6, seed: int = 0) -> nn.Linear:
+    layer = nn.Linear(columns, rows, bias=False).double()
+    u, s, vt = torch.linalg.svd(matrices(rows, columns, seed=seed), full_matrices=False)
+    values = torch.logspace(0, -3, len(s), dtype=torch.float64)
+    layer.weight.data = (u * values) @ vt
+    return layer
+
+
+def idle(layer: nn.Module, correction: Correction, count: int, rate: float = 0.1) -> nn.Module:
+    """Steps with no gradient from any data."""
+    optimizer = SGD(layer.parameters(), lr=rate)
+    with correction.attach(layer, optimizer):
+        for _ in range(count):
+            optimizer.zero_grad(set_to_none=False)
+            for p in layer.parameters():
+                p.grad = torch.zeros_like(p)
+            optimizer.step()
+    return layer
+
+
+def test_multipliers_take_the_steps_of_the_chain_rule() -> None:
+    layer, x = nn.Linear(3, 2, bias=False).double(), matrices(5, 3)
+    weight = layer.weight.detach().clone().requires_grad_()
+    r, c = torch.ones(2).double().requires_grad_(), torch.ones(3).double().requires_grad_()
+    optimizer = SGD(layer.parameters(), lr=0.1)
+    with Multipliers(rate=0.5, weight_decay=0.0).attach(layer, optimizer):
+        for _ in range(5):
+            optimizer.zero_grad()
+            (x @ layer.weight.T).square().sum().backward()
+            optimizer.step()
+            loss = (x @ scaled(weight, r, c).T).square().sum()
+            grads = torch.autograd.grad(loss, (weight, r, c))
+            with torch.no_grad():
+                for value, gradient, rate in zip((weight, r, c), grads, (0.1, 0.05, 0.05)):
+                    value -= rate * gradient
+        torch.testing.assert_close(layer.weight, scaled(weight, r, c))
+
+
+def test_factors_of_singular_values_take_the_steps_of_the_chain_rule() -> None:
+    for shape in ((3, 5), (5, 3)):
+        layer, x = nn.Linear(shape[1], shape[0], bias=False).double(), matrices(7, shape[1])
+        weight = layer.weight.detach().clone().requires_grad_()
+        wide = weight.detach() if shape[0] < shape[1] else weight.detach().T
+        u = torch.linalg.svd(wide, full_matrices=False)[0]
+        m = torch.ones(3).double().requires_grad_()
+        optimizer = SGD(layer.parameters(), lr=0.01)
+        with SingularValueMultipliers(weight_decay=0.0).attach(layer, optimizer):
+            for _ in range(5):
+                optimizer.zero_grad()
+                (x @ layer.weight.T).square().sum().backward()
+                optimizer.step()
+                turn = u @ torch.diag(m) @ u.T
+                made = turn @ weight if shape[0] < shape[1] else weight @ turn
+                grads = torch.autograd.grad((x @ made.T).square().sum(), (weight, m))
+                with torch.no_grad():
+                    for value, gradient in zip((weight, m), grads):
+                        value -= 0.01 * gradient
+            turn = u @ torch.diag(m) @ u.T
+            made = turn @ weight if shape[0] < shape[1] else weight @ turn
+            torch.testing.assert_close(layer.weight, made)
+
+
+def test_merging_factors_of_singular_values_midway_keeps_the_function() -> None:
+    layer, x = nn.Linear(4, 4, bias=False).double(), matrices(7, 4)
+    optimizer = SGD(layer.parameters(), lr=1e-9)
+    with SingularValueMultipliers(every=2, rate=1e7).attach(layer, optimizer):
+        steps_on(layer, optimizer, x)
+        factors = layer.parametrizations.weight[0].values
+        assert (factors - 1).abs().max() > 1e-3
+        before = layer.weight.detach().clone()
+        optimizer.zero_grad()
+        optimizer.step()
+        torch.testing.assert_close(layer.weight.detach(), before)
+        assert torch.equal(factors, torch.ones_like(factors))
+
+
+def steps_on(layer: nn.Module, optimizer: Optimizer, x: Tensor, count: int = 1) -> None:
+    for _ in range(count):
+        optimizer.zero_grad()
+        layer(x).square().mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("target", [10.0, None, lambda weight: torch.tensor([3.0, 2.0, 1.0])])
+def test_the_penalty_lowers_the_distance_from_its_limits(target) -> None:
+    penalty = SpectralPenalty(0.1, target=target)
+    layer = ill_conditioned(3, 3)
+    before = penalty.penalty(layer.weight).item()
+    after = penalty.penalty(idle(layer, penalty, 300).weight).item()
+    assert before > 0 and after < 0.05 * before
+
+
+def test_within_its_band_the_penalty_changes_nothing() -> None:
+    layer = ill_conditioned()
+    before = layer.weight.detach().clone()
+    penalty = SpectralPenalty(1.0, target=spectra.singular_values)  # the initial spectrum
+    assert torch.equal(idle(layer, penalty, 5).weight, before)
+
+
+def test_the_penaltys_backward_is_the_clipped_closed_gradient() -> None:
+    weight = matrices(3, 4, 5).requires_grad_()
+    known = torch.tensor([2.0, 1.5, 1.2, 1.0], dtype=torch.float64)
+    penalty = SpectralPenalty(0.005, target=lambda _: known, band=0.0)
+    penalty.penalty(weight).sum().backward()
+    goal = floored_condition_number(known)
+    torch.testing.assert_close(weight.grad, condition_penalty(weight.detach(), goal))
+
+
+@pytest.mark.parametrize("spectral", [True, False])
+@pytest.mark.parametrize("shape", [(4, 4), (3, 5), (2, 5, 3)])
+def test_the_orthogonal_penaltys_gradient_is_that_of_its_formula(spectral, shape) -> None:
+    weight = matrices(*shape).requires_grad_()
+    found = OrthogonalPenalty(1e-3, spectral=spectral, clip=float("inf")).penalty(weight)
+    (gradient,) = torch.autograd.grad(found.sum(), weight)
+    tall = weight if shape[-2] >= shape[-1] else weight.mT
+    rest = tall.mT @ tall - torch.eye(tall.shape[-1])
+    square = rest.square().sum((-2, -1))
+    formula = 1e-3 * (torch.linalg.matrix_norm(rest, 2) if spectral else square)
+    (expected,) = torch.autograd.grad(formula.sum(), weight)
+    torch.testing.assert_close(found, formula)
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_the_orthogonal_penalty_leads_to_orthogonal_matrices() -> None:
+    for correction in (OrthogonalPenalty(0.1), OrthogonalPenalty(0.1, spectral=True)):
+        layer = idle(ill_conditioned(3, 3), correction, 1000)
+        assert kappa_of(layer.weight) < 1.3
+
+
+def test_the_svd_correction_moves_by_its_rate_when_it_is_time() -> None:
+    known = torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64)
+    layer = ill_conditioned(3, 3)
+    before = torch.linalg.svdvals(layer.weight.detach())
+    idle(layer, SVDCorrection(every=4, rate=0.25, target=lambda _: known), 11)  # at 4 and at 8
+    expected = known + 0.75**2 * (before - known)
+    torch.testing.assert_close(torch.linalg.svdvals(layer.weight.detach()), expected)
+
+
+def test_the_svd_correction_returns_to_the_initial_spectrum() -> None:
+    torch.manual_seed(0)
+    layer, x = nn.Linear(4, 4, bias=False).double(), matrices(9, 4)
+    initial, optimizer = torch.linalg.svdvals(layer.weight.detach()), SGD(layer.parameters(), 0.1)
+    with SVDCorrection(every=1, rate=1.0).attach(layer, optimizer):
+        steps_on(layer, optimizer, x, 5)
+    torch.testing.assert_close(torch.linalg.svdvals(layer.weight.detach()), initial)
+
+
+def test_a_reference_may_be_a_state_dict() -> None:
+    reference = ill_conditioned(seed=3).state_dict()
+    layer = nn.Linear(6, 6, bias=False).double()
+    idle(layer, SVDCorrection(every=1, rate=1.0, target=reference), 1)
+    values = torch.linalg.svdvals(layer.weight.detach())
+    torch.testing.assert_close(values, torch.linalg.svdvals(reference["weight"]))
+    model = nn.Sequential(layer)
+    with pytest.raises(ValueError, match="no 0.weight; it has weight"):
+        SpectralPenalty(target=reference).attach(model, SGD(model.parameters()))
+
+
+@pytest.mark.parametrize("part", [slice(1), slice(1, None), slice(-2, None), slice(2, 4)])
+def test_the_decay_shrinks_its_part_and_nothing_else(part: slice) -> None:
+    layer = ill_conditioned()
+    u, s, vt = torch.linalg.svd(layer.weight.detach())
+    idle(layer, SpectralDecay(strength=0.5, part=part, every=2), 4)
+    expected = s.clone()
+    expected[part] *= (1 - 0.1 * 0.5 * 2) ** 2
+    torch.testing.assert_close(u.T @ layer.weight.detach() @ vt.T, torch.diag(expected))
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (4, 9), (9, 4), (150, 150), (120, 300)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_bound_holds_after_one_step(shape, dtype) -> None:
+    layer = ill_conditioned(*shape).to(dtype)
+    idle(layer, SingularValueBound(7.0), 1)
+    assert kappa_of(layer.weight) <= 7.0
+
+
+def test_the_bound_holds_at_every_step_of_training_a_large_layer() -> None:
+    torch.manual_seed(0)
+    layer, x = nn.Linear(150, 150, bias=False), torch.randn(64, 150)
+    optimizer = AdamW(layer.parameters(), lr=1e-3)
+    with SingularValueBound(20.0).attach(layer, optimizer):
+        for _ in range(20):
+            steps_on(layer, optimizer, x)
+            assert kappa_of(layer.weight) <= 20.0
+
+
+def test_the_bound_is_the_nearest_matrix_that_has_it() -> None:
+    weight = matrices(5, 4)
+    found = SingularValueBound(2.0).corrected(weight)
+    for seed in range(20):
+        other = SingularValueBound(2.0).corrected(weight + 0.1 * matrices(5, 4, seed=seed))
+        assert (found - weight).norm() <= (other - weight).norm() + 1e-12
+
+
+@pytest.mark.parametrize("shape", ["bias", "conv", "parametrized"])
+def test_the_pin_holds_the_norm(shape) -> None:
+    model = MODELS[shape]()
+    optimizer = AdamW(model.parameters(), lr=0.05)
+    layers = [m for m in model if hasattr(m, "weight")]
+    before = [m.weight.detach().norm() for m in layers]
+    twin = copy.deepcopy(model)
+    steps(twin, AdamW(twin.parameters(), lr=0.05), 5)
+    with NormPin().attach(model, optimizer):
+        steps(model, optimizer, 5)
+    after = [m.weight.detach().norm() for m in layers]
+    torch.testing.assert_close(after, before, rtol=1e-5, atol=0)
+    free = [m.weight.detach().norm() for m in twin if hasattr(m, "weight")]
+    assert any(abs(a - b) > 1e-3 for a, b in zip(free, before))
+
+
+def test_pinning_one_matrix_of_a_stack_leaves_the_others_scale_to_them() -> None:
+    stack = Matrix(matrices(3, 4, 4))
+    norms = torch.linalg.matrix_norm(stack.weight.detach())
+    with NormPin().attach(stack, optimizer := SGD(stack.parameters(), lr=0.1)):
+        stack().square().sum().backward()
+        optimizer.step()
+    torch.testing.assert_close(torch.linalg.matrix_norm(stack.weight.detach()), norms)
+
+
+def test_the_hybrid_moves_factors_and_lowers_kappa() -> None:
+    layer = ill_conditioned(4, 4)
+    x = matrices(16, 4)
+    optimizer = SGD(layer.parameters(), lr=0.05)
+    before = kappa_of(layer.weight)
+    with Hybrid(penalties=SpectralPenalty(0.1, target=3.0)).attach(layer, optimizer):
+        for _ in range(100):
+            optimizer.zero_grad()
+            (layer(x) - x).square().mean().backward()
+            optimizer.step()
+        factors = layer.parametrizations.weight[0]
+        assert (factors.rows - 1).abs().max() > 1e-3 and (factors.columns - 1).abs().max() > 1e-3
+    assert kappa_of(layer.weight) < 0.1 * before
+
+
+# --- choosing weights -----------------------------------------------------------------------------
+
+
+def test_where_takes_names_patterns_and_tests() -> None:
+    for where in ("0.weight", ["0.*"], lambda name: name.startswith("0")):
+        model = perceptron()
+        with NormPin().attach(model, SGD(model.parameters()), where=where) as handle:
+            assert handle.weights == ("0.weight",)
+            assert handle.left_out == {"2.weight": "not selected"}
+
+
+def test_what_cannot_be_corrected_is_an_error_with_the_reason() -> None:
+    model = frozen()
+    optimizer = SGD(model.parameters())
+    with pytest.raises(ValueError, match="no weight is called '7.weight'; there are 0.weight"):
+        NormPin().attach(model, optimizer, where="7.weight")
+    with pytest.raises(ValueError, match="0.weight cannot be corrected: it is frozen"):
+        NormPin().attach(model, optimizer, where="0.weight")
+    with pytest.raises(ValueError, match="no optimizer has it"):
+        NormPin().attach(perceptron(), optimizer)
+    with pytest.raises(ValueError, match="no weight to correct"):
+        NormPin().attach(nn.LayerNorm(3), optimizer)
+    model = parametrizations.spectral_norm(nn.Linear(4, 4))
+    with pytest.raises(ValueError, match="no inverse"):
+        NormPin().attach(model, SGD(model.parameters()), where="weight")
+    with pytest.raises(ValueError, match="made of other tensors"):
+        Multipliers().attach(model, SGD(model.parameters()))
+    with pytest.raises(ValueError, match="recurrent"):
+        Multipliers().attach(rnn := nn.LSTM(2, 2), SGD(rnn.parameters()))
+
+
+def test_a_penalty_reaches_a_weight_through_what_makes_it() -> None:
+    torch.manual_seed(0)
+    layer = parametrizations.spectral_norm(nn.Linear(4, 4))
+    vector = layer.parametrizations.weight[0]._u.clone()
+    idle(layer, SpectralPenalty(0.1, target=1.5), 100)
+    assert torch.equal(layer.parametrizations.weight[0]._u, vector)  # reading it moves nothing
+    assert kappa_of(layer.weight) < 3
+
+
+class Block(nn.Module):
+    """A transformer's block, by the names that are in use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4)
+        self.attention = nn.ModuleDict({n: nn.Linear(4, 4) for n in ("q_proj", "k_proj")})
+        self.attention |= {n: nn.Linear(4, 4) for n in ("v_proj", "o_proj")}
+        self.mlp = nn.ModuleDict({"up_proj": nn.Linear(4, 8), "down_proj": nn.Linear(8, 4)})
+
+
+class Language(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.block = nn.Embedding(9, 4), Block()
+        self.lm_head = nn.Linear(4, 9, bias=False)
+
+
+def sides(handle_of: nn.Module, gauge: bool) -> dict[str, set[str]]:
+    with Multipliers(gauge=gauge).attach(handle_of, SGD(handle_of.parameters())):
+        keys = [k.split(".parametrizations.weight.0.") for k in handle_of.state_dict()]
+        found: dict[str, set[str]] = {}
+        for layer, side in (key for key in keys if len(key) == 2):
+            found.setdefault(layer.rpartition(".")[2], set()).add(side)
+        return found
+
+
+def test_multipliers_keep_one_of_each_pair_that_undoes_itself() -> None:
+    rows = {"rows"}
+    assert sides(Language(), gauge=False) == {
+        **{"q_proj": rows, "v_proj": rows, "o_proj": rows, "up_proj": rows, "down_proj": rows}
+    }
+    everything = sides(Language(), gauge=True)
+    assert len(everything) == 7 and all(len(its) == 2 for its in everything.values())
+
+
+def test_the_keys_of_a_joined_projection_get_no_factors() -> None:
+    model = nn.ModuleDict({"c_attn": nn.Linear(2, 6), "norm": nn.LayerNorm(2)})
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with Multipliers(weight_decay=0.0).attach(model, optimizer):
+        model["c_attn"](torch.ones(1, 2)).square().sum().backward()
+        optimizer.step()
+        rows = model["c_attn"].parametrizations.weight[0].rows
+        assert ((rows == 1) == torch.tensor([False, False, True, True, False, False])).all()
+
+
+# --- training as people train ---------------------------------------------------------------------
+
+ROBUST = [Multipliers(), SpectralPenalty(0.1, target=1.5), NormPin(), SingularValueMultipliers()]
+robust = pytest.mark.parametrize("correction", ROBUST, ids=lambda c: type(c).__name__)
+
+
+def attached(correction: Correction, rate: float = 0.05) -> tuple[nn.Module, Optimizer]:
+    torch.manual_seed(0)
+    model = perceptron()
+    optimizer = SGD(model.parameters(), lr=rate)
+    correction.attach(model, optimizer)
+    return model, optimizer
+
+
+@robust
+def test_accumulated_gradients_are_those_of_the_whole_batch(correction) -> None:
+    (whole, first), (parts, second) = attached(correction), attached(correction)
+    for _ in range(3):
+        x = inputs(whole)
+        first.zero_grad()
+        whole(x).square().mean().backward()
+        first.step()
+        second.zero_grad()
+        for half in x.chunk(2):
+            (parts(half).square().mean() / 2).backward()
+        second.step()
+    torch.testing.assert_close(whole.state_dict(), parts.state_dict())
+
+
+@robust
+def test_two_forwards_before_one_backward_and_evaluation_between_steps(correction) -> None:
+    (one, first), (two, second) = attached(correction), attached(correction)
+    for _ in range(3):
+        x = inputs(one)
+        first.zero_grad()
+        (2 * one(x).square().mean()).backward()
+        first.step()
+        second.zero_grad()
+        losses = [two(x).square().mean() for _ in range(2)]
+        with torch.no_grad():
+            two.eval()(x)
+            two.train()
+        sum(losses).backward()
+        second.step()
+    torch.testing.assert_close(one.state_dict(), two.state_dict())
+
+
+@robust
+def test_gradient_checkpointing_changes_nothing(correction) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    (plain, first), (saving, second) = attached(correction), attached(correction)
+    for _ in range(3):
+        steps(plain, first)
+        second.zero_grad()
+        checkpoint(saving, inputs(saving), use_reentrant=False).square().mean().backward()
+        second.step()
+    torch.testing.assert_close(plain.state_dict(), saving.state_dict())
+
+
+@robust
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_under_autocast_it_is_done_in_full_precision(correction, dtype) -> None:
+    (full, first), (mixed, second) = attached(correction), attached(correction)
+    for _ in range(3):
+        steps(full, first)
+        second.zero_grad()
+        with torch.autocast("cpu", dtype):
+            mixed(inputs(mixed)).float().square().mean().backward()
+            second.step()
+    assert all(v.dtype != dtype for v in mixed.state_dict().values())
+    torch.testing.assert_close(full.state_dict(), mixed.state_dict(), rtol=0.02, atol=0.01)
+
+
+@robust
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_a_scaler_skips_is_skipped(correction, fused) -> None:
+    torch.manual_seed(0)
+    model = perceptron()
+    optimizer = SGD(model.parameters(), lr=0.05, fused=fused)
+    plain, other = attached(correction)
+    handle = correction.attach(model, optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+
+    def scaled_step(poison: float) -> None:
+        optimizer.zero_grad()
+        scaler.scale(model(inputs(model)).square().mean() * poison).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    scaled_step(1.0)
+    steps(plain, other)
+    torch.testing.assert_close(model.state_dict(), plain.state_dict(), rtol=1e-5, atol=1e-6)
+    before = copy.deepcopy((model.state_dict(), handle.state_dict()["steps"]))
+    scaled_step(float("inf"))
+    after = model.state_dict(), handle.state_dict()["steps"]
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+    scaled_step(1.0)
+    steps(plain, other)
+    torch.testing.assert_close(model.state_dict(), plain.state_dict(), rtol=1e-5, atol=1e-6)
+
+
+@robust
+def test_a_moving_average_of_the_model_is_one_of_what_it_computes(correction) -> None:
+    model, optimizer = attached(correction)
+    average = torch.optim.swa_utils.AveragedModel(model)
+    for _ in range(3):
+        steps(model, optimizer)
+        average.update_parameters(model)
+    for name, p in model.named_parameters():
+        assert name in dict(average.module.named_parameters())
+        assert not torch.equal(p, dict(average.module.named_parameters())[name]) or "0.bias" in name
+
+
+@pytest.mark.parametrize("make", [lambda: Multipliers(), lambda: Hybrid()])
+def test_multipliers_can_be_left_out_of_a_clip(make) -> None:
+    (free, first), (clipped, second) = (perceptron(), None), (perceptron(), None)
+    clipped.load_state_dict(free.state_dict())
+    first, second = SGD(free.parameters(), lr=0.05), SGD(clipped.parameters(), lr=0.05)
+    make().attach(free, first)
+    handle = make().attach(clipped, second)
+    for model in (free, clipped):
+        model(100 * inputs(model)).square().mean().backward()
+    with handle.unclipped():
+        norm = nn.utils.clip_grad_norm_(clipped.parameters(), 0.1)
+    assert norm > 1
+    first.step()
+    second.step()
+    rows = [m[0].parametrizations.weight[0].rows for m in (free, clipped)]
+    torch.testing.assert_close(*rows)
+    assert not torch.equal(rows[0], torch.ones_like(rows[0]))
+    weights = [m[0].parametrizations.weight.original for m in (free, clipped)]
+    assert not torch.allclose(*weights)
+
+
+@pytest.mark.parametrize("correction", EXAMPLES, ids=repr)
+def test_several_optimizers_and_schedulers_made_before(correction) -> None:
+    model = perceptron()
+    matrices_ = [p for p in model.parameters() if p.ndim == 2]
+    muon = torch.optim.Muon(matrices_, lr=0.02)
+    adam = AdamW([p for p in model.parameters() if p.ndim == 1], lr=0.01)
+    schedulers = [
+        torch.optim.lr_scheduler.LambdaLR(muon, lambda epoch: 0.9**epoch),
+        torch.optim.lr_scheduler.OneCycleLR(adam, max_lr=0.01, total_steps=10),
+    ]
+    with correction.attach(model, [muon, adam]) as handle:
+        for _ in range(4):
+            model.zero_grad()
+            model(inputs(model)).square().mean().backward()
+            for part in (muon, adam, *schedulers):
+                part.step()
+        trained = model(inputs(model))
+    assert handle.weights == ("0.weight", "2.weight")
+    assert torch.equal(model(inputs(model)), trained)
+    assert len(muon.param_groups) == len(adam.param_groups) == 1
+
+
+def test_factors_follow_the_users_learning_rate() -> None:
+    model, moved = perceptron(), []
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with Multipliers(weight_decay=0.0).attach(model, optimizer):
+        rows = model[0].parametrizations.weight[0].rows
+        for rate in (0.1, 0.0, 0.2):
+            optimizer.param_groups[0]["lr"] = rate
+            before = rows.clone()
+            steps(model, optimizer)
+            moved.append(float((rows - before).abs().max()))
+    assert moved[0] > 0 and moved[1] == 0 and moved[2] > 0
+
+
+def test_a_corrected_model_is_saved_by_its_state_dict_alone() -> None:
+    model, _ = attached(Multipliers())
+    with pytest.raises(RuntimeError, match="state_dict"):
+        torch.save(model, io.BytesIO())
+
+
+def test_a_closure_is_refused() -> None:
+    model, optimizer = attached(SpectralPenalty(0.1, target=1.5))
+    with pytest.raises(ValueError, match="closure"):
+        optimizer.step(lambda: model(inputs(model)).sum())
+
+
+# --- weights at the edge --------------------------------------------------------------------------
+
+EDGES: dict[str, Tensor] = {
+    "zero": torch.zeros(3, 3),
+    "identity": torch.eye(3),
+    "orthogonal": torch.linalg.qr(matrices(4, 3).float())[0],
+    "rank 1": torch.outer(torch.arange(1.0, 4.0), torch.ones(4)),
+    "equal pairs": torch.diag(torch.tensor([2.0, 2.0, 1.0, 1.0])),
+    "1x1": torch.tensor([[2.0]]),
+    "1xn": torch.arange(1.0, 5.0)[None],
+    "tiny": 1e-20 * matrices(3, 3).float(),
+}
+
+
+@pytest.mark.parametrize("correction", [*EXAMPLES, SpectralPenalty(1.0, lambda w: w.diagonal() + 5, 0)], ids=repr)
+@pytest.mark.parametrize("edge", EDGES)
+def test_degenerate_weights_stay_finite(correction, edge) -> None:
+    weight = EDGES[edge].clone()
+    if hasattr(correction, "penalty"):
+        leaf = weight.clone().requires_grad_()
+        value = correction.penalty(leaf)
+        value.backward()
+        assert value.isfinite() and leaf.grad.isfinite().all()
+    if hasattr(correction, "corrected"):
+        assert correction.corrected(weight).isfinite().all()
+    layer = nn.Linear(weight.shape[1], weight.shape[0])
+    layer.weight.data = weight
+    optimizer = AdamW(layer.parameters(), lr=0.01)
+    x = torch.randn(8, weight.shape[1], generator=torch.Generator().manual_seed(0))
+    with correction.attach(layer, optimizer) as handle:
+        steps_on(layer, optimizer, x, 100)
+    assert layer.weight.isfinite().all() and not handle.refused
+
+
+@pytest.mark.parametrize("correction", [SpectralPenalty(0.0), SVDCorrection(rate=0.0)])
+@pytest.mark.parametrize("more", [OrthogonalPenalty(0.0), SpectralDecay(0.0)])
+def test_strength_zero_is_an_exact_no_op(correction, more) -> None:
+    torch.manual_seed(0)
+    model = perceptron()
+    twin = copy.deepcopy(model)
+    optimizer, other = (AdamW(m.parameters(), lr=0.05) for m in (model, twin))
+    with correction.attach(model, optimizer), more.attach(model, optimizer):
+        steps(model, optimizer, 5)
+    steps(twin, other, 5)
+    torch.testing.assert_close(model.state_dict(), twin.state_dict(), rtol=0, atol=0)
+
+
+HUGE = 3e38  # near the end of float32
+
+
+@pytest.mark.parametrize(
+    "correction",
+    [
+        NormPin(norm=1e39),
+        SVDCorrection(every=1, rate=1.0, target=lambda w: torch.full((3,), torch.inf)),
+        OrthogonalPenalty(1.0, clip=float("inf")),
+        Multipliers(rate=1e30),
+        SingularValueMultipliers(rate=1e30),
+    ],
+    ids=lambda c: type(c).__name__,
+)
+def test_a_step_that_would_not_be_finite_is_refused(correction) -> None:
+    layer = nn.Linear(3, 3, bias=False)
+    layer.weight.data = torch.diag(torch.tensor([HUGE / 1e3, 1.0, 2.0]))
+    optimizer = SGD(layer.parameters(), lr=1.0)
+    handle = correction.attach(layer, optimizer)
+    before = layer.weight.detach().clone()
+    leaf = next(p for p in layer.parameters() if p.requires_grad)
+    leaf.grad = torch.full_like(leaf, 1e-35)
+    with pytest.warns(RuntimeWarning, match=r"was refused: weight would not be finite"):
+        optimizer.step()
+    assert handle.refused == {"weight": 1}
+    torch.testing.assert_close(layer.weight.detach(), before)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # told once
+        leaf.grad = torch.full_like(leaf, 1e-35)
+        optimizer.step()
+    assert handle.refused == {"weight": 2}
+
+
+# --- the paper's fourth experiment, through these classes ------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def fourth() -> dict[str, dict[str, Tensor]]:
+    """Errors by strategy, of the paper's ten trials."""
+    streams = Paper(range(10))
+    target, random = heterogeneous(streams.random(), 64), streams.random(7)
+    origin, known = start(random, 64), Components(target).singular_values
+    arms = {
+        "standard": None,
+        "multipliers": Multipliers(rate=0.1, weight_decay=0.0),
+        "spectral": SpectralPenalty(0.005, target=lambda _: known, band=0.0),
+        "svd": SVDCorrection(every=20, rate=0.1, target=lambda _: known),
+    }
+    batches = list(zip(range(200), Regression(target).batches(random)))
+    found = {}
+    for name, correction in arms.items():
+        model = Matrix(origin)
+        optimizer = SGD(model.parameters(), lr=0.01)
+        handle = correction and correction.attach(model, optimizer)
+        step = last(train(model, optimizer, (batch for _, batch in batches)))
+        if handle:
+            handle.close()
+        found[name] = {k: v.mean() for k, v in errors(step.weight, target).items()}
+    return found
+
+
+def test_the_papers_multipliers_are_reproduced(fourth) -> None:
+    assert f"{fourth['standard']['row_norms']:.3f}" == "0.134"
+    assert f"{fourth['standard']['condition_number']:.2f}" == "1.23"
+    assert f"{fourth['multipliers']['row_norms']:.4f}" == "0.0443"
+    assert f"{fourth['multipliers']['condition_number']:.3f}" == "1.108"
+
+
+def test_the_papers_spectral_penalty_is_reproduced(fourth) -> None:
+    assert f"{fourth['spectral']['condition_number']:.2f}" == "0.29"
+    assert f"{fourth['spectral']['row_norms']:.4f}" == "0.1337"
+
+
+def test_the_papers_svd_correction_is_reproduced(fourth) -> None:
+    gains = {key: 1 - fourth["svd"][key] / fourth["standard"][key] for key in fourth["svd"]}
+    assert f"{100 * gains['row_norms']:.1f}" == "64.3" or f"{100 * gains['row_norms']:.1f}" == "64.2"
+    assert f"{100 * gains['condition_number']:.1f}" == "32.2"

@@ -9,7 +9,17 @@ from torch.optim import SGD, Adam
 
 from kappascope.networks import DeepLinear, Matrix, Multiplied, Perceptron
 from kappascope.tasks import Own, Paper, Regression, Teacher, heterogeneous, start
-from kappascope.training import floored, last, outcome, rows, sgd, together, train
+from kappascope.training import (
+    Descent,
+    MatrixAdam,
+    floored,
+    last,
+    outcome,
+    rows,
+    sgd,
+    together,
+    train,
+)
 
 
 def numpy_trial(k: int, size: int, steps: int) -> np.ndarray:
@@ -29,7 +39,7 @@ def test_the_loop_makes_the_protocols_updates() -> None:
     random = Paper([0, 2]).random()
     task = Regression(heterogeneous(random, 8))
     model = Matrix(start(random, 8))
-    learned = last(train(model, sgd(model), task.batches(random), 50)).weight
+    learned = last(train(model, Descent(model), task.batches(random), 50)).weight
     np.testing.assert_allclose(learned[0], numpy_trial(0, 8, 50), rtol=1e-10)
     np.testing.assert_allclose(learned[1], numpy_trial(2, 8, 50), rtol=1e-10)
 
@@ -39,7 +49,7 @@ def test_there_is_a_step_before_between_and_after_the_updates() -> None:
     batch = next(Regression(torch.ones(1, 2, 2)).batches(Own([0], "x").random(dtype=torch.float32)))
     steps = [
         (s.index, s.batch, s.weight.abs().sum() > 0)
-        for s in train(model, sgd(model), repeat(batch), 2)
+        for s in train(model, Descent(model), repeat(batch), 2)
     ]
     assert [(index, seen is not None, bool(moved)) for index, seen, moved in steps] == [
         (0, True, False),
@@ -54,7 +64,7 @@ def test_a_trial_is_the_same_to_the_last_bit_in_any_company(size: int, kind: tor
     def learned(seeds: list[int]) -> torch.Tensor:
         random = Own(seeds, "company").random(dtype=kind)
         task, model = Regression(heterogeneous(random, size)), Multiplied(start(random, size))
-        return last(train(model, sgd(model), task.batches(random), 5)).weight
+        return last(train(model, Descent(model), task.batches(random), 5)).weight
 
     assert torch.equal(learned(list(range(17)))[4], learned([4])[0])
 
@@ -82,12 +92,33 @@ def test_a_network_with_a_rectifier_learns_its_teacher() -> None:
     assert error.item() < 0.2
 
 
-def test_factors_take_a_tenth_of_the_step_and_decay_is_passed_on() -> None:
-    groups = sgd(Multiplied(torch.ones(1, 2, 3)), 0.5, 0.1).param_groups
-    assert [(g["lr"], g["weight_decay"], len(g["params"])) for g in groups] == [
-        (0.5, 0.1, 1),
-        (0.05, 0.1, 2),
-    ]
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("kind", [Matrix, Multiplied])
+def test_descent_makes_the_steps_of_torchs_sgd(kind: type[Matrix], decay: float) -> None:
+    def learned(optimizer) -> torch.Tensor:
+        random = Own(range(2), "sgd").random()
+        task, model = Regression(heterogeneous(random, 8)), kind(start(random, 8))
+        return last(train(model, optimizer(model, 0.02, decay), task.batches(random), 20)).weight
+
+    torch.testing.assert_close(learned(Descent), learned(sgd), rtol=1e-12, atol=0)
+
+
+def test_factors_of_rows_and_columns_take_a_tenth_of_the_step() -> None:
+    model = Multiplied(torch.ones(1, 2, 3))
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    Descent(model, learning_rate=0.5).step()
+    assert [p.unique().item() for p in model.parameters()] == pytest.approx([0.5, 0.95, 0.95])
+
+
+def test_adam_with_one_rate_is_adam_where_a_matrix_has_one_entry() -> None:
+    def learned(optimizer) -> torch.Tensor:
+        random = Own(range(3), "adam").random()
+        task, model = Regression(random.normal(1, 1)), Matrix(random.normal(1, 1))
+        return last(train(model, optimizer(model), task.batches(random), 20)).weight
+
+    theirs = learned(lambda model: Adam(model.parameters(), lr=0.001))
+    torch.testing.assert_close(learned(MatrixAdam), theirs)
 
 
 def test_arms_that_train_together_see_the_same_batches_and_do_not_mix() -> None:

@@ -1,7 +1,8 @@
 """How a correction holds on to a model and its optimizers, and lets go again.
 
-A :class:`Slot` is one weight, wherever it is used; a :class:`Treatment` is what happens to it around
-a step of its optimizer; a :class:`Handle` is all of a correction's treatments with their undoing.
+A :class:`Slot` is one weight, wherever it is used; a :class:`Treatment` is what happens to it
+around a step of its optimizer; a :class:`Handle` is all of a correction's treatments and how to
+undo them.
 
 Everything hangs on ``optimizer.step()``: what a gradient scaler skips is skipped here, accumulated
 gradients are complete, unscaled and averaged over processes by then, and no loop is rewritten.
@@ -11,286 +12,24 @@ from __future__ import annotations
 
 import copy
 import warnings
-from abc import ABC
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any, TypeAlias, cast
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
-from torch.nn.utils.parametrize import ParametrizationList
 from torch.optim import SGD, AdamW, Optimizer
 
-Where: TypeAlias = str | Iterable[str] | Callable[[str], bool] | None
-"""Names or patterns of weights, a test of a name, or ``None``: all that make sense."""
+from kappascope.factors import Factors
+from kappascope.slots import Choice, Slot, group, precise
 
 State: TypeAlias = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class View:
-    """A weight as a matrix or a stack of them, and back.
-
-    >>> View.of(nn.Conv2d(4, 6, 3, groups=2), torch.zeros(6, 2, 3, 3)).matrix(torch.zeros(6, 2, 3, 3)).shape
-    torch.Size([2, 3, 18])
-    """
-
-    shape: tuple[int, ...]
-    groups: int = 1
-    transposed: bool = False
-
-    @classmethod
-    def of(cls, module: nn.Module, weight: Tensor) -> View:
-        """How ``module`` uses ``weight``."""
-        shape = tuple(weight.shape)
-        if isinstance(module, _ConvNd):
-            # one row a group is a stack of vectors: taken together they are a matrix
-            groups = 1 if shape[0] == module.groups else module.groups
-            return cls(shape, groups, module.transposed)
-        is_conv1d = any(kind.__name__ == "Conv1D" for kind in type(module).__mro__)
-        # a kernel of a layer that is not torch's own is (out, in, ...), too; GPT-2 stores (in, out)
-        return cls(shape, 0, is_conv1d and weight.ndim == 2)
-
-    def matrix(self, weight: Tensor) -> Float[Tensor, "*stack out in"]:
-        """The weight as ``(..., out, in)``."""
-        if not self.groups:
-            return weight.mT if self.transposed else weight
-        grouped = weight.reshape(self.groups, -1, *self.shape[1:])
-        stack = (grouped.transpose(1, 2) if self.transposed else grouped).flatten(2)
-        return stack[0] if self.groups == 1 else stack
-
-    def weight(self, matrix: Float[Tensor, "*stack out in"]) -> Tensor:
-        """The matrix as the weight is stored."""
-        if not self.groups:
-            return matrix.mT if self.transposed else matrix
-        if not self.transposed:
-            return matrix.reshape(self.shape)
-        inputs, outputs, *kernel = self.shape
-        stack = matrix.reshape(self.groups, outputs, inputs // self.groups, *kernel)
-        return stack.transpose(1, 2).reshape(self.shape)
-
-
-@dataclass(frozen=True, eq=False)
-class Slot:
-    """One weight of a model; a tied one has several places."""
-
-    places: tuple[tuple[str, nn.Module, str], ...]  # the name, whose it is, and as what
-
-    @property
-    def name(self) -> str:
-        """Its name, or the first of them."""
-        return self.places[0][0]
-
-    @property
-    def makings(self) -> ParametrizationList | None:
-        """What makes the weight out of other tensors, if something does."""
-        _, module, attribute = self.places[0]
-        if not parametrize.is_parametrized(module, attribute):
-            return None
-        found = cast(nn.ModuleDict, module.parametrizations)[attribute]
-        return cast(ParametrizationList, found)
-
-    @property
-    def leaves(self) -> tuple[nn.Parameter, ...]:
-        """The parameters behind the weight, which an optimizer steps."""
-        if self.makings is not None:
-            return tuple(self.makings.parameters(recurse=False))
-        _, module, attribute = self.places[0]
-        return (cast(nn.Parameter, getattr(module, attribute)),)
-
-    @property
-    def view(self) -> View:
-        """The weight as a matrix."""
-        _, module, attribute = self.places[0]
-        leaf = self.leaves[-1]  # of weight normalization, the one with the shape of the weight
-        plain = self.makings is None
-        return View.of(module, getattr(module, attribute) if plain else leaf)
-
-    def read(self) -> Tensor:
-        """The weight that the model uses; it moves no buffer of a parametrization."""
-        _, module, attribute = self.places[0]
-        with _evaluating(self.makings):
-            return cast(Tensor, getattr(module, attribute))
-
-    @torch.no_grad()
-    def matrix(self) -> Float[Tensor, "*stack out in"]:
-        """The weight's matrix."""
-        return self.view.matrix(self.read())
-
-    @torch.no_grad()
-    def write(self, matrix: Float[Tensor, "*stack out in"]) -> None:
-        """Make the model use this matrix, by the inverse of a parametrization if there is one."""
-        _, module, attribute = self.places[0]
-        weight = self.view.weight(matrix)
-        if self.makings is None:
-            self.leaves[0].copy_(weight)
-            return
-        with _evaluating(self.makings):
-            setattr(module, attribute, weight.to(self.read().dtype))
-
-    @torch.no_grad()
-    def writable(self) -> bool:
-        """Whether any matrix can be written: the weight is plain, or its making has an inverse."""
-        if self.makings is None:
-            return True
-        kept = [leaf.clone() for leaf in self.leaves]
-        before = self.matrix()
-        # neither a multiple of what is there, nor orthogonal, nor of norm one
-        wanted = before * torch.linspace(1.1, 1.5, before.shape[-1]).to(before)
-        try:
-            self.write(wanted)
-            return torch.allclose(self.matrix(), wanted, rtol=1e-3, atol=1e-6)
-        except (RuntimeError, ValueError, NotImplementedError):
-            return False
-        finally:
-            for leaf, old in zip(self.leaves, kept, strict=True):
-                leaf.copy_(old)
-
-    def add_gradient(self, gradient: Float[Tensor, "*stack out in"]) -> None:
-        """Add to the gradient of the weight, through whatever makes it."""
-        with torch.enable_grad():
-            weight = self.read()
-        flow = self.view.weight(gradient).to(weight.dtype)
-        parts: Iterable[Tensor | None] = (flow,)
-        if self.makings is not None:
-            # grad and not backward: DDP watches what backward accumulates
-            parts = torch.autograd.grad(weight, self.leaves, flow, allow_unused=True)
-        for leaf, part in zip(self.leaves, parts, strict=True):
-            if part is not None:
-                leaf.grad = part.clone() if leaf.grad is None else leaf.grad.add_(part)
-
-
-@contextmanager
-def _evaluating(makings: nn.Module | None) -> Iterator[None]:
-    """In training mode spectral_norm moves its vectors whenever its weight is read."""
-    modules = [] if makings is None else [m for m in makings.modules() if m.training]
-    for module in modules:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in modules:
-            module.training = True
-
-
-# --- which weights --------------------------------------------------------------------------------
-
-
-def slots(model: nn.Module) -> list[Slot]:
-    """Every weight of two or more dimensions, tied ones once.
-
-    >>> [slot.name for slot in slots(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)))]
-    ['0.weight', '2.weight']
-    """
-    found: dict[tuple[int, ...], Slot] = {}
-    for path, module in model.named_modules():
-        if isinstance(module, ParametrizationList):
-            continue
-        made = module.parametrizations if parametrize.is_parametrized(module) else {}
-        for attribute in (*module._parameters, *cast(Mapping[str, Any], made)):
-            slot = Slot(((f"{path}.{attribute}" if path else attribute, module, attribute),))
-            if module._parameters.get(attribute, 0) is None or slot.leaves[-1].ndim < 2:
-                continue
-            key = tuple(id(leaf) for leaf in slot.leaves)
-            first = found.setdefault(key, slot)
-            if first is not slot:
-                found[key] = Slot((*first.places, *slot.places))
-    return list(found.values())
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The weights that a correction takes, and why it leaves the others."""
-
-    taken: tuple[Slot, ...]
-    left_out: Mapping[str, str]
-
-
-def choose(
-    model: nn.Module,
-    optimizers: Sequence[Optimizer],
-    where: Where,
-    objections: Callable[[Slot], Iterator[tuple[bool, str]]],
-) -> Choice:
-    """The slots that ``where`` selects. What it names must be possible; by default the rest is."""
-    every = slots(unwrapped(model))
-    wanted = _wanted(where, [slot.name for slot in every])
-    taken, left_out = [], {}
-    for slot in every:
-        reasons = [*_impossible(slot, optimizers), *objections(slot)]
-        reason = next((text for applies, text in reasons if applies), None)
-        if where is None:
-            reason = reason or _unwise(slot)
-        elif slot.name not in wanted:
-            reason = "not selected"
-        elif reason:
-            raise ValueError(f"{slot.name} cannot be corrected: {reason}; leave it out of where=")
-        if reason:
-            left_out[slot.name] = reason
-        else:
-            taken.append(slot)
-    if not taken:
-        why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
-        raise ValueError(f"{type(model).__name__} has no weight to correct ({why or 'no matrix'})")
-    return Choice(tuple(taken), left_out)
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside ``torch.compile`` and DDP.
-
-    >>> unwrapped(torch.compile(nn.Linear(2, 2)))
-    Linear(in_features=2, out_features=2, bias=True)
-    """
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if inner is None and isinstance(model, nn.parallel.DistributedDataParallel):
-            inner = model.module
-        if inner is None:
-            return model
-        model = cast(nn.Module, inner)
-
-
-def _wanted(where: Where, names: list[str]) -> set[str]:
-    if where is None or callable(where):
-        return {name for name in names if where is None or where(name)}
-    patterns = [where] if isinstance(where, str) else list(where)
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
-            raise ValueError(f"no weight is called {pattern!r}; there are {', '.join(names)}")
-    return {name for name in names if any(fnmatchcase(name, p) for p in patterns)}
-
-
-def _impossible(slot: Slot, optimizers: Sequence[Optimizer]) -> Iterator[tuple[bool, str]]:
-    _, module, attribute = slot.places[0]
-    leaves = slot.leaves
-    behind = attribute.endswith(("_orig", "_v", "_g")) and hasattr(module, attribute[:-2])
-    behind = behind or (attribute.endswith("_orig") and hasattr(module, attribute[:-5]))
-    yield behind, "a hook makes the layer's weight out of it"
-    yield not leaves[-1].is_floating_point(), f"its type is {leaves[-1].dtype}"
-    yield not all(leaf.requires_grad for leaf in leaves), "it is frozen"
-    yield leaves[-1].numel() == 0, "it is empty"
-    owned = any(_group(optimizer, leaves[-1]) is not None for optimizer in optimizers)
-    yield not owned, "no optimizer has it"
-
-
-def _unwise(slot: Slot) -> str | None:
-    embeds = any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for _, m, _ in slot.places)
-    return "an embedding is looked up, not multiplied" if embeds else None
-
-
-def _group(optimizer: Optimizer, leaf: Tensor) -> int | None:
-    """Index of the parameter group that holds ``leaf``."""
-    groups = enumerate(optimizer.param_groups)
-    return next((i for i, group in groups if any(p is leaf for p in group["params"])), None)
-
-
-# --- what happens around a step ---------------------------------------------------------------------
+# --- what happens around a step -------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -302,17 +41,17 @@ class Step:
     scale: float = 1.0  # fused optimizers are handed gradients that a scaler has not unscaled
 
 
-class Treatment(ABC):  # noqa: B024 - each overrides what it needs
+class Treatment:
     """What happens to one weight around every step of its optimizer.
 
     ``memory`` is what has to survive a restart: references, warm starts.
     """
 
-    kind: type  # of the correction, for one weight is treated once by each
     group: int = 0  # of the weight, in its optimizer
 
-    def __init__(self, slot: Slot, memory: State | None = None) -> None:
-        self.slot, self.memory = slot, {} if memory is None else memory
+    def __init__(self, kind: type, slot: Slot, memory: State) -> None:
+        self.kind = kind  # of correction: a weight is treated once by each
+        self.slot, self.memory = slot, memory
 
     def before(self, step: Step) -> None:
         """Gradients are complete; the weight has not moved yet."""
@@ -323,19 +62,23 @@ class Treatment(ABC):  # noqa: B024 - each overrides what it needs
 
 
 class Gradient(Treatment):
-    """Adds ``source(matrix, memory)`` to the gradient."""
+    """Adds ``source(matrix, memory)`` to the gradient, unless that is ``None``."""
 
     def __init__(
-        self, slot: Slot, source: Callable[[Tensor, State], Tensor], memory: State | None = None
+        self,
+        kind: type,
+        slot: Slot,
+        source: Callable[[Tensor, State], Tensor | None],
+        memory: State,
     ) -> None:
-        super().__init__(slot, memory)
+        super().__init__(kind, slot, memory)
         self.source, self.finite = source, True
 
     def before(self, step: Step) -> None:
         """Add it, unless it is not finite."""
         gradient = self.source(precise(self.slot.matrix()), self.memory)
-        self.finite = bool(torch.isfinite(gradient).all())
-        if self.finite:
+        self.finite = gradient is None or bool(torch.isfinite(gradient).all())
+        if self.finite and gradient is not None:
             self.slot.add_gradient(gradient if step.scale == 1.0 else gradient * step.scale)
 
     def after(self, step: Step) -> bool:
@@ -348,11 +91,12 @@ class Rewrite(Treatment):
 
     def __init__(
         self,
+        kind: type,
         slot: Slot,
         rule: Callable[[Tensor, Step, State], Tensor | None],
-        memory: State | None = None,
+        memory: State,
     ) -> None:
-        super().__init__(slot, memory)
+        super().__init__(kind, slot, memory)
         self.rule = rule
 
     def after(self, step: Step) -> bool:
@@ -368,47 +112,21 @@ class Rewrite(Treatment):
         return finite
 
 
-def precise(matrix: Tensor) -> Tensor:
-    """The matrix in float32 at least.
-
-    >>> precise(torch.ones(1, 1, dtype=torch.bfloat16)).dtype, precise(torch.ones(1, 1).double()).dtype
-    (torch.float32, torch.float64)
-    """
-    return matrix.to(torch.promote_types(matrix.dtype, torch.float32))
-
-
 # --- factors --------------------------------------------------------------------------------------
-
-
-class Factors(nn.Module):
-    """A parametrization with factors of its own, linear in the weight, the identity at first.
-
-    The factors take no gradient from autograd: theirs follows from that of the weight, which a
-    scaler has unscaled, DDP has averaged and the user's ``zero_grad`` clears. They are parameters
-    nevertheless, so that averages of a model (EMA) include them.
-    """
-
-    def gradients(self, weight: Tensor, gradient: Tensor) -> list[Tensor]:
-        """Gradients of :attr:`factors`, from the original weight and its gradient."""
-        raise NotImplementedError
-
-    @property
-    def factors(self) -> list[nn.Parameter]:
-        """The factors, in order."""
-        return [p for p in self.parameters()]  # noqa: C416 - a list, typed
-
-    def settle(self, weight: Tensor) -> bool:
-        """Called after every step; True if the factors were merged into the weight."""
-        return False
 
 
 class Parametrized(Treatment):
     """Makes the weight of itself and factors, which a private optimizer steps."""
 
     def __init__(
-        self, slot: Slot, make: Callable[[Tensor], Factors], rate: float, weight_decay: float
+        self,
+        kind: type,
+        slot: Slot,
+        make: Callable[[Tensor], Factors],
+        rate: float,
+        weight_decay: float,
     ) -> None:
-        super().__init__(slot)
+        super().__init__(kind, slot, {})
         self.make, self.rate, self.weight_decay = make, rate, weight_decay
         self.module = make(slot.matrix())
         self.unclipped: list[Tensor] | None = None
@@ -482,9 +200,9 @@ class Private:
     def step(self) -> Iterator[Treatment]:
         """Step the factors; yield the treatments whose step was refused."""
         kept = []
-        for group, t in zip(self.optimizer.param_groups, self.treatments, strict=True):
+        for its, t in zip(self.optimizer.param_groups, self.treatments, strict=True):
             followed = t.group if self.leader is self.owner else 0
-            group["lr"] = t.rate * float(self.leader.param_groups[followed]["lr"])
+            its["lr"] = t.rate * float(self.leader.param_groups[followed]["lr"])
             kept.append([factor.clone() for factor in t.module.factors])
             for factor, gradient in zip(t.module.factors, t.pending, strict=False):
                 factor.grad = gradient.to(factor).reshape(factor.shape)
@@ -503,7 +221,7 @@ class Private:
 
 
 def _finite(t: Parametrized) -> bool:
-    """Whether the largest entry times the largest factors is still a number of the weight's type."""
+    """Whether the largest entry times the largest factors is a number of the weight's type."""
     leaf = t.slot.leaves[0]
     largest = leaf.abs().amax().double()
     for factor in t.module.factors:
@@ -575,7 +293,7 @@ class Handle:
         if _skipped(optimizer):
             return
         if any(callable(value) for value in (*args, *kwargs.values())):
-            raise ValueError("step(closure) computes gradients too late; call backward() and step()")
+            raise ValueError("step(closure) computes gradients too late; call backward() first")
         with _in_full_precision():
             for treatment in self.treatments[optimizer]:
                 treatment.before(self._step(optimizer, treatment))
@@ -739,7 +457,7 @@ def _leader(owner: Optimizer, optimizers: Sequence[Optimizer]) -> Optimizer:
 
 def _owner(optimizers: Sequence[Optimizer], leaf: Tensor) -> tuple[Optimizer, int]:
     """The optimizer that has ``leaf``, and in which of its groups."""
-    found = ((o, _group(o, leaf)) for o in optimizers)
+    found = ((o, group(o, leaf)) for o in optimizers)
     return next((owner, group) for owner, group in found if group is not None)
 
 
@@ -769,4 +487,3 @@ def _refuse_second(owner: Optimizer, new: Treatment) -> None:
         if same and old.kind is new.kind:
             name = f"{new.kind.__name__} is attached to {new.slot.name}"
             raise ValueError(f"{name} already; close its handle first")
-

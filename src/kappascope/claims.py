@@ -230,7 +230,7 @@ def judge(claim: Claim, table: Table) -> Verdict:
         _number(deciding.value),
         _ends(deciding.interval),
         deciding.n,
-        " ".join(_sentences(claim, told, verdict, absent)),
+        " ".join(dict.fromkeys(_sentences(claim, told, verdict, absent))),  # each said once
     )
 
 
@@ -248,7 +248,8 @@ def _sentences(
         if verdict == "undecided" and estimate.interval is None:
             yield f"No interval for the {estimate.what}: {estimate.reason}."
         if estimate.missing:
-            yield f"The {estimate.what} leaves out {estimate.missing} missing values."
+            missing = f"{estimate.missing} missing value{'s' * (estimate.missing > 1)}"
+            yield f"The {estimate.what} leaves out {missing}."
 
 
 def no_mean(theory: str, column: str = "error", **where: Any) -> Callable[[Table], str | None]:
@@ -314,9 +315,9 @@ def printed(
 
     The id is a path: experiment, component, settings, statistic (one of ``STATISTICS``). A setting
     without ``=`` stands for each of its values, of which a printed range shows the least and the
-    greatest. ``measure`` replaces the statistic and is given the selected rows. Further columns of
-    the rows are chosen by keywords; of a tuple or range (``seed=range(15)``) all must be there,
-    for the mean of fewer trials is another number.
+    greatest; ``trials=10`` are the first ten. ``measure`` replaces the statistic and is given the
+    selected rows. Further columns of the rows are chosen by keywords; of a tuple or range
+    (``seed=range(15)``) all must be there, for the mean of fewer trials is another number.
 
     >>> rows = Table.of(
     ...     {"stream": "paper", "size": d, "seed": k, "component": "row_norms", "error": 1 / d + k}
@@ -332,8 +333,8 @@ def printed(
     if not measure and statistic not in STATISTICS:
         raise ValueError(f"{id} ends in none of {', '.join(STATISTICS)}; pass measure=")
     chosen = {"stream": "paper", "component": component, **where}
-    chosen |= {_column(name): _value(of) for name, _, of in map(_parts, settings) if of}
-    each = [_column(name) for name, equal, _ in map(_parts, settings) if not equal]
+    chosen |= dict(_equal(*setting.split("=")) for setting in settings if "=" in setting)
+    each = [SHORT.get(name, name) for name in settings if "=" not in name]
 
     def found(rows: Table) -> Any:
         if measure:
@@ -385,12 +386,11 @@ STATISTICS: dict[str, Callable[[Table, Where], float]] = {
 or how many per cent it is below that of plain training; or the mean value, learned or wanted."""
 
 
-def _parts(setting: str) -> tuple[str, str, str]:
-    return setting.partition("=")
-
-
-def _column(name: str) -> str:
-    return SHORT.get(name, name)
+def _equal(name: str, text: str) -> tuple[str, Any]:
+    """The column that a setting of an id speaks of, and its value there."""
+    if name == "trials":
+        return "seed", range(int(text))
+    return SHORT.get(name, name), _value(text)
 
 
 def _value(text: str) -> str | int | float:
@@ -402,7 +402,7 @@ def _value(text: str) -> str | int | float:
     return text
 
 
-def typical(component: str, column: str = "error", **where: Any) -> Measure:
+def typical(component: str, *, column: str = "error", **where: Any) -> Measure:
     """For ``measure``: the median over the own trials that ``where`` selects.
 
     >>> rows = Table.of(
@@ -416,7 +416,7 @@ def typical(component: str, column: str = "error", **where: Any) -> Measure:
     return lambda rows: median(select(rows, **chosen).values(column))
 
 
-def compared(ours: Where, theirs: Where, column: str = "error", **where: Any) -> Measure:
+def compared(ours: Where, theirs: Where, *, column: str = "error", **where: Any) -> Measure:
     """For ``measure``: the median over own trials of the ratio of ours to theirs, trial by trial.
 
     >>> rows = Table.of(

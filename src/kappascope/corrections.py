@@ -26,10 +26,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kappascope import pairs, placement, spectra, theory
-from kappascope.attachments import (
-    Factors, Gradient, Handle, Parametrized, Rewrite, Slot, State, Step, Treatment, View, Where,
-    choose, unwrapped,
-)  # fmt: skip
+from kappascope.attachments import Gradient, Handle, Parametrized, Rewrite, State, Step, Treatment
+from kappascope.factors import Scale, Spectrum
+from kappascope.slots import Slot, Where, choose, unwrapped
 
 FLOOR = 1e-10  # the paper's guard against a vanishing singular value; it shows in its digits
 
@@ -72,9 +71,9 @@ def condition_penalty(
 ) -> Float[Tensor, "*stack out in"]:
     """Gradient of ``strength * (log(kappa + 1) - log(condition_number + 1))**2``, clipped.
 
-    Only the extreme singular values matter to kappa, so it lies along ``u1 v1'`` and ``ud vd'``; its
-    Frobenius norm is at most ``clip``. The defaults, and the ones inside the logarithms, are the
-    paper's.
+    Only the extreme singular values matter to kappa, so it lies along ``u1 v1'`` and ``ud vd'``;
+    its Frobenius norm is at most ``clip``. The defaults, and the ones inside the logarithms, are
+    the paper's.
 
     >>> condition_penalty(torch.diag(torch.tensor([2.0, 1.0])), torch.tensor(2.0)).abs().max()
     tensor(0.)
@@ -138,7 +137,7 @@ class _Hinge:
         slope = 2 * strength * self.excess(kappa) / (kappa + 1)  # with respect to kappa
         # d kappa / d s1 = 1 / sd and d kappa / d sd = -kappa / sd
         at_first, at_last = slope / last, -slope * kappa / last
-        shrink = clip / torch.hypot(at_first, at_last).clamp(min=clip)
+        shrink = (clip / torch.hypot(at_first, at_last)).clamp(max=1.0)
         return found.combined(torch.stack([shrink * at_first, shrink * at_last], dim=-1))
 
 
@@ -146,12 +145,12 @@ class _Priced(torch.autograd.Function):
     """A value for every matrix of a stack, with its gradient given in closed form."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, value: Tensor, gradient: Tensor) -> Tensor:  # noqa: D102
+    def forward(ctx: Any, weight: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
         ctx.save_for_backward(gradient)
         return value.clone()
 
     @staticmethod
-    def backward(ctx: Any, *received: Tensor) -> tuple[Tensor, None, None]:  # noqa: D102
+    def backward(ctx: Any, *received: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = ctx.saved_tensors
         return received[0][..., None, None] * gradient, None, None
 
@@ -163,8 +162,8 @@ class Correction(ABC):
     """A change to how weight matrices are learned."""
 
     @abstractmethod
-    def _treatments(self, slot: Slot) -> Iterator[Treatment]:
-        """What happens to one weight, which is in a model by now."""
+    def _treatments(self, model: nn.Module) -> Callable[[Slot], Iterator[Treatment]]:
+        """What happens to a weight of the model."""
 
     def _objections(self, model: nn.Module) -> Callable[[Slot], Iterator[tuple[bool, str]]]:
         """Why a weight cannot be treated, beyond what holds for all corrections."""
@@ -180,14 +179,10 @@ class Correction(ABC):
         ``left_out`` has the reasons.
         """
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
-        choice = choose(model, optimizers, where, self._objections(unwrapped(model)))
-        treatments = [t for slot in choice.taken for t in self._treatments(slot)]
-        return Handle.of(choice, optimizers, treatments)
-
-
-def _kind(treatment: Treatment, correction: Correction) -> Treatment:
-    treatment.kind = type(correction)
-    return treatment
+        inner = unwrapped(model)
+        choice = choose(inner, optimizers, where, self._objections(inner))
+        treat = self._treatments(inner)
+        return Handle.of(choice, optimizers, [t for slot in choice.taken for t in treat(slot)])
 
 
 def _needs_plain(slot: Slot) -> Iterator[tuple[bool, str]]:
@@ -208,3 +203,459 @@ def _reference(target: Target, slot: Slot) -> Tensor | None:
             raise ValueError(f"the target has no {slot.name}; it has {', '.join(target)}")
         return spectra.singular_values(slot.view.matrix(target[names[0]]))
     return target(slot.matrix()).detach() if callable(target) else None
+
+
+def _of_weight(target: Target, weight: Tensor) -> Tensor | None:
+    """As :func:`_reference`, for the pure forms, which know no names."""
+    if isinstance(target, Mapping):
+        raise ValueError("a state dict needs names of weights; attach, or pass a function")
+    return target(weight.detach()).detach() if callable(target) else None
+
+
+# --- scale ----------------------------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True)
+class Multipliers(Correction):
+    """Learn a factor for every row and column, ``diag(r) W diag(c)``, all one at first.
+
+    Without rows and columns, one factor for the matrix. Factors take ``rate`` times the learning
+    rate of their weight, and a weight decay that keeps products of factors from drifting
+    (2e-3 as in Velikanov et al. 2026). Where another parameter undoes a factor it is left out
+    (:mod:`kappascope.placement`) unless ``gauge``, which takes all. They count in no gradient
+    norm, and ``with handle.unclipped(): ...`` around a clip of the weights spares them its effect.
+
+    >>> Multipliers().corrected(torch.ones(2, 3), rows=torch.tensor([1.0, 2.0]))
+    tensor([[1., 1., 1.],
+            [2., 2., 2.]])
+    """
+
+    rows: bool = True
+    columns: bool = True
+    gauge: bool = False
+    rate: float = 1.0
+    weight_decay: float = 2e-3
+
+    def corrected(
+        self, weight: Tensor, rows: Tensor | None = None, columns: Tensor | None = None
+    ) -> Float[Tensor, "*stack out in"]:
+        """The weight with factors applied; those not given are one."""
+        ones = torch.ones_like(weight)
+        rows = ones[..., 0] if rows is None else rows
+        return scaled(weight, rows, ones[..., 0, :] if columns is None else columns)
+
+    def _sides(self, model: nn.Module) -> Callable[[Slot], placement.Free]:
+        """Which factors a weight gets."""
+        bound = {} if self.gauge else placement.free(model)
+
+        def sides(slot: Slot) -> placement.Free:
+            found = bound.get(slot.name, placement.Free())
+            either = self.rows or self.columns
+            return dataclasses.replace(
+                found,
+                rows=found.rows and (self.rows or not either),
+                columns=found.columns and self.columns,
+            )
+
+        return sides
+
+    def _objections(self, model: nn.Module) -> Callable[[Slot], Iterator[tuple[bool, str]]]:
+        sides = self._sides(model)
+
+        def objections(slot: Slot) -> Iterator[tuple[bool, str]]:
+            yield from _needs_plain(slot)
+            some = sides(slot)
+            yield not (some.rows or some.columns), "it is best left alone; gauge=True takes it"
+
+        return objections
+
+    def _treatments(self, model: nn.Module) -> Callable[[Slot], Iterator[Treatment]]:
+        sides = self._sides(model)
+
+        def treat(slot: Slot) -> Iterator[Treatment]:
+            view, some = slot.view, sides(slot)
+            scalar = not (self.rows or self.columns)
+            make = lambda matrix: Scale(matrix, view, some, scalar)  # noqa: E731
+            yield Parametrized(Multipliers, slot, make, self.rate, self.weight_decay)
+
+        return treat
+
+
+@final
+@dataclass(frozen=True)
+class NormPin(Correction):
+    """Hold the Frobenius norm at its initial value, or at ``norm``: no scale is learned.
+
+    The remedy opposite to :class:`Multipliers`. A zero matrix has no norm to be held at.
+
+    >>> NormPin(norm=2.0).corrected(torch.eye(4) * 3)[0]
+    tensor([1., 0., 0., 0.])
+    """
+
+    norm: float | None = None
+
+    def corrected(self, weight: Tensor) -> Float[Tensor, "*stack out in"]:
+        """The weight with that norm; without a norm, as it is."""
+        return weight if self.norm is None else _pinned(weight, torch.tensor(self.norm))
+
+    def _objections(self, model: nn.Module) -> Callable[[Slot], Iterator[tuple[bool, str]]]:
+        return _needs_writing
+
+    def _treatments(self, model: nn.Module) -> Callable[[Slot], Iterator[Treatment]]:
+        def rule(matrix: Tensor, step: Step, memory: State) -> Tensor:
+            return _pinned(matrix, memory["norm"])
+
+        def treat(slot: Slot) -> Iterator[Treatment]:
+            norm = torch.linalg.matrix_norm(slot.matrix().double())
+            norm = norm if self.norm is None else torch.full_like(norm, self.norm)
+            yield Rewrite(NormPin, slot, rule, {"norm": norm})
+
+        return treat
+
+
+def _pinned(weight: Tensor, norm: Tensor) -> Tensor:
+    now = torch.linalg.matrix_norm(weight.double())
+    factor = torch.where((now > 0) & (norm > 0), norm / torch.where(now > 0, now, 1.0), 1.0)
+    return weight * factor.to(weight)[..., None, None]
+
+
+# --- shape, by a gradient -------------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True)
+class SpectralPenalty(Correction):
+    """Add ``strength * excess**2`` to the loss: by how much ``log(kappa + 1)`` leaves its limits.
+
+    Limits: kappa at most ``target`` if that is a number, or what half of the random matrices of
+    its shape have if ``None``; within ``band`` (of the logarithm) of the target's kappa if there
+    is a spectrum to compare with. The gradient is the closed one on the extreme singular pair,
+    of norm at most ``clip``, with the pair tracked by :mod:`kappascope.pairs`; ``every`` so many
+    steps it is looked at anew and the old one used in between. The paper's penalty is
+    ``SpectralPenalty(0.005, target=lambda weight: known_singular_values, band=0.0)``.
+
+    >>> weight = torch.diag(torch.tensor([8.0, 1.0])).requires_grad_()
+    >>> SpectralPenalty(1.0, target=2.0).penalty(weight).backward()
+    >>> weight.grad        # smaller the largest, larger the smallest, clipped to norm 1
+    tensor([[ 0.1240, 0.0000],
+            [ 0.0000, -0.9923]])
+    """
+
+    strength: float = 0.005
+    target: Target = None
+    band: float = 0.7  # log 2: within a factor of two
+    clip: float = 1.0
+    every: int = 1
+
+    def penalty(self, weight: Float[Tensor, "*stack out in"]) -> Float[Tensor, "*stack"]:
+        """The penalty of each matrix; its backward is the clipped closed gradient."""
+        hinge = self._hinge(_of_weight(self.target, weight), weight)
+        found = pairs.ends(weight.detach())
+        value = self.strength * hinge.excess(floored_condition_number(found.values)).square()
+        return _Priced.apply(  # type: ignore[no-untyped-call]
+            weight, value, hinge.slope(found, self.strength, self.clip)
+        )
+
+    def _hinge(self, wanted: Tensor | None, weight: Tensor) -> _Hinge:
+        if wanted is not None:
+            middle = (floored_condition_number(wanted) + 1).log()
+            return _Hinge(middle - self.band, middle + self.band)
+        bound = self.target if isinstance(self.target, int | float) else _null(weight)
+        high = torch.tensor(bound + 1.0, dtype=torch.float64, device=weight.device).log()
+        return _Hinge(torch.zeros_like(high), high)
+
+    def _gradient(self, matrix: Tensor, memory: State) -> Tensor | None:
+        calls = memory["calls"] = memory.get("calls", -1) + 1
+        if calls % self.every == 0:
+            found = pairs.ends(matrix, memory.setdefault("warm", {}))
+            memory["ends"] = dataclasses.asdict(found)
+        hinge, found = _Hinge(memory["low"], memory["high"]), pairs.Ends(**memory["ends"])
+        if not hinge.excess(floored_condition_number(found.values)).any():
+            return None
+        return hinge.slope(found, self.strength, self.clip)
+
+    def _treatments(self, model: nn.Module) -> Callable[[Slot], Iterator[Treatment]]:
+        def treat(slot: Slot) -> Iterator[Treatment]:
+            if self.strength:
+                hinge = self._hinge(_reference(self.target, slot), slot.matrix())
+                memory = {"low": hinge.low, "high": hinge.high}
+                yield Gradient(SpectralPenalty, slot, self._gradient, memory)
+
+        return treat
+
+
+def _null(weight: Tensor) -> float:
+    """The kappa that half of the random matrices of this shape stay below."""
+    shape = weight.shape[-2:]
+    return 1.0 if min(shape) == 1 else float(theory.GaussianNull(*shape).quantile(0.5))
+
+
+@final
+@dataclass(frozen=True)
+class OrthogonalPenalty(Correction):
+    """Add ``strength * |W'W - I|_F^2`` (or ``|WW' - I|``, of a wide matrix) to the loss.
+
+    With ``spectral``, the spectral norm instead, not squared: SRIP (Bansal et al. 2018), whose
+    gradient lies on one extreme singular pair. Either gradient has norm at most ``clip``.
+
+    >>> OrthogonalPenalty(1.0).penalty(torch.diag(torch.tensor([2.0, 1.0])))
+    tensor(9.)
+    >>> OrthogonalPenalty(1.0, spectral=True).penalty(torch.diag(torch.tensor([2.0, 1.0])))
+    tensor(3.)
+    """
+
+    strength: float = 1e-3
+    spectral: bool = False
+    clip: float = 1.0
+
+    def penalty(self, weight: Float[Tensor, "*stack out in"]) -> Float[Tensor, "*stack"]:
+        """The penalty of each matrix; its backward is the clipped gradient."""
+        value, gradient = self._priced(weight.detach(), None)
+        return _Priced.apply(  # type: ignore[no-untyped-call]
+            weight, value, gradient
+        )
+
+    def _priced(self, weight: Tensor, memory: State | None) -> tuple[Tensor, Tensor]:
+        form = self._spectral if self.spectral else self._frobenius
+        value, gradient = form(weight, memory)
+        size = torch.linalg.matrix_norm(gradient)
+        return value, gradient * (self.clip / size).clamp(max=1.0)[..., None, None]
+
+    def _frobenius(self, weight: Tensor, memory: State | None) -> tuple[Tensor, Tensor]:
+        w = weight if weight.shape[-2] >= weight.shape[-1] else weight.mT
+        rest = w.mT @ w - torch.eye(w.shape[-1]).to(w)
+        gradient = 4 * self.strength * w @ rest
+        value = self.strength * rest.square().sum((-2, -1))
+        return value, gradient if w is weight else gradient.mT
+
+    def _spectral(self, weight: Tensor, memory: State | None) -> tuple[Tensor, Tensor]:
+        found = pairs.ends(weight, memory)
+        rest = found.values.square() - 1
+        farther = torch.nn.functional.one_hot(rest.abs().argmax(-1), 2).to(rest)
+        slope = 2 * self.strength * found.values * rest.sign() * farther
+        return self.strength * rest.abs().amax(-1), found.combined(slope)
+
+    def _treatments(self, model: nn.Module) -> Callable[[Slot], Iterator[Treatment]]:
+        def source(matrix: Tensor, memory: State) -> Tensor:
+            return self._priced(matrix, memory)[1]
+
+        def treat(slot: Slot) -> Iterator[Treatment]:
+            if self.strength:
+                yield Gradient(OrthogonalPenalty, slot, source, {})
+
+        return treat
+
+
+# --- shape, by rewriting --------------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True)
+class SVDCorrection(Correction):
+    """Every so many steps, move the singular values a part of the way to the target's.
+
+    Without a target these are the initial ones: training turns the matrix but cannot reshape it
+    for long. A number bounds kappa: the nearest spectrum that has it is the target. Singular
+    vectors are kept.
+
+    >>> SVDCorrection(rate=0.5, target=lambda weight: torch.tensor([4.0, 1.0])).corrected(
+    ...     torch.diag(torch.tensor([3.0, 1.0])))
+    tensor([[3.5000, 0.0000],
+            [0.0000, 1.0000]])
+    """
+
+    every: int = 20
+    rate: float = 0.1
+    target: Target = None
+
+    def corrected(self, weight: Tensor) -> Float[Tensor, "*stack out in"]:
+        """One step of the weight; without a target it is its own."""
+        return self._moved(weight, _of_weight(self.target, weight))
+
+    def _moved(self, weight: Tensor, wanted: Tensor | None) -> Tensor:
+        if isinstance(self.target, int | float):
+            wanted = banded(spectra.decomposition(weight)[1], float(self.target))
+        return weight if wanted is None else toward_spectrum(weight, wanted, self.rate)
+
+    def _objections(self, model: nn.Module) -> Callable[[Slot], Iterator[tuple[bool, str]]]:
+        return _needs_writing
+
+    def _treatments(self, model: nn.Module) -> Callable[[Slot], Iterator[Treatment]]:
+        def rule(matrix: Tensor, step: Step, memory: State) -> Tensor | None:
+            return None if step.index % self.every else self._moved(matrix, memory.get("values"))
+
+        def treat(slot: Slot) -> Iterator[Treatment]:
+            target = spectra.singular_values if self.target is None else self.target
+            wanted = _reference(target, slot)
+            if self.rate:
+                memory = {} if wanted is None else {"values": wanted}
+                yield Rewrite(SVDCorrection, slot, rule, memory)
+
+        return treat
+
+
+@final
+@dataclass(frozen=True)
+class SpectralDecay(Correction):
+    """Weight decay of some singular values only; ``part`` says which, counted from the largest.
+
+    After the step, those are multiplied by ``1 - learning rate * strength``, all at once ``every``
+    so many steps. The default acts on the largest (Yoshida and Miyato 2017); ``slice(1, None)`` on
+    all others, ``slice(-8, None)`` on the eight smallest.
+
+    >>> SpectralDecay(strength=0.5).corrected(torch.diag(torch.tensor([4.0, 1.0])))
+    tensor([[2., 0.],
+            [0., 1.]])
+    """
+
+    strength: float = 0.1
+    part: slice = field(default_factory=lambda: slice(1))
+    every: int = 10
+
+    def corrected(self, weight: Tensor) -> Float[Tensor, "*stack out in"]:
+        """The weight after a decay by ``strength``."""
+        return self._decayed(weight, self.strength)
+
+    def _decayed(self, weight: Tensor, amount: float) -> Tensor:
+        u, s, vt = spectra.decomposition(weight)
+        lost = u[..., self.part] * (min(amount, 1.0) * s[..., None, self.part])
+        return weight - lost @ vt[..., self.part, :]  # not rebuilt: what stays is not rounded
+
+    def _objections(self, model: nn.Module) -> Callable[[Slot], Iterator[tuple[bool, str]]]:
+        return _needs_writing
+
+    def _treatments(self, model: nn.Module) -> Callable[[Slot], Iterator[Treatment]]:
+        def rule(matrix: Tensor, step: Step, memory: State) -> Tensor | None:
+            amount = step.learning_rate * self.strength * self.every
+            return None if step.index % self.every else self._decayed(matrix, amount)
+
+        def treat(slot: Slot) -> Iterator[Treatment]:
+            if self.strength:
+                yield Rewrite(SpectralDecay, slot, rule, {})
+
+        return treat
+
+
+@final
+@dataclass(frozen=True)
+class SingularValueBound(Correction):
+    """Keep the condition number at most ``kappa``, from the first step on.
+
+    A weight beyond the bound is replaced by the nearest one a little (``slack``) inside of it; the
+    weight is not re-initialised and no parameter is added. Of a large weight two Cholesky
+    factorizations prove that nothing has to be done, and the SVD is taken only where they fail.
+
+    >>> SingularValueBound(2.0).corrected(torch.diag(torch.tensor([4.0, 2.0, 0.0])))
+    tensor([[3.2000, 0.0000, 0.0000],
+            [0.0000, 2.0000, 0.0000],
+            [0.0000, 0.0000, 1.6000]])
+    """
+
+    kappa: float = 100.0
+    slack: float = 0.05
+
+    def corrected(self, weight: Tensor) -> Float[Tensor, "*stack out in"]:
+        """The nearest weight within the bound."""
+        return self._projected(weight, self.kappa)
+
+    def _projected(self, weight: Tensor, kappa: float) -> Tensor:
+        u, s, vt = spectra.decomposition(weight)
+        # what is added to the weight, so that what stays is not rounded
+        return weight + (u * (banded(s, kappa) - s)[..., None, :]) @ vt
+
+    def _rule(self, matrix: Tensor, step: Step, memory: State) -> Tensor | None:
+        if pairs.within(matrix, self.kappa, memory):
+            return None
+        tight = max(1.0, self.kappa / (1 + self.slack))
+        # twice, for the rounding of the first to float32
+        return self._projected(self._projected(matrix, tight), tight)
+
+    def _objections(self, model: nn.Module) -> Callable[[Slot], Iterator[tuple[bool, str]]]:
+        return _needs_writing
+
+    def _treatments(self, model: nn.Module) -> Callable[[Slot], Iterator[Treatment]]:
+        return lambda slot: iter((Rewrite(SingularValueBound, slot, self._rule, {}),))
+
+
+# --- shape, by factors ----------------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True)
+class SingularValueMultipliers(Correction):
+    """Learn a factor for every singular value: ``U diag(m) U' W``, all one at first.
+
+    U are the left singular vectors (the right ones of a tall weight, from the other side) at the
+    time of attaching; ``every`` so many steps the factors are merged, start at one again, and U
+    follows the weight. Rate and weight decay as in :class:`Multipliers`.
+
+    >>> weight = torch.diag(torch.tensor([4.0, 1.0]))
+    >>> SingularValueMultipliers().corrected(weight, torch.tensor([0.5, 3.0]))
+    tensor([[2., 0.],
+            [0., 3.]])
+    """
+
+    every: int = 100
+    rate: float = 1.0
+    weight_decay: float = 2e-3
+
+    def corrected(
+        self, weight: Tensor, factors: Tensor | None = None
+    ) -> Float[Tensor, "*stack out in"]:
+        """The weight with its singular values multiplied, largest first."""
+        if factors is None:
+            return weight
+        u, s, vt = spectra.decomposition(weight)
+        return (u * (factors * s)[..., None, :]) @ vt
+
+    def _objections(self, model: nn.Module) -> Callable[[Slot], Iterator[tuple[bool, str]]]:
+        return _needs_plain
+
+    def _treatments(self, model: nn.Module) -> Callable[[Slot], Iterator[Treatment]]:
+        def treat(slot: Slot) -> Iterator[Treatment]:
+            view = slot.view
+            make = lambda matrix: Spectrum(matrix, view, self.every)  # noqa: E731
+            yield Parametrized(SingularValueMultipliers, slot, make, self.rate, self.weight_decay)
+
+        return treat
+
+
+# --- both -----------------------------------------------------------------------------------------
+
+
+@final
+@dataclass(frozen=True)
+class Hybrid(Correction):
+    """Multipliers for the scale and a spectral penalty for the shape of what they multiply.
+
+    >>> Hybrid().corrected(torch.ones(1, 2), rows=torch.tensor([2.0]))
+    tensor([[2., 2.]])
+    """
+
+    multipliers: Multipliers = field(default_factory=Multipliers)
+    penalties: SpectralPenalty = field(default_factory=lambda: SpectralPenalty(every=5))
+
+    def penalty(self, weight: Float[Tensor, "*stack out in"]) -> Float[Tensor, "*stack"]:
+        """The spectral penalty of each matrix."""
+        return self.penalties.penalty(weight)
+
+    def corrected(
+        self, weight: Tensor, rows: Tensor | None = None, columns: Tensor | None = None
+    ) -> Float[Tensor, "*stack out in"]:
+        """The weight with factors applied; those not given are one."""
+        return self.multipliers.corrected(weight, rows, columns)
+
+    def _objections(self, model: nn.Module) -> Callable[[Slot], Iterator[tuple[bool, str]]]:
+        return _needs_plain
+
+    def _treatments(self, model: nn.Module) -> Callable[[Slot], Iterator[Treatment]]:
+        factors, refused = self.multipliers._treatments(model), self.multipliers._objections(model)
+        shape = self.penalties._treatments(model)
+
+        def treat(slot: Slot) -> Iterator[Treatment]:
+            yield from shape(slot)
+            if not any(applies for applies, _ in refused(slot)):
+                yield from factors(slot)
+
+        return treat

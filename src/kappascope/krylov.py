@@ -27,11 +27,17 @@ TOLERANCE = 1e-8  # relative error at which a value is accepted
 BLOCK = 16  # vectors per Krylov block: as fast to multiply as 8 of them, fewer steps than 8
 GUARD = 8  # vectors polished together: the wanted ones and a few to separate them from the rest
 COUNTABLE = 64  # singular values below the threshold that a Krylov space can count reliably
+BLUNT = 10 * TOLERANCE  # what the error of sigma_1 does to a squared threshold, and then some
+SLOW = 0.01  # what is no better known after six steps needs some thirty, which all values are worth
 WORTHWHILE = 1800  # up to here a float64 attempt costs as much as the SVD it would save
 
 
 class Unresolved(ArithmeticError):  # noqa: N818 - an outcome, not an error
     """A method could not verify its own answer; the next one is tried."""
+
+
+class Crowded(Unresolved):
+    """The values at an end are too dense for a Krylov space in any precision."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,8 @@ def _first_verified(method: Callable[[_Square], _End], squares: list[_Square]) -
     for square in squares:
         try:
             return method(square)
+        except Crowded:
+            raise
         except Unresolved as problem:
             reason = problem
     raise reason
@@ -87,17 +95,20 @@ def _first_verified(method: Callable[[_Square], _End], squares: list[_Square]) -
 def _top(square: _Square) -> _End:
     """The two largest singular values, from a Krylov space of ``A'A``."""
 
-    def acceptable(ritz: _Ritz) -> bool:
+    def progress(ritz: _Ritz) -> float:
         if ritz.values[1] < 256 * square.eps * ritz.values[0]:
             raise Unresolved("the second value drowns in the rounding of the first")
-        return ritz.uncertainty(2) < 10 * TOLERANCE
+        done = _share(ritz.uncertainty(2), 2 * TOLERANCE)  # of the squares
+        if done < 1 and ritz.residuals[1] < 4 * square.eps * ritz.values[1]:
+            raise Unresolved("the largest values are as close together as rounding lets them be")
+        return done
 
-    ritz = _krylov(square.apply, square.rough, 36, GUARD + 1, acceptable)
+    ritz = _krylov(square.apply, square.rough, 36, GUARD + 1, progress)
     a = square.matrix
     v, _ = torch.linalg.qr(ritz.vectors(GUARD).double())
     u, s, wt = torch.linalg.svd(a @ v, full_matrices=False)
     residual = torch.linalg.vector_norm(a.mT @ u - (v @ wt.mT) * s, dim=0)
-    if not _Ritz((s * s).tolist(), (s * residual).tolist()).uncertainty(2) < 10 * TOLERANCE:
+    if not _Ritz((s * s).tolist(), (s * residual).tolist()).uncertainty(2) < 2 * TOLERANCE:
         raise Unresolved("residual of the largest singular values")
     return _End(s[:2].tolist(), square)
 
@@ -116,13 +127,7 @@ def smallest(a: Float[Tensor, "q p"], wanted: int) -> Float[Tensor, " wanted"]:
     """The ``wanted`` smallest singular values, largest of them first."""
     if wanted > GUARD:
         raise Unresolved("more small values than can be polished together")
-    square = _Square(a, torch.float64)
-
-    def acceptable(ritz: _Ritz) -> bool:
-        return ritz.uncertainty(wanted) < TOLERANCE
-
-    ritz = _krylov(square.inverse, a, 16, 2 * GUARD, acceptable)
-    polished = _polish(square, ritz.vectors(2 * GUARD), wanted)
+    polished = _polish(_Square(a, torch.float64), _random_block(a), wanted)
     return a.new_tensor(polished.values[:wanted]).rsqrt().flip(0)
 
 
@@ -132,18 +137,21 @@ def _polish(square: _Square, start: Float[Tensor, "p k"], wanted: int) -> _Ritz:
     Accepted after two independent checks: the residual of the inverse, and ``|Av|`` against it.
     """
     a, v = square.matrix, start.double()
-    for _ in range(6):
+    for turn in range(12):
         v, _ = torch.linalg.qr(v)
         image = square.refined_inverse(v)
         theta, c = torch.linalg.eigh(v.mT @ image)
         theta, c = theta.flip(0), c.flip(1)
         residuals = torch.linalg.vector_norm(image @ c - (v @ c) * theta, dim=0)
         ritz = _Ritz(theta.tolist(), residuals.tolist())
-        if ritz.uncertainty(wanted) < TOLERANCE:
+        uncertainty = ritz.uncertainty(wanted)
+        if turn >= 5 and uncertainty > SLOW:
+            break
+        if uncertainty < TOLERANCE:
             # |Av| errs by the square of what v and the inverse do: it is the value, they the check.
             y = torch.linalg.qr(image @ c[:, :wanted])[0]
             values = torch.linalg.svdvals(a @ y).flip(0)
-            if ((values**2 * theta[:wanted] - 1).abs() < math.sqrt(TOLERANCE)).all():
+            if ((values**2 * theta[:wanted] - 1).abs() < 100 * TOLERANCE).all():
                 return _Ritz([*(values**-2).tolist(), *theta[wanted:].tolist()], residuals.tolist())
         v = image
     raise Unresolved("residual of the smallest singular values")
@@ -160,9 +168,14 @@ class _Settled:
     eps: float
     count: int | None = None
 
-    def __call__(self, ritz: _Ritz) -> bool:
-        if not ritz.uncertainty(1) < 10 * TOLERANCE:
-            return False
+    def __call__(self, ritz: _Ritz) -> float:
+        uncertainty = ritz.uncertainty(1)
+        if ritz.steps >= 6 and uncertainty > SLOW:
+            raise Crowded("the smallest values")
+        done = _share(uncertainty, 10 * TOLERANCE)
+        return done if done < 1 or self._counted(ritz) else 0.9
+
+    def _counted(self, ritz: _Ritz) -> bool:
         theta, residuals = np.array(ritz.values), np.array(ritz.residuals)
         k = int((theta > self.cut).sum())
         noise = 4 * self.eps * theta[0]  # ten times the worst met
@@ -191,11 +204,17 @@ def _count_below(a: Float[Tensor, "q p"], cut: float) -> int:
     """
     shifted = gram(a)
     shifted.diagonal().sub_(cut * cut)
-    factor, pivots, info = torch.linalg.ldl_factor_ex(shifted)
-    if int(info) != 0:
+    # scipy's LAPACK and not torch's: half as fast again
+    work = int(scipy.linalg.lapack.dsytrf_lwork(len(shifted), lower=1)[0])
+    ldl, swaps, info = scipy.linalg.lapack.dsytrf(
+        shifted.numpy(force=True), lower=1, lwork=work, overwrite_a=1
+    )
+    if info != 0:
         raise Unresolved("a singular value sits at the threshold")
+    factor, pivots = torch.as_tensor(ldl, device=a.device), torch.as_tensor(swaps, device=a.device)
     nearest = 1 / _norm(lambda x: torch.linalg.ldl_solve(factor, pivots, x), a)
-    if nearest < 16 * math.sqrt(a.shape[0]) * EPS * float(torch.linalg.matrix_norm(a)) ** 2:
+    rounding = math.sqrt(a.shape[0]) * EPS * float(torch.linalg.matrix_norm(a)) ** 2
+    if nearest < max(16 * rounding, BLUNT * cut * cut):
         raise Unresolved("a singular value sits within rounding of the threshold")
     single = pivots > 0
     return int(((factor.diagonal() < 0) & single).sum()) + int((~single).sum()) // 2
@@ -203,7 +222,7 @@ def _count_below(a: Float[Tensor, "q p"], cut: float) -> int:
 
 def _norm(apply: Callable[[Tensor], Tensor], a: Tensor) -> float:
     """Norm of a symmetric operator, to a few per cent, by block power iteration."""
-    x = _random_block(a)
+    x = _random_block(a)[:, :4]
     for _ in range(6):
         x, r = torch.linalg.qr(apply(x))
     return float(torch.linalg.matrix_norm(r, 2))
@@ -246,7 +265,7 @@ class _Square:
 
     def apply(self, x: Tensor) -> Tensor:
         """``A'A x``."""
-        return self.symmetric @ x if self.tall else self.rough.mT @ (self.rough @ x)
+        return self.symmetric @ x if self.tall else _square_times(self.rough, x)
 
     @cached_property
     def factors(self) -> tuple[Tensor, ...]:
@@ -277,8 +296,8 @@ class _Square:
         if self.dtype == torch.float64:
             return self.inverse(x)
         if self.tall:
-            return _refine(self.inverse, lambda z: a.mT @ (a @ z), x)
-        y = _refine(lambda z: self._solve(z, True), lambda z: a.mT @ z, x)
+            return _refine(self.inverse, lambda z: _square_times(a, z), x)
+        y = _refine(lambda z: self._solve(z, True), lambda z: (z.mT @ a).mT, x)
         return _refine(lambda z: self._solve(z, False), lambda z: a @ z, y)
 
     def _solve(self, x: Tensor, transposed: bool) -> Tensor:
@@ -333,17 +352,23 @@ class _Ritz:
         last = self.values[wanted - 1]
         if not last > 0:
             return math.inf
-        squares = np.cumsum(np.square(self.residuals))
-        gaps = -np.diff(self.values)[wanted - 1 :]
-        separated = squares[wanted - 1 : -1] / np.maximum(gaps, 1e-300)
-        return float(min(math.sqrt(squares[wanted - 1]), *separated, math.inf) / last)
+        squares = np.cumsum(np.square(self.residuals))[wanted - 1 :].tolist()
+        gaps = (-np.diff(self.values))[wanted - 1 :].tolist()
+        separated = [r / gap for r, gap in zip(squares[:-1], gaps, strict=True) if gap > 0]
+        return min(math.sqrt(squares[0]), *separated, math.inf) / last
 
     def count(self, cut: float) -> int | None:
         """How many values exceed ``cut``, if the residuals place each one clearly."""
         values, residuals = np.array(self.values), np.array(self.residuals)
         k = int((values > cut).sum())
-        clear = np.abs(values - cut) > 2 * residuals
+        clear = np.abs(values - cut) > 2 * residuals + BLUNT * cut
         return k if k < len(values) and clear[: k + 1].all() else None
+
+    @property
+    def steps(self) -> int:
+        """How many blocks the Krylov space has."""
+        assert self.basis is not None
+        return self.basis.shape[1] // BLOCK
 
     def vectors(self, count: int) -> Tensor:
         """The first ``count`` approximate eigenvectors."""
@@ -356,39 +381,49 @@ def _krylov(
     like: Tensor,
     steps: int,
     keep: int,
-    acceptable: Callable[[_Ritz], bool],
+    progress: Callable[[_Ritz], float],
 ) -> _Ritz:
     """Leading eigenpairs of a symmetric operator: block Lanczos, fully reorthogonalised.
 
     The operator acts on blocks of columns as long as ``like`` has columns, in its precision. The
     projection is formed explicitly, so the basis may be continued by any block orthogonal to it
-    when the space becomes invariant.
+    when the space becomes invariant. ``progress`` tells which share of the wanted digits is there.
     """
     n = like.shape[1]
     steps = min(steps, n // BLOCK)
     basis = like.new_empty(steps * BLOCK, n).mT
     projection = np.zeros((steps * BLOCK,) * 2)
     block = _random_block(like)
+    due = 2
     for step in range(1, steps + 1):
         old, new = (step - 1) * BLOCK, step * BLOCK
         basis[:, old:new] = block
         known = basis[:, :new]
         rest = apply(block)
         column = known.mT @ rest
-        rest -= known @ column
+        rest = torch.addmm(rest, known, column, alpha=-1)
         again = known.mT @ rest
-        rest -= known @ again
+        rest.addmm_(known, again, alpha=-1)
         projection[:new, old:new] = (column + again).numpy(force=True)
         projection[old:new, :new] = projection[:new, old:new].T
         if not np.isfinite(projection[:new, old:new]).all():
             raise Unresolved("overflow")
-        if 2 <= step <= 6 or step % 3 == 0 or step == steps:  # early checks are cheap
+        if step in (due, steps):
             ritz = _rayleigh_ritz(projection[:new, :new], known, rest, keep)
-            if acceptable(ritz):
+            done = progress(ritz)
+            if done >= 1:
                 return ritz
+            # A look at a large space is dear: wait until the rest of the digits may be there, which
+            # come three times faster than the first ones.
+            due = step + math.ceil(step * min(1.0, (1 / max(done, 0.1) - 1) / 3))
         block = torch.linalg.qr(rest)[0]
         block = torch.linalg.qr(block - known @ (known.mT @ block))[0]
     raise Unresolved("Krylov space exhausted")
+
+
+def _share(uncertainty: float, tolerance: float) -> float:
+    """Which share of the digits that ``tolerance`` asks for are there: all of them from one on."""
+    return math.log(max(uncertainty, 1e-300)) / math.log(tolerance)
 
 
 def _rayleigh_ritz(
@@ -412,11 +447,17 @@ def _random_block(like: Tensor) -> Tensor:
 
 
 def gram(a: Float[Tensor, "q p"]) -> Float[Tensor, "p p"]:
-    """Lower triangle of ``A'A``, panel by panel: half the work of the full product."""
-    p = a.shape[-1]
-    panel = max(256, p // 8)
-    product = a.new_zeros(p, p)
-    for start in range(0, p, panel):
-        stop = min(start + panel, p)
-        product[start:, start:stop] = a[:, start:].mT @ a[:, start:stop]
-    return product
+    """Lower triangle of ``A'A``, zeros above it: half the work of the full product."""
+    x = a.numpy(force=True)
+    syrk = scipy.linalg.blas.ssyrk if a.dtype == torch.float32 else scipy.linalg.blas.dsyrk
+    # BLAS reads columns: rows are the columns of the transpose, which needs no copy.
+    product = syrk(1, x.T, lower=1) if x.flags.c_contiguous else syrk(1, x, trans=1, lower=1)
+    return torch.as_tensor(product, device=a.device)
+
+
+def _square_times(a: Float[Tensor, "q p"], x: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
+    """``A'A x``, panel by panel: each is used twice while in cache, where the time goes."""
+    result = x.new_zeros(x.shape[1], x.shape[0])
+    for panel in a.split(max(64, 2**18 // a.shape[1])):
+        result.addmm_((panel @ x).mT, panel)
+    return result.mT

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files as resources
 from typing import TYPE_CHECKING, Any, Protocol
@@ -193,13 +194,20 @@ def repetitions(printed: Printed, rows: Table) -> list[float]:
     sets = 1 + int(pc.max(own.rows["seed"]).as_py() or 0) if len(own) else 0
     found = []
     for first in range(0, sets - count + 1, count):
-        chosen = own.where(seed=range(first, first + count)).rows
-        place = chosen.column_names.index("stream")
-        stream = pa.repeat("paper", chosen.num_rows)
-        again = check(printed, Table.of(chosen.set_column(place, "stream", stream)))["measured"]
-        if isinstance(again, float):
-            found.append(again)
-    return found
+        again = _as_paper(own.where(seed=range(first, first + count)), first)
+        with suppress(LookupError):  # a setting has fewer trials than others
+            found.append(check(printed, again)["measured"])
+    return [one for one in found if isinstance(one, float)]
+
+
+def _as_paper(own: Table, first: int) -> Table:
+    """Own trials under the names of the paper's, whose seeds begin at 0."""
+    rows = own.rows
+    changed = {
+        "stream": pa.repeat("paper", rows.num_rows),
+        "seed": pc.subtract(rows["seed"], first),
+    }
+    return Table.of(pa.table({name: changed.get(name, rows[name]) for name in rows.column_names}))
 
 
 def _placed(record: Record, printed: Iterable[Printed], rows: Table) -> Record:

@@ -204,9 +204,8 @@ def run(todo: Sequence[Block], kept: store.Store, engine: Engine) -> Generator[D
 
 def work(kept: store.Store, block: Block) -> None:
     """Run a block of trials and keep its rows."""
-    if (
-        _code(page_of(block.trials)) != block.code
-    ):  # a process may start long after the plan was made
+    # a process may start, and load its modules, long after the plan was made
+    if _code(page_of(block.trials)) != block.code:
         wrong, advice = "changed while trials were running", "give the same command again"
         raise store.Refusal(4, "the code", wrong, advice)
     start = time.perf_counter()

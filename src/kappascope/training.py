@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice, tee
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD
 
 from kappascope.components import Components, errors
 from kappascope.corrections import floored_condition_number
@@ -19,6 +19,8 @@ from kappascope.tasks import Batch
 T = TypeVar("T")
 K = TypeVar("K")
 B = TypeVar("B", bound=Batch)
+
+Moments = tuple[Tensor, Tensor]
 
 STEPS = 200  # the paper's default
 
@@ -38,8 +40,45 @@ class Step:
         return weight.detach()
 
 
+class Optimizer(Protocol):
+    """What the loop asks of an optimizer; torch's have it too."""
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+
+    def step(self) -> object:
+        """Move the parameters along theirs."""
+
+
+class Descent:
+    """Plain gradient steps; factors of rows and columns take a tenth of them, as in the paper.
+
+    It is torch's SGD without the bookkeeping, which costs more than a step of a small stack.
+    """
+
+    def __init__(
+        self, model: nn.Module, learning_rate: float = 0.01, weight_decay: float = 0.0
+    ) -> None:
+        self.parameters = tuple(model.parameters())
+        self.learning_rate, self.weight_decay = learning_rate, weight_decay
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for p in self.parameters:
+            p.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move every parameter against its gradient."""
+        for p in self.parameters:
+            gradient = _gradient(p)
+            if self.weight_decay:
+                gradient = gradient.add(p, alpha=self.weight_decay)
+            p.sub_(gradient, alpha=self.learning_rate * (1.0 if p.ndim > 2 else 0.1))
+
+
 def sgd(model: nn.Module, learning_rate: float = 0.01, weight_decay: float = 0.0) -> SGD:
-    """Plain gradient steps; factors of rows and columns take a tenth of them, as in the paper."""
+    """The steps of :class:`Descent` by torch's own optimizer, with its schedulers and hooks."""
     parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.ndim > 2], "lr": learning_rate},
@@ -48,24 +87,36 @@ def sgd(model: nn.Module, learning_rate: float = 0.01, weight_decay: float = 0.0
     return SGD([group for group in groups if group["params"]], weight_decay=weight_decay)
 
 
-class MatrixAdam(Optimizer):
+class MatrixAdam:
     """Adam with the second moment averaged over each matrix: one rate for all of its entries."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], lr: float = 0.001) -> None:
-        super().__init__(parameters, {"lr": lr, "index": 0})
+    def __init__(self, model: nn.Module, learning_rate: float = 0.001) -> None:
+        self.learning_rate, self.index = learning_rate, 0
+        zero = torch.zeros(())
+        self.moments: dict[nn.Parameter, Moments] = dict.fromkeys(model.parameters(), (zero, zero))
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for p in self.moments:
+            p.grad = None
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self) -> None:
         """Move every parameter; the moments' weights are Adam's usual ones."""
-        for group in self.param_groups:
-            group["index"] += 1
-            for p in group["params"]:
-                m, v = self.state[p].get("moments", (torch.zeros_like(p), p.new_zeros(())))
-                m = torch.lerp(m, p.grad, 0.1)
-                v = v + 0.001 * (p.grad.square().mean((-2, -1), keepdim=True) - v)
-                self.state[p]["moments"] = m, v
-                rate = (v / (1 - 0.999 ** group["index"])).sqrt() + 1e-8
-                p.sub_(group["lr"] * m / (1 - 0.9 ** group["index"]) / rate)
+        self.index += 1
+        for p, (first, second) in self.moments.items():
+            gradient = _gradient(p)
+            square = gradient.square().mean((-2, -1), keepdim=True)
+            m, v = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * square
+            self.moments[p] = m, v
+            rate = (v / (1 - 0.999**self.index)).sqrt() + 1e-8
+            p.sub_(m / rate, alpha=self.learning_rate / (1 - 0.9**self.index))
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    if parameter.grad is None:
+        raise ValueError("expected a gradient, found none; call backward before step")
+    return parameter.grad
 
 
 def train(
@@ -91,7 +142,7 @@ def descend(
     steps: int = STEPS,
 ) -> Iterator[Step]:
     """Train by plain gradient steps."""
-    return train(model, sgd(model, learning_rate, weight_decay), batches, steps)
+    return train(model, Descent(model, learning_rate, weight_decay), batches, steps)
 
 
 def together(

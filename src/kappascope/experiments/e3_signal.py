@@ -2,21 +2,25 @@
 
 How much gradient does each singular value receive, and does that decide what is learned? Every
 fifth step, the slope of the batch loss along each singular direction is recorded. Whether its
-imbalance keeps kappa from converging is tested by interventions: leave the imbalance and take away
-the label noise, then the random start too; or leave both and take away the imbalance.
+imbalance keeps kappa from converging is tested by interventions, in ``e3_cause``.
 """
 
 from collections.abc import Iterator
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
+from kappascope.claims import Between, Claim, printed, select
 from kappascope.components import Components
-from kappascope.corrections import orthogonalized
+from kappascope.experiments.e3_cause import CLAIM, interventions
+from kappascope.figures import paths, sheet, spectrum, strips
 from kappascope.lab import Batch, Experiment, grid
 from kappascope.networks import Matrix
-from kappascope.tasks import LinearBatch, Regression, Streams, heterogeneous, noiseless, start
-from kappascope.training import Step, descend, last, outcome, rows, sgd, together, train
+from kappascope.spectra import decomposition
+from kappascope.statistics import Estimate, Table, median
+from kappascope.tasks import LinearBatch, Regression, Streams, heterogeneous, start
+from kappascope.training import descend, outcome
 
 EVERY = 5  # steps between recordings
 NUDGE = 1e-5  # of a singular value, in the paper's forward difference
@@ -32,45 +36,80 @@ def trials(streams: Streams, size: int, question: str | None = None) -> Iterator
     for step in descend(Matrix(start(random, size)), Regression(target).batches(random)):
         if step.index % EVERY == 0 and isinstance(step.batch, LinearBatch):
             yield from ({"epoch": step.index, **row} for row in signal(step.weight, step.batch))
+            if streams.name == "paper":  # one run: of many, the whole profile would drown the rest
+                yield from (
+                    {"epoch": step.index, **row} for row in profile(step.weight, step.batch)
+                )
     yield from outcome(step.weight, target)
 
 
 def signal(weight: Tensor, batch: LinearBatch) -> Iterator[Batch]:
-    """The slope along every singular direction; for three, the paper's difference quotient too."""
-    u, s, vt = torch.linalg.svd(weight)
-    wanted = Components(batch.task.target).singular_values
-    slopes = (u * (batch.gradient(weight) @ vt.mT)).sum(-2)  # u_i' G v_i
-    for i, (slope, value, target) in enumerate(zip(slopes.mT, s.mT, wanted.mT, strict=True)):
-        yield {"index": i, "component": "gradient", "value": slope}
-        yield {"index": i, "component": "singular_value", "value": value, "target": target}
+    """The paper's difference quotient along the first, middle and last singular direction."""
+    u, s, vt = decomposition(weight)
     for i in (0, len(s.mT) // 2, len(s.mT) - 1):
         nudged = weight + NUDGE * u[..., :, [i]] * vt[..., [i], :]
         rise = batch.loss(nudged) - batch.loss(weight)
         yield {"index": i, "component": "signal", "value": rise / NUDGE}
 
 
-def interventions(streams: Streams, size: int) -> Iterator[Batch]:
-    """Take away, one at a time, what may keep kappa from converging."""
-    target, random = heterogeneous(streams.random(), size), streams.random(1)
-    origin = start(random, size)
+def profile(weight: Tensor, batch: LinearBatch) -> Iterator[Batch]:
+    """The slope along every singular direction in closed form, and the values themselves."""
+    u, s, vt = decomposition(weight)
+    wanted = Components(batch.task.target).singular_values
+    slopes = (u * (batch.gradient(weight) @ vt.mT)).sum(-2)  # u_i' G v_i
+    for i, (slope, value, target) in enumerate(zip(slopes.mT, s.mT, wanted.mT, strict=True)):
+        yield {"index": i, "component": "gradient", "value": slope}
+        yield {"index": i, "component": "singular_value", "value": value, "target": target}
 
-    def alike(batches: Iterator[LinearBatch]) -> Iterator[Step]:
-        optimizer = sgd(model := Matrix(origin))
-        model.weight.register_hook(orthogonalized)
-        for step in train(model, optimizer, batches):
-            # falls to zero; all steps together reach the largest singular values, about 3
-            optimizer.param_groups[0]["lr"] = 0.03 * (1 - step.index / 200)
-            yield step
 
-    arms = {
-        "none": lambda batches: descend(Matrix(origin), batches),
-        "no noise": lambda batches: descend(Matrix(origin), noiseless(batches)),
-        "no noise, no start": lambda batches: descend(Matrix(0 * origin), noiseless(batches)),
-        "no imbalance": alike,
-    }
-    for name, step in last(together(arms, Regression(target).batches(random))).items():
-        yield from rows(step.weight, target, intervention=name)
+def imbalance(rows: Table) -> NDArray[np.float64]:
+    """The signal of the first over that of the last, by trial and recorded step."""
+    first, last = (
+        np.abs(select(rows, component="signal", index=i).curves("epoch", "value")) for i in (0, 127)
+    )
+    return first / last
 
+
+FIGURES = (
+    printed(
+        "e3/signal/d=128/quartiles", "10-100", "P abstract, 4.3: times, over recorded epochs",
+        lambda rows: np.quantile(imbalance(rows), (0.25, 0.75)),
+    ),
+)  # fmt: skip
+
+
+def typical_imbalance(rows: Table) -> Estimate:
+    """The median over trials of the median over recorded steps."""
+    return median(np.median(imbalance(select(rows, stream="own", size=128)), axis=1))
+
+
+def within(rows: Table) -> Estimate:
+    """The median over trials of the per cent of recorded steps that are between 10 and 100."""
+    ratios = imbalance(select(rows, stream="own", size=128))
+    return median(100 * np.mean((ratios >= 10) & (ratios <= 100), axis=1))
+
+
+def of_means(rows: Table) -> Estimate:
+    """The median over trials of the ratio of the mean signals."""
+    signals = select(rows, stream="own", size=128, component="signal")
+    first, last = (np.abs(select(signals, index=i).curves("epoch", "value")) for i in (0, 127))
+    return median(first.mean(axis=1) / last.mean(axis=1))
+
+
+CLAIMS = (
+    Claim(
+        "e3.signal",
+        "The largest singular value receives 10-100 times the gradient of the smallest.",
+        "P abstract, 4.3; S",
+        measure=typical_imbalance,
+        expect=Between(10, 100),
+        also=(within, of_means),
+        explain="Trial by trial the median over recorded steps is {0:.0f} times (n = {0.n}); "
+        "{1.value:.0f} % of the steps of a typical trial lie between 10 and 100, for the smallest "
+        "value's signal passes through zero. The ratio of mean signals is {2:.0f}.",
+    ),
+    CLAIM,
+)
 
 EXPERIMENT = Experiment(
     number=3,
@@ -80,5 +119,19 @@ EXPERIMENT = Experiment(
     grid=grid(size=(128,)) + grid(size=(64,), question=("cause",)),
     trials=trials,
     paper=lambda setting: 0 if "question" in setting else 1,
-    own=lambda setting: 128 if "question" in setting else 0,
-)
+    own=lambda setting: 64 if "question" in setting else 20,
+    effort=4.0,
+    figures=FIGURES,
+    claims=CLAIMS,
+    plot=sheet(
+        paths("signal", column="value", split="index", stream="paper",
+              title="Signal of the first, middle and last singular value"),
+        paths("singular_value", column="value", split="index", stream="paper", index=(0, 64, 127),
+              title="The singular values themselves"),
+        strips("log_condition_number", by="intervention", question="cause",
+               intervention=("none", "no noise", "no noise, no start", "no imbalance"),
+               title="What keeps kappa from converging"),
+        spectrum("Singular values", size=128),
+    ),
+    quick={"own": lambda setting: 12 if "question" in setting else 6},
+)  # fmt: skip

@@ -6,14 +6,13 @@ Do the learning rate or weight decay change what is learned? Experiment 4's stan
 from collections.abc import Iterator
 from functools import partial
 
+from kappascope.claims import printed
+from kappascope.experiments.e8_claims import CLAIMS, SWEEPS
+from kappascope.figures import errors, sheet, spectrum
 from kappascope.lab import Batch, Experiment, grid
 from kappascope.networks import Matrix
 from kappascope.tasks import Regression, Streams, heterogeneous, start
 from kappascope.training import descend, last, outcome, together
-
-LEARNING_RATES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05)  # the paper names 0.001, 0.01 and 0.05
-WEIGHT_DECAYS = (1e-4, 1e-3, 1e-2)
-SWEEPS = [(rate, 0.0) for rate in LEARNING_RATES] + [(0.01, decay) for decay in WEIGHT_DECAYS]
 
 
 def trials(streams: Streams, size: int) -> Iterator[Batch]:
@@ -28,6 +27,19 @@ def trials(streams: Streams, size: int) -> Iterator[Batch]:
         yield from outcome(step.weight, target, learning_rate=rate, weight_decay=decay)
 
 
+rate = partial(printed, weight_decay=0.0, seed=range(10))
+decay = partial(printed, learning_rate=0.01, seed=range(10))
+FIGURES = (
+    rate("e8/condition_number/lr=0.001/ratio", "1.0x", "P 4.8"),
+    rate("e8/condition_number/lr=0.01/ratio", "9.2x", "P 4.8"),
+    rate("e8/condition_number/lr=0.05/ratio", "440x", "P 4.8"),
+    decay("e8/condition_number/wd=0/mean", "~1.23", "P 4.8"),
+    decay("e8/condition_number/wd=0.0001/mean", "~1.23", "P 4.8"),
+    decay("e8/condition_number/wd=0.001/mean", "~1.23", "P 4.8"),
+    decay("e8/condition_number/wd=0.01/mean", "~1.23", "P 4.8"),
+)
+
+BOTH, GAP = ("condition_number", "row_norms"), "condition_number / row_norms"
 EXPERIMENT = Experiment(
     number=8,
     title="Hyperparameters",
@@ -36,5 +48,16 @@ EXPERIMENT = Experiment(
     grid=grid(size=(64,)),
     trials=trials,
     paper=10,
+    own=100,
     effort=5.0,
-)
+    figures=FIGURES,
+    claims=CLAIMS,
+    plot=sheet(
+        errors(*BOTH, by="learning_rate", weight_decay=0.0, stream="own"),
+        errors(GAP, by="learning_rate", weight_decay=0.0, stream="own",
+               title="κ error over norm error", printed={GAP: {0.001: 1.0, 0.01: 9.2, 0.05: 440}}),
+        errors(*BOTH, by="weight_decay", learning_rate=0.01, stream="own"),
+        spectrum("Singular values, learning rate 0.05", learning_rate=0.05),
+    ),
+    quick={"own": 16},
+)  # fmt: skip
