@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
-import os
-import subprocess
-import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -243,7 +240,9 @@ class TestEveryCorrection:
         assert set(optimizer.state) <= set(model.parameters())
         after = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
         assert after == groups
-        assert [id(p) for g in optimizer.param_groups for p in g["params"]] == [i for _, i in before]
+        assert [id(p) for g in optimizer.param_groups for p in g["params"]] == [
+            i for _, i in before
+        ]
         assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
 
     def test_after_closing_training_is_as_without_it(self, correction, model, optimizer) -> None:
@@ -607,8 +606,8 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(4)
-        self.attention = nn.ModuleDict({n: nn.Linear(4, 4) for n in ("q_proj", "k_proj")})
-        self.attention |= {n: nn.Linear(4, 4) for n in ("v_proj", "o_proj")}
+        parts = ("q_proj", "k_proj", "v_proj", "o_proj")
+        self.attention = nn.ModuleDict({name: nn.Linear(4, 4) for name in parts})
         self.mlp = nn.ModuleDict({"up_proj": nn.Linear(4, 8), "down_proj": nn.Linear(8, 4)})
 
 
@@ -629,10 +628,8 @@ def sides(handle_of: nn.Module, gauge: bool) -> dict[str, set[str]]:
 
 
 def test_multipliers_keep_one_of_each_pair_that_undoes_itself() -> None:
-    rows = {"rows"}
-    assert sides(Language(), gauge=False) == {
-        **{"q_proj": rows, "v_proj": rows, "o_proj": rows, "up_proj": rows, "down_proj": rows}
-    }
+    kept = ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj")
+    assert sides(Language(), gauge=False) == dict.fromkeys(kept, {"rows"})
     everything = sides(Language(), gauge=True)
     assert len(everything) == 7 and all(len(its) == 2 for its in everything.values())
 
@@ -829,6 +826,61 @@ def test_a_closure_is_refused() -> None:
         optimizer.step(lambda: model(inputs(model)).sum())
 
 
+# --- compiled, and in several processes -----------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("correction", EXAMPLES, ids=repr)
+def test_compiled_it_is_the_same_and_compiled_once(correction) -> None:
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    torch._dynamo.reset()
+    (plain, first), (fast, second) = attached(correction), attached(correction)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(fast, backend=counter, fullgraph=True)
+    for _ in range(100):
+        steps(plain, first)
+        steps(compiled, second)
+    torch.testing.assert_close(fast.state_dict(), plain.state_dict(), rtol=1e-5, atol=1e-5)
+    assert counter.frame_count <= 2
+
+
+def rank(number: int, place: str) -> None:
+    """One of two processes; the corrections are attached before and after DDP wraps the model."""
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{place}", rank=number, world_size=2)
+    for correction in EXAMPLES:
+        for early, unused in ((True, False), (False, True)):
+            torch.manual_seed(number)  # DDP broadcasts the first process's weights
+            model = perceptron()
+            optimizer = AdamW(model.parameters(), lr=0.05)
+            if early:
+                torch.manual_seed(7)
+                model.load_state_dict(perceptron().state_dict())
+                correction.attach(model, optimizer)
+            parallel = nn.parallel.DistributedDataParallel(model, find_unused_parameters=unused)
+            if not early:
+                correction.attach(parallel, optimizer)
+            generator = torch.Generator().manual_seed(number)
+            for _ in range(20):
+                optimizer.zero_grad()
+                parallel(torch.randn(8, 4, generator=generator)).square().mean().backward()
+                optimizer.step()
+            state = torch.cat([v.double().flatten() for v in model.state_dict().values()])
+            both = [torch.zeros_like(state) for _ in range(2)]
+            dist.all_gather(both, state)
+            if not torch.equal(*both):
+                raise AssertionError(f"{correction} differs, attached early: {early}")
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+def test_two_processes_stay_equal(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(rank, args=(str(tmp_path / "meeting"),), nprocs=2)
+
+
 # --- weights at the edge --------------------------------------------------------------------------
 
 EDGES: dict[str, Tensor] = {
@@ -843,7 +895,9 @@ EDGES: dict[str, Tensor] = {
 }
 
 
-@pytest.mark.parametrize("correction", [*EXAMPLES, SpectralPenalty(1.0, lambda w: w.diagonal() + 5, 0)], ids=repr)
+@pytest.mark.parametrize(
+    "correction", [*EXAMPLES, SpectralPenalty(1.0, lambda w: w.diagonal() + 5, 0)], ids=repr
+)
 @pytest.mark.parametrize("edge", EDGES)
 def test_degenerate_weights_stay_finite(correction, edge) -> None:
     weight = EDGES[edge].clone()
@@ -951,5 +1005,5 @@ def test_the_papers_spectral_penalty_is_reproduced(fourth) -> None:
 
 def test_the_papers_svd_correction_is_reproduced(fourth) -> None:
     gains = {key: 1 - fourth["svd"][key] / fourth["standard"][key] for key in fourth["svd"]}
-    assert f"{100 * gains['row_norms']:.1f}" == "64.3" or f"{100 * gains['row_norms']:.1f}" == "64.2"
-    assert f"{100 * gains['condition_number']:.1f}" == "32.2"
+    assert 100 * gains["row_norms"] == pytest.approx(64.2, abs=0.06)
+    assert 100 * gains["condition_number"] == pytest.approx(32.2, abs=0.06)

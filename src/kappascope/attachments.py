@@ -136,7 +136,7 @@ class Parametrized(Treatment):
         """Put the factors into every place of the weight."""
         for _, module, attribute in self.slot.places:
             order = list(module._parameters)
-            parametrize.register_parametrization(module, attribute, self.module, unsafe=True)
+            _parametrize(module, attribute, self.module)
             undo.callback(_restore, module, attribute, order)
         undo.callback(self._merge, report)
 
@@ -163,6 +163,19 @@ class Parametrized(Treatment):
             found = [a + b for a, b in zip(found, self.unclipped, strict=True)]
         self.unclipped = None
         self.pending = found if step.scale == 1.0 else [g / step.scale for g in found]
+
+
+def _parametrize(module: nn.Module, attribute: str, factors: Factors) -> None:
+    """Register a parametrization of a parameter, which is not touched.
+
+    torch would call ``set_`` on it, and DDP never hear of its gradients again: a stand-in is
+    registered and the parameter put in its place.
+    """
+    weight = module._parameters[attribute]
+    assert weight is not None
+    module._parameters[attribute] = nn.Parameter(torch.empty_like(weight))
+    parametrize.register_parametrization(module, attribute, factors, unsafe=True)
+    cast(nn.ModuleDict, module.parametrizations)[attribute].original = weight
 
 
 @torch.no_grad()

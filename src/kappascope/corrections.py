@@ -557,19 +557,22 @@ class SingularValueBound(Correction):
 
     def corrected(self, weight: Tensor) -> Float[Tensor, "*stack out in"]:
         """The nearest weight within the bound."""
-        return self._projected(weight, self.kappa)
-
-    def _projected(self, weight: Tensor, kappa: float) -> Tensor:
         u, s, vt = spectra.decomposition(weight)
-        # what is added to the weight, so that what stays is not rounded
-        return weight + (u * (banded(s, kappa) - s)[..., None, :]) @ vt
+        return self._lifted(weight, u, banded(s, self.kappa) - s, vt)
 
     def _rule(self, matrix: Tensor, step: Step, memory: State) -> Tensor | None:
         if pairs.within(matrix, self.kappa, memory):
             return None
+        u, s, vt = spectra.decomposition(matrix)
+        if bool((s[..., 0] <= self.kappa * s[..., -1]).all()):
+            return None
         tight = max(1.0, self.kappa / (1 + self.slack))
-        # twice, for the rounding of the first to float32
-        return self._projected(self._projected(matrix, tight), tight)
+        return self._lifted(matrix, u, banded(s, tight) - s, vt)
+
+    @staticmethod
+    def _lifted(weight: Tensor, u: Tensor, change: Tensor, vt: Tensor) -> Tensor:
+        """With singular values changed; added to the weight, so that what stays is not rounded."""
+        return weight + (u * change[..., None, :]) @ vt
 
     def _objections(self, model: nn.Module) -> Callable[[Slot], Iterator[tuple[bool, str]]]:
         return _needs_writing

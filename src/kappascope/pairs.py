@@ -75,10 +75,16 @@ def ends(matrix: Float[Tensor, "*stack out in"], memory: State | None = None) ->
         u, s, vt = spectra.decomposition(matrix)
         outer = torch.tensor([0, s.shape[-1] - 1], device=s.device)
         return Ends(u[..., outer], s[..., outer], vt.mT[..., outer])
+    low, high = matrix.aminmax()
+    size = max(-float(low), float(high))
+    # squares are taken: neither they nor their sums may overflow, or vanish
+    scale = 1.0 if 1e-9 < size < 1e9 or not size else size
+    matrix = matrix if scale == 1.0 else matrix / scale
     if matrix.shape[0] >= matrix.shape[1]:
-        return _track(matrix, memory)
+        found = _track(matrix, memory)
+        return Ends(found.left, found.values * scale, found.right)
     found = _track(matrix.mT, memory)
-    return Ends(found.right, found.values, found.left)
+    return Ends(found.right, found.values * scale, found.left)
 
 
 def within(matrix: Float[Tensor, "*stack out in"], kappa: float, memory: State) -> bool:

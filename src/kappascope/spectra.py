@@ -17,6 +17,7 @@ means that the effective rank was counted by Sylvester's law of inertia or from 
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,7 @@ from kappascope.krylov import EPS, Extremes, Unresolved
 
 SMALL = 900  # up to here all singular values cost about as much as two Krylov spaces
 TINY = 128  # up to here the SVD costs no more than the Gram matrix and its eigenvalues
+NORMAL = torch.finfo(torch.float64).smallest_normal  # below this float64 drops digits
 BLURRED = 3e-4  # squaring leaves eps/x^2 of a value x sigma_1: above this, 1e-9 or better
 
 
@@ -80,15 +82,15 @@ def spectrum(matrix: Tensor | np.ndarray[Any, Any]) -> Spectrum:
     'failed: non-finite (1 of 2)'
     """
     a = _as_matrix(matrix)
-    if reason := _unusable(a):
-        return Spectrum(torch.empty(0, dtype=torch.float64), f"failed: {reason}")
-    try:
-        values = singular_values(a)
-    except ArithmeticError as problem:
-        return Spectrum(torch.empty(0, dtype=torch.float64), f"failed: {problem}")
-    if not torch.isfinite(values).all():
-        return Spectrum(torch.empty(0, dtype=torch.float64), "failed: outside float64's range")
-    return Spectrum(values, "degenerate: zero matrix" if _is_zero(values) else "ok")
+    reason = _unusable(a)
+    values = torch.empty(0, dtype=torch.float64) if reason else singular_values(a)
+    if values.isnan().any():
+        reason = "the SVD did not converge"
+    elif _representable(values[:1]) is None:
+        reason = "outside float64's range"
+    if reason:
+        return Spectrum(values[:0], f"failed: {reason}")
+    return Spectrum(values, "degenerate: zero matrix" if not values.any() else "ok")
 
 
 def vitals(
@@ -96,13 +98,16 @@ def vitals(
 ) -> Vitals:
     """Norms, extreme singular values, kappa with its interval, and effective rank of one matrix.
 
-    ``certify=True`` counts the singular values above ``threshold * sigma_1`` by inertia.
+    ``certify=True`` counts the singular values above ``threshold * sigma_1`` by inertia. What
+    float64 cannot tell from zero never counts.
 
     >>> found = vitals(torch.diag(torch.tensor([4.0, 2.0, 1.0])))
     >>> found.condition_number, found.effective_rank, found.spectral_gap, found.status
     (4.0, 3, 0.5, 'ok: certified; values lie on the bfloat16 grid')
     """
     given = _as_matrix(matrix)
+    if not 0 <= threshold < 1:
+        raise ValueError(f"expected a threshold in [0, 1), a share of sigma_1; got {threshold}")
     if reason := _unusable(given):
         return Vitals(status=f"failed: {reason}", storage=_name(given.dtype))
     if given.numel() == 0:
@@ -122,18 +127,18 @@ def vitals(
 def singular_values(stack: Float[Tensor, "*stack out in"]) -> Float[Tensor, "*stack rank"]:
     """All singular values of each matrix of a stack, largest first, in float64.
 
-    NaN where a matrix is not finite.
+    NaN where a matrix is not finite or its SVD does not converge.
 
     >>> singular_values(torch.eye(3).expand(2, 3, 3)).shape
     torch.Size([2, 3])
     """
-    if min(stack.shape[-2:]) == 0:
-        return stack.new_zeros((*stack.shape[:-2], 0), dtype=torch.float64)
+    if stack.numel() == 0:
+        return stack.new_zeros((*stack.shape[:-2], min(stack.shape[-2:])), dtype=torch.float64)
     a, exponent = scaled(stack)
     a = a if a.shape[-2] >= a.shape[-1] else a.mT
     finite = torch.isfinite(_largest_entry(stack))
     a[~finite] = 0.0
-    values = _all_values(a.reshape(-1, *a.shape[-2:])).reshape(*a.shape[:-2], -1)
+    values = _each_spectrum(a.reshape(-1, *a.shape[-2:])).reshape(*a.shape[:-2], -1)
     return torch.where(finite[..., None], ldexp(values, exponent[..., None]), torch.nan)
 
 
@@ -191,11 +196,21 @@ def resolution(shape: tuple[int, ...], largest: Tensor) -> Tensor:
 # --- all values -----------------------------------------------------------------------------------
 
 
-def _all_values(a: Float[Tensor, "stack q p"]) -> Float[Tensor, "stack p"]:
-    """Singular values of tall, scaled, finite matrices."""
-    if a.shape[-1] <= TINY:
-        return _svd_values(a)
-    return torch.stack([_gram_values(matrix) for matrix in a])
+def _each_spectrum(stack: Float[Tensor, "stack q p"]) -> Float[Tensor, "stack p"]:
+    """Singular values of tall, scaled, finite matrices; NaN where the SVD does not converge."""
+    values = stack.new_full((len(stack), stack.shape[-1]), torch.nan)
+    if stack.shape[-1] <= TINY:
+        with contextlib.suppress(RuntimeError):  # torch gives up on all when one does not converge
+            values = torch.linalg.svdvals(stack)
+    for i in (~torch.isfinite(values).all(-1)).nonzero().flatten().tolist():
+        with contextlib.suppress(ArithmeticError):
+            values[i] = _all_values(stack[i])
+    return values
+
+
+def _all_values(a: Float[Tensor, "q p"]) -> Float[Tensor, " p"]:
+    """Singular values of a tall, scaled, finite matrix."""
+    return _svd_values(a) if a.shape[1] <= TINY else _gram_values(a)
 
 
 def _gram_values(a: Float[Tensor, "q p"]) -> Float[Tensor, " p"]:
@@ -212,13 +227,8 @@ def _gram_values(a: Float[Tensor, "q p"]) -> Float[Tensor, " p"]:
     return values
 
 
-def _svd_values(a: Float[Tensor, "*stack q p"]) -> Float[Tensor, "*stack p"]:
-    """The plain SVD, in one call for a stack of small matrices."""
-    if a.ndim > 2:
-        try:
-            return torch.linalg.svdvals(a)
-        except RuntimeError:  # of which torch's LinAlgError is one
-            return torch.stack([_svd_values(matrix) for matrix in a])
+def _svd_values(a: Float[Tensor, "q p"]) -> Float[Tensor, " p"]:
+    """The plain SVD."""
     for driver in ("gesdd", "gesvd"):  # the second is slower and sturdier
         try:
             # scipy's LAPACK and not torch's: five times faster on matrices of low rank
@@ -236,12 +246,13 @@ def _svd_values(a: Float[Tensor, "*stack q p"]) -> Float[Tensor, "*stack p"]:
 
 def _extremes(a: Float[Tensor, "q p"], threshold: float, certify: bool) -> Extremes:
     """The ends of the spectrum of a tall, scaled, finite, non-zero matrix, fastest method first."""
+    threshold = max(threshold, max(a.shape) * EPS)  # below that there is only rounding to count
     if min(a.shape) > SMALL:
         try:
             return krylov.extremes(a, threshold, certify)
         except Unresolved:
             pass
-    values = _all_values(a[None])[0]
+    values = _all_values(a)
     second = float(values[1]) if len(values) > 1 else 0.0
     below = int((values <= threshold * values[0]).sum())
     return Extremes(float(values[0]), second, float(values[-1]), below, True, "all values")
@@ -265,6 +276,15 @@ class _Norms:
             squares += panel.square().sum(0)
         return cls(rows, squares.sqrt(), float(torch.linalg.vector_norm(rows)))
 
+    def unscaled(self, given: Tensor, exponent: int) -> tuple[Tensor | None, Tensor | None]:
+        """Row and column norms of the matrix as given; nothing where float64 cannot hold them."""
+        faint = 1e-140  # relative to the largest entry; squares of such entries vanish
+        if min(float(self.rows.min()), float(self.columns.min())) > faint:
+            rows, columns = ldexp(self.rows, exponent), ldexp(self.columns, exponent)
+        else:
+            rows, columns = _norm_of_each(given), _norm_of_each(given.mT)
+        return _representable(rows), _representable(columns)
+
 
 def _report(
     given: Tensor, dtype: torch.dtype, norms: _Norms, found: Extremes, exponent: int
@@ -286,11 +306,15 @@ def _report(
         "sigma_min": found.smallest,
     }
     shown = {name: _unscaled(value, exponent) for name, value in absolute.items()}
-    if absent := [name for name, value in shown.items() if value is None]:
+    rows, columns = norms.unscaled(given, exponent)
+    vectors = {"row_norms": rows, "column_norms": columns}
+    if absent := [name for name, value in (shown | vectors).items() if value is None]:
         notes.append(f"{', '.join(absent)} outside float64's range")
+    if min(given.shape) == 1:
+        notes.append("a single singular value, the second is taken as 0")
     return Vitals(
-        row_norms=ldexp(norms.rows, exponent),
-        column_norms=ldexp(norms.columns, exponent),
+        row_norms=rows,
+        column_norms=columns,
         **shown,
         condition_number=math.inf if singular else found.largest / found.smallest,
         condition_number_low=interval.low,
@@ -334,14 +358,21 @@ def _unusable(matrix: Tensor) -> str | None:
 def _largest_entry(stack: Float[Tensor, "*stack out in"]) -> Float[Tensor, "*stack"]:
     """Largest absolute entry in float64; NaN or infinite if any entry is. One pass, no copy."""
     entries = stack.detach()
-    if entries.dtype.itemsize == 1:  # torch compares no float8
-        entries = entries.float()
+    if entries.dtype.itemsize == 1 or not entries.is_floating_point():
+        entries = entries.double()  # torch compares neither float8 nor all integers
     low, high = entries.aminmax() if entries.ndim == 2 else entries.flatten(-2).aminmax(dim=-1)
     return torch.maximum(low.double().abs(), high.double().abs())
 
 
-def _is_zero(values: Tensor) -> bool:
-    return values.numel() == 0 or float(values[0]) == 0
+def _norm_of_each(vectors: Float[Tensor, "count entries"]) -> Float[Tensor, " count"]:
+    """Euclidean norms, each vector scaled on its own."""
+    a, exponent = scaled(vectors[:, None])
+    return ldexp(torch.linalg.vector_norm(a[:, 0], dim=1), exponent)
+
+
+def _representable(x: Tensor) -> Tensor | None:
+    """The tensor, or nothing where float64 cannot hold all digits of an entry."""
+    return x if ((x == 0) | ((x >= NORMAL) & x.isfinite())).all() else None
 
 
 def _unscaled(value: float, exponent: int) -> float | None:
@@ -350,7 +381,7 @@ def _unscaled(value: float, exponent: int) -> float | None:
         result = math.ldexp(value, exponent)
     except OverflowError:
         return None
-    return result if result >= torch.finfo(torch.float64).smallest_normal or value == 0 else None
+    return result if result >= NORMAL or value == 0 else None
 
 
 def _name(what: object) -> str:

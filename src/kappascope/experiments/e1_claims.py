@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+from kappascope import statistics
 from kappascope.claims import (
     Above,
     Below,
@@ -14,7 +15,7 @@ from kappascope.claims import (
     select,
     typical,
 )
-from kappascope.statistics import Estimate, Table, exactly, growth_exponent, influence, ratio
+from kappascope.statistics import Estimate, Table
 
 SIZES = (32, 64, 128, 256, 512)
 NORMS = ("row_norms", "column_norms")
@@ -31,27 +32,29 @@ def at_each_size(*components: str) -> tuple[Measure, ...]:
 def growth(rows: Table) -> Estimate:
     """The power of the size with which kappa's median error grows."""
     kappa = select(rows, stream="own", component="condition_number", size=SIZES)
-    return growth_exponent({d: part.values() for d, part in kappa.by("size").items()})
+    return statistics.growth_exponent({d: part.values() for d, part in kappa.by("size").items()})
 
 
 def heaviest(rows: Table) -> Estimate:
     """How many per cent of the paper's mean at the largest size are one trial."""
-    found = influence(rows.where(stream="paper", component="condition_number", size=512).values())
-    return exactly(100 * found.share, found.n, "share of one trial")
+    found = statistics.influence(
+        rows.where(stream="paper", component="condition_number", size=512).values()
+    )
+    return statistics.exactly(100 * found.share, found.n, "share of one trial")
 
 
 def times_norms(component: str, size: int) -> Measure:
     """The median error in those of the row norms."""
     pair = (component, "row_norms")
-    return lambda rows: ratio(
+    return lambda rows: statistics.ratio(
         *(select(rows, stream="own", component=name, size=size).values() for name in pair)
     )
 
 
-def span(estimates: Iterable[Estimate], digits: str = ".3g") -> str:
+def span(estimates: Iterable[Estimate]) -> str:
     """From the least to the greatest."""
-    values = [estimate.value for estimate in estimates]
-    return f"{min(values):{digits}} to {max(values):{digits}}"
+    values = sorted(estimate.value for estimate in estimates)
+    return " to ".join(dict.fromkeys(f"{value:.3g}" for value in (values[0], values[-1])))
 
 
 def grows(power: Estimate, *found: Any) -> str:
@@ -68,9 +71,9 @@ def classes(*found: Any) -> str:
     """The medians of each class."""
     well, moderate, overall, power = found[:10], found[10:30], found[30:35], found[35]
     return (
-        f"The medians over all sizes are {span(well)} for gap and rank, {span(moderate)} for norms "
-        f"and singular values, {span(overall)} for the entries (overall error, which rises with d "
-        f"at a fixed batch of 64), and kappa's grows as d to the power {power:.2f}."
+        f"The medians at all sizes are {span(well)} for gap and rank, {span(moderate)} for norms "
+        f"and singular values; the overall error goes from {overall[0]:.3f} at d = 32 to "
+        f"{overall[4]:.3f} at d = 512, and kappa's as d to the power {power:.2f}."
     )
 
 
@@ -95,7 +98,7 @@ CLAIMS = (
         also=(*at_each_size("condition_number"), heaviest),
         presumes=no_mean(
             "A mean of this error does not exist at any size: the smallest singular value has a "
-            "positive density at 0, so errors above x are as frequent as 1/x.",
+            "positive density at 0, so the share of errors above x falls like 1/x.",
             stream="own",
             component="condition_number",
             size=64,
@@ -108,7 +111,7 @@ CLAIMS = (
         "P 4.1",
         measure=at_each_size("spectral_gap"),
         expect=(Below(0.13),) * 5,
-        explain=lambda *found: f"The medians are {span(found[:-1])}, below those of the norms.",
+        explain=lambda *found: f"The medians are {span(found[:5])}, at d = 512 {found[4]:.3f}.",
     ),
     Claim(
         "e1.rank-well-learned",
@@ -117,8 +120,8 @@ CLAIMS = (
         measure=at_each_size("effective_rank"),
         expect=(Below(0.005),) * 5,
         explain=lambda *found: (
-            f"The medians are {span(found[:-1])}: a count of the values above a "
-            "hundredth of the largest does not see the few below."
+            f"The median error at all sizes is {span(found[:5])}, at d = 512 {found[4]:.3g}; where "
+            "it is 0, half of the trials or more have exactly the rank of their target."
         ),
     ),
     Claim(
@@ -137,9 +140,9 @@ CLAIMS = (
         expect=(Above(1.5),) * 5,
         also=at_each_size("smallest_singular_value", "largest_singular_value"),
         explain=lambda *found: (
-            f"Trial by trial kappa's error is {span(found[:5])} times that of the smallest singular "
-            f"value alone (medians at each size), which is off by {span(found[5:10])}; the largest "
-            f"is off by {span(found[10:15])}."
+            f"Trial by trial kappa's error is {span(found[:5])} times that of the smallest value "
+            f"alone (medians at each size), which is off by {span(found[5:10])}; the largest is "
+            f"off by {span(found[10:15])}."
         ),
     ),
     Claim(

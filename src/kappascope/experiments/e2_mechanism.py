@@ -22,7 +22,7 @@ OPTIMIZERS: dict[str, Callable[[Matrix], Optimizer]] = {
     "adam": lambda model: Adam(model.parameters(), lr=0.001, fused=True),
     "matrix adam": MatrixAdam,
 }
-LEVELS = (0.5, 0.3)  # overall errors that all three reach within PATIENCE steps
+LEVEL = 0.3  # an overall error that all three reach within PATIENCE steps
 PATIENCE = 1200
 
 
@@ -40,23 +40,23 @@ def side_by_side(
 
 
 def mechanism(target: Tensor, random: Random) -> Iterator[Batch]:
-    """Rows of every trial as it was when its overall error first came down to a level."""
-    norm = torch.linalg.matrix_norm
-    caught = {
-        (optimizer, level): torch.full_like(target, torch.nan)
-        for optimizer in OPTIMIZERS
-        for level in LEVELS
-    }
+    """Rows of every trial as it was when its overall error first came down to the level."""
+    near = LEVEL * torch.linalg.matrix_norm(target)
+    caught = {optimizer: torch.full_like(target, torch.nan) for optimizer in OPTIMIZERS}
     for steps in side_by_side(tuple(OPTIMIZERS), target, random, PATIENCE):
-        for (optimizer, level), weight in caught.items():
+        late = {name: weight[:, 0, 0].isnan() for name, weight in caught.items()}
+        late = {name: trials for name, trials in late.items() if trials.any()}
+        for optimizer, trials in late.items():
             now = steps[optimizer].weight
-            arrived = (norm(now - target) <= level * norm(target)) & weight[:, 0, 0].isnan()
-            weight[arrived] = now[arrived]
-    for (optimizer, level), weight in caught.items():
-        yield from rows(weight, target, optimizer=optimizer, level=level)
+            arrived = trials & (torch.linalg.matrix_norm(now - target) <= near)
+            caught[optimizer][arrived] = now[arrived]
+        if not late:
+            break
+    for optimizer, weight in caught.items():
+        yield from rows(weight, target, optimizer=optimizer, level=LEVEL)
 
 
-KAPPA: Where = {"component": "log_condition_number", "question": "mechanism", "level": 0.3}
+KAPPA: Where = {"component": "log_condition_number", "question": "mechanism"}
 ADAM, SGD, ONE_RATE = ({"optimizer": name} for name in ("adam", "sgd", "matrix adam"))
 
 CLAIM = Claim(

@@ -38,8 +38,8 @@ CORRECTABLE = Claim(
         plateau,
     ),
     (Between(-0.05, 0.05), Above(50), Below(1e-3), Above(0), Below(50), Above(0.5)),
-    "Row norms: the error grows with size to the power {0:.3f}, multipliers take {1:.0f} % "
-    "away, and after 1000 steps {2:.2g} is left. Kappa: the power is {3:.2f}, multipliers take "
-    "{4:.0f} % of |log kappa - log kappa*| away, and 2000 steps leave {5:.2f} times the error "
-    "that 1000 leave.",
+    "Row norms: the error grows with size to the power {0:.3f} (experiment 1), multipliers take "
+    "{1:.0f} % away (4), and {2:.2g} is left after 1000 steps (9). Kappa: the power is {3:.2f}, "
+    "multipliers take {4:.0f} % of |log kappa - log kappa*| away, and 2000 steps leave {5:.2f} "
+    "times the error that 1000 steps leave.",
 )

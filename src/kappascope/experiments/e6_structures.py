@@ -57,7 +57,8 @@ def trials(streams: Streams, structure: str, size: int) -> Iterator[Batch]:
 
 figure = partial(printed, pairing="paper", seed=range(15))
 gain = partial(figure, strategy="multipliers")
-side = partial(arms, by="strategy", stream="paper", pairing="paired")
+ORDER = ("standard", "multipliers")
+side = partial(arms, by="strategy", strategy=ORDER, stream="paper", pairing="paired")
 SHOWN = ("row_norms", "singular_values", "overall_matrix", "condition_number")
 
 EXPERIMENT = Experiment(
@@ -69,7 +70,7 @@ EXPERIMENT = Experiment(
     trials=trials,
     paper=lambda setting: 15 if setting["structure"] in STRUCTURES else 0,
     own=lambda setting: 192 if setting["structure"] in STRUCTURES else 64,
-    effort=2.0,
+    effort=3.0,
     figures=(
         gain("e6/row_norms/structure=low-rank/improvement", "29 %", "P 4.6"),
         gain(
@@ -97,5 +98,5 @@ EXPERIMENT = Experiment(
             title="With multipliers, by structure",
         ),
     ),
-    quick={"own": 16},
+    quick={"own": 8},
 )

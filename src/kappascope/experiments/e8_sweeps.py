@@ -59,5 +59,5 @@ EXPERIMENT = Experiment(
         errors(*BOTH, by="weight_decay", learning_rate=0.01, stream="own"),
         spectrum("Singular values, learning rate 0.05", learning_rate=0.05),
     ),
-    quick={"own": 16},
+    quick={"own": 8},
 )  # fmt: skip

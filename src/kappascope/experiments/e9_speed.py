@@ -90,4 +90,7 @@ OPEN_QUESTION = Claim(
     "(n = {0.n}), that of the row norms {1:.2g}; with noise kappa's is {2:.2g}.",
 )
 
-PANEL = paths("log_condition_number", split="intervention", size=SIZE, title="Twice as long")
+PANEL = paths(
+    "log_condition_number", split="intervention", size=SIZE, seed=range(64),
+    title=f"Twice as long, size {SIZE}",
+)  # fmt: skip
