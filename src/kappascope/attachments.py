@@ -236,10 +236,12 @@ class Private:
 def _finite(t: Parametrized) -> bool:
     """Whether the largest entry times the largest factors is a number of the weight's type."""
     leaf = t.slot.leaves[0]
-    largest = leaf.abs().amax().double()
+    low, high = leaf.aminmax()
+    largest = max(-float(low), float(high))
     for factor in t.module.factors:
-        largest = largest * factor.abs().amax().double().clamp(min=1.0)
-    return bool(largest <= torch.finfo(leaf.dtype).max)
+        low, high = factor.aminmax()
+        largest *= max(-float(low), float(high), 1.0)
+    return largest <= torch.finfo(leaf.dtype).max
 
 
 # --- the handle -----------------------------------------------------------------------------------

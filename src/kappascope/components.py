@@ -165,6 +165,10 @@ class Components:
         exists = -s.shape[-1] <= index < s.shape[-1]
         return s[..., index] if exists else s.new_zeros(s.shape[:-1])
 
+    @property
+    def _entries(self) -> Float[Tensor, "*stack entries"]:
+        return self.matrix.detach().double().flatten(-2)
+
     @cached_property
     def _scaled(self) -> tuple[Tensor, Tensor]:
         return spectra.scaled(self.matrix)
@@ -191,29 +195,29 @@ class Errors(dict[str, Tensor]):
         self.absent = absent
 
 
-def errors(
-    learned: Float[Tensor, "*stack out in"], target: Float[Tensor, "*stack out in"]
-) -> Errors:
+def errors(learned: Tensor | Components, target: Tensor | Components) -> Errors:
     """Relative error of every component of ``learned``, and of the matrix itself.
 
-    Vectors are compared as a whole, ``|a - a*| / |a*|``, as the paper does; ``overall_matrix`` is
-    that of the entries. ``log_condition_number`` is ``|log kappa - log kappa*|``, the error whose
-    mean exists. Where a target's value is zero or infinite a relative error has no meaning and is
-    NaN, with the reason in ``absent``.
+    Either side may be matrices ``(..., out, in)`` or the :class:`Components` of some, which are then
+    not computed again. Vectors are compared as a whole, ``|a - a*| / |a*|``, as the paper does;
+    ``overall_matrix`` is that of the entries. ``log_condition_number`` is
+    ``|log kappa - log kappa*|``, the error whose mean exists. Where a target's value is zero or
+    infinite a relative error has no meaning and is NaN, with the reason in ``absent``.
 
     >>> found = errors(torch.eye(2) * 1.5, torch.eye(2))
     >>> found["row_norms"], found["condition_number"]
     (tensor(0.5000, dtype=torch.float64), tensor(0., dtype=torch.float64))
     """
-    if learned.shape[-2:] != target.shape[-2:]:
-        given = f"{tuple(learned.shape)} and {tuple(target.shape)}"
+    ours = learned if isinstance(learned, Components) else Components(learned)
+    theirs = target if isinstance(target, Components) else Components(target)
+    if ours.matrix.shape[-2:] != theirs.matrix.shape[-2:]:
+        given = f"{tuple(ours.matrix.shape)} and {tuple(theirs.matrix.shape)}"
         raise ValueError(f"expected two matrices of one shape, got {given}")
-    ours, theirs = Components(learned), Components(target)
     pairs = {name: (getattr(ours, name), getattr(theirs, name)) for name in Components.names}
-    pairs["overall_matrix"] = (learned.double().flatten(-2), target.double().flatten(-2))
+    pairs["overall_matrix"] = (ours._entries, theirs._entries)
     found, absent = {}, {}
     for name, (a, b) in pairs.items():
-        found[name], reason = _relative_error(a, b, vector=b.ndim > target.ndim - 2)
+        found[name], reason = _relative_error(a, b, vector=b.ndim > theirs.matrix.ndim - 2)
         if reason:
             absent[name] = reason.format(name=name)
     log = (ours.log_condition_number - theirs.log_condition_number).abs()

@@ -61,15 +61,15 @@ class Scale(Factors):
 
     def gradients(self, weight: Tensor, gradient: Tensor) -> list[Tensor]:
         """As dW = r G c, what the chain rule gives for r is the sum of dW W, over r."""
-        product, found = weight * gradient, []
+        found = []
         if hasattr(self, "rows"):
-            summed = product.sum(-1)
+            summed = torch.linalg.vecdot(weight, gradient)  # one pass, nothing stored
             if self.rows.shape != summed.shape:
                 summed = summed.sum(-1, keepdim=True)
             summed = _quotient(summed, self.rows)
             found.append(summed if self.mask is None else summed * self.mask.to(summed))
         if hasattr(self, "columns"):
-            found.append(_quotient(product.sum(-2), self.columns))
+            found.append(_quotient((weight * gradient).sum(-2), self.columns))
         return found
 
 

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kappascope import spectra
+from kappascope import krylov, spectra
 
 State = dict[str, Any]
 
@@ -27,6 +27,7 @@ BLOCK = 4  # vectors at either end: the wanted one, and neighbours that it mixes
 SETTLED = {True: 0.1, False: 0.3}  # by a stale factorization, and by one of this very matrix
 LIMIT = 12  # steps of a call; a matrix whose smallest values are equal has no vector to settle on
 FIRST = 8  # steps of the first call, at least: it starts from random vectors
+MARGINS = (1.02, 1.2)  # on the largest square as found from below; tried in turn
 CALM = 8  # calls that factorize at once after a stale factorization was of no use
 
 
@@ -102,22 +103,35 @@ def within(matrix: Float[Tensor, "*stack out in"], kappa: float, memory: State) 
     a = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.mT
     # squares are compared: of the digits, as many as kappa^2 has are lost
     a = a if kappa**2 * len(a) * torch.finfo(a.dtype).eps < 0.1 else a.double()
-    gram = a.mT @ a
-    block = memory.get("top", torch.ones(1, len(gram)))[:1].to(gram)
-    for _ in range(3 if "top" in memory else 20):
-        block = _unit(block @ gram)
+    gram = krylov.gram(a)
+    largest = _largest_square(a, memory)
+    return any(
+        _positive(-gram, margin * largest) and _positive(gram, -margin * largest / kappa**2)
+        for margin in MARGINS
+    )
+
+
+def _largest_square(a: Float[Tensor, "q p"], memory: State) -> float:
+    """About the largest eigenvalue of A'A, from below, by a block of vectors kept warm."""
+    block = memory["top"].to(a) if "top" in memory else _begun(a)["top"]
+    for _ in range(3 if "top" in memory else 8):
+        block = torch.linalg.qr((block @ a.mT @ a).mT)[0].mT
     memory["top"] = block
-    high = 1.02**2 * float(torch.linalg.vector_norm(block @ gram))
-    identity = torch.eye(len(gram)).to(gram)
-    sides = high * identity - gram, gram - high / kappa**2 * identity
-    return all(int(torch.linalg.cholesky_ex(side)[1]) == 0 for side in sides)
+    return float(torch.linalg.matrix_norm(block @ a.mT, 2)) ** 2
+
+
+def _positive(lower: Float[Tensor, "p p"], shift: float) -> bool:
+    """Whether a symmetric matrix, given by its lower triangle, is positive when shifted."""
+    shifted = lower.clone()
+    shifted.diagonal().add_(shift)
+    return int(torch.linalg.cholesky_ex(shifted)[1]) == 0
 
 
 def _track(a: Float[Tensor, "q p"], memory: State) -> Ends:
     """One question about a tall matrix."""
     least = 1
     if "top" not in memory:
-        memory |= _begun(a)
+        memory |= _begun(a) | _factorized(a)
         least = FIRST
     elif memory["restless"]:
         _refresh(a, memory, memory["restless"] - 1)
@@ -168,11 +182,11 @@ def _unit(rows: Tensor) -> Tensor:
 
 
 def _begun(a: Float[Tensor, "q p"]) -> State:
-    """Random blocks, from a generator of our own, and a factorization."""
+    """Random blocks, from a generator of our own."""
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randn(a.shape[1], 2 * BLOCK, generator=generator, dtype=torch.float64)
     top, bottom = torch.linalg.qr(drawn.to(a))[0].mT.split(BLOCK)
-    return {"top": top.clone(), "bottom": bottom.clone(), "restless": 0, **_factorized(a)}
+    return {"top": top.clone(), "bottom": bottom.clone(), "restless": 0}
 
 
 def _factorized(a: Float[Tensor, "q p"]) -> State:

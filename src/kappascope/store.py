@@ -139,13 +139,15 @@ def code(*pages: Path) -> str:
 def _source(page: Path) -> tuple[str, tuple[Path, ...]]:
     """Digest of a page, and the modules of the package that it needs to make rows."""
     data = page.read_bytes()
-    names = set()
+    names: set[str] = set()
     for node in ast.walk(ast.parse(data)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "kappascope":
             _, _, module = str(node.module).partition(".")
-            names |= {module} if module else {alias.name for alias in node.names}
-    modules = [Path(__file__).with_name(f"{name}.py") for name in names.difference(JUDGES)]
-    return hashlib.sha256(data).hexdigest(), tuple(path for path in modules if path.exists())
+            inside = [f"{module}.{alias.name}".lstrip(".") for alias in node.names]
+            names |= {module, *inside}  # a module itself, or modules of a package
+    places = [Path(__file__).parent.joinpath(*name.split(".")) for name in names - set(JUDGES)]
+    modules = [place.with_suffix(".py") for place in places if place.name]
+    return hashlib.sha256(data).hexdigest(), tuple(path for path in modules if path.is_file())
 
 
 def _processor() -> str:

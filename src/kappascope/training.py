@@ -167,7 +167,7 @@ def rows(
     Pass the target's :class:`Components` to have its singular values computed once for many calls.
     """
     ours, theirs = _components(learned), _components(target)
-    for component, error in errors(ours.matrix, theirs.matrix).items():
+    for component, error in errors(ours, theirs).items():
         value, wanted = getattr(ours, component, None), getattr(theirs, component, None)
         scalar = value is not None and value.shape == error.shape
         found = {"value": value, "target": wanted} if scalar else {}
