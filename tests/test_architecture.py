@@ -12,7 +12,7 @@ LAYERS = """
     spectra
     components matrices theory statistics
     corrections claims prose series
-    tasks networks engines store drawing
+    measures tasks networks engines store drawing
     training figures
     lab
     experiments

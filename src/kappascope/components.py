@@ -198,8 +198,8 @@ class Errors(dict[str, Tensor]):
 def errors(learned: Tensor | Components, target: Tensor | Components) -> Errors:
     """Relative error of every component of ``learned``, and of the matrix itself.
 
-    Either side may be matrices ``(..., out, in)`` or the :class:`Components` of some, which are then
-    not computed again. Vectors are compared as a whole, ``|a - a*| / |a*|``, as the paper does;
+    Either side may be matrices ``(..., out, in)`` or the :class:`Components` of some, which then
+    are not computed again. Vectors are compared as a whole, ``|a - a*| / |a*|``, as the paper does;
     ``overall_matrix`` is that of the entries. ``log_condition_number`` is
     ``|log kappa - log kappa*|``, the error whose mean exists. Where a target's value is zero or
     infinite a relative error has no meaning and is NaN, with the reason in ``absent``.

@@ -24,7 +24,8 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-JUDGES = ("lab", "claims", "statistics", "figures")  # what pages import to judge and draw rows
+# What pages import to judge and draw rows, not to make them.
+JUDGES = ("lab", "claims", "measures", "statistics", "figures")
 LIBRARIES = ("torch", "numpy", "scipy", "pyarrow")
 
 

@@ -4,17 +4,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from kappascope import statistics
-from kappascope.claims import (
-    Above,
-    Below,
-    Between,
-    Claim,
-    Measure,
-    compared,
-    no_mean,
-    select,
-    typical,
-)
+from kappascope.claims import Above, Below, Between, Claim, Measure, no_mean
+from kappascope.measures import compared, select, typical
 from kappascope.statistics import Estimate, Table
 
 SIZES = (32, 64, 128, 256, 512)

@@ -10,11 +10,11 @@ from functools import partial
 
 import torch
 
-from kappascope.claims import printed
 from kappascope.components import Components
 from kappascope.experiments.e1_claims import CLAIMS, NORMS, SIZES
 from kappascope.figures import errors, sheet, spectrum, tail
 from kappascope.lab import Batch, Experiment, grid
+from kappascope.measures import printed
 from kappascope.networks import Matrix
 from kappascope.tasks import Regression, Streams, heterogeneous, start
 from kappascope.training import descend, last, outcome

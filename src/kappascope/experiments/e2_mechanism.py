@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.optim import Adam
 
-from kappascope.claims import Above, Claim, Where, compared, typical
+from kappascope.claims import Above, Claim
 from kappascope.lab import Batch
+from kappascope.measures import Where, compared, typical
 from kappascope.networks import Matrix
 from kappascope.tasks import LinearBatch, Random, Regression, start
 from kappascope.training import Descent, MatrixAdam, Optimizer, Step, rows, together, train

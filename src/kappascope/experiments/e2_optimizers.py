@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from kappascope.claims import Above, Claim, Measure, Where, compared, printed, select, typical
+from kappascope.claims import Above, Claim, Measure
 from kappascope.components import Components
 from kappascope.experiments.e2_mechanism import CLAIM, mechanism, side_by_side
 from kappascope.figures import arms, sheet, spectrum, strips
 from kappascope.lab import Batch, Experiment, grid
+from kappascope.measures import Where, compared, printed, select, typical
 from kappascope.statistics import Estimate, Table, paired_difference
 from kappascope.tasks import Streams, heterogeneous
 from kappascope.training import last, outcome

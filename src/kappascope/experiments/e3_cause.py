@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from kappascope.claims import Above, Below, Claim, compared, typical
+from kappascope.claims import Above, Below, Claim
 from kappascope.lab import Batch
+from kappascope.measures import compared, typical
 from kappascope.networks import Matrix
 from kappascope.spectra import decomposition
 from kappascope.statistics import Estimate

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kappascope.claims import Between, Claim, Measure, printed, select
+from kappascope.claims import Between, Claim, Measure
 from kappascope.components import Components
 from kappascope.experiments.e3_cause import CLAIM, interventions
 from kappascope.figures import paths, sheet, spectrum, strips
 from kappascope.lab import Batch, Experiment, grid
+from kappascope.measures import printed, select
 from kappascope.networks import Matrix
 from kappascope.spectra import decomposition
 from kappascope.statistics import Table, median

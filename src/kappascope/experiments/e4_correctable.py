@@ -1,7 +1,8 @@
 """Whether errors of scale can be corrected and those of kappa cannot: rows of three experiments."""
 
-from kappascope.claims import Above, Below, Between, Claim, Measure, compared, select, typical
+from kappascope.claims import Above, Below, Between, Claim, Measure
 from kappascope.experiments.e4_tradeoff import KAPPA, LOG, ROWS, gain
+from kappascope.measures import compared, select, typical
 from kappascope.statistics import Estimate, Table, growth_exponent
 
 

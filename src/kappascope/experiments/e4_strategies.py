@@ -10,13 +10,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kappascope.claims import printed
 from kappascope.components import Components
 from kappascope.corrections import condition_penalty, floored_condition_number, toward_spectrum
 from kappascope.experiments.e4_correctable import CORRECTABLE
 from kappascope.experiments.e4_tradeoff import CLAIMS
 from kappascope.figures import sheet, spectrum, strips, tail
 from kappascope.lab import Batch, Experiment, grid
+from kappascope.measures import printed
 from kappascope.networks import Matrix, Multiplied
 from kappascope.tasks import LinearBatch, Regression, Streams, heterogeneous, penalized, start
 from kappascope.training import Step, descend, last, outcome, together

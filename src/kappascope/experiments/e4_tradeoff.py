@@ -2,18 +2,8 @@
 
 from functools import partial
 
-from kappascope.claims import (
-    Above,
-    Below,
-    Between,
-    Claim,
-    Measure,
-    compared,
-    improvement,
-    no_mean,
-    select,
-    typical,
-)
+from kappascope.claims import Above, Below, Between, Claim, Measure, no_mean
+from kappascope.measures import compared, improvement, select, typical
 from kappascope.statistics import tail_index
 
 ROWS, KAPPA, LOG = "row_norms", "condition_number", "log_condition_number"

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from kappascope.claims import Above, Below, Claim, Measure, select, typical
+from kappascope.claims import Above, Below, Claim, Measure
 from kappascope.components import Components
 from kappascope.figures import paths, sheet, spectrum
 from kappascope.lab import Batch, Experiment, grid
+from kappascope.measures import select, typical
 from kappascope.networks import Matrix
 from kappascope.statistics import Floats, Table, falls, median, quantile
 from kappascope.tasks import Regression, Streams, heterogeneous, start

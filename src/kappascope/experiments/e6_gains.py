@@ -4,7 +4,8 @@ from functools import partial
 
 import numpy as np
 
-from kappascope.claims import Above, Between, Claim, Measure, improvement, select, typical
+from kappascope.claims import Above, Between, Claim, Measure
+from kappascope.measures import improvement, select, typical
 from kappascope.statistics import Estimate, Table, paired_difference, proportion
 
 MULTIPLIERS, STANDARD = {"strategy": "multipliers"}, {"strategy": "standard"}

@@ -11,10 +11,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kappascope.claims import printed
 from kappascope.experiments.e6_gains import CLAIMS
 from kappascope.figures import arms, sheet, strips
 from kappascope.lab import Batch, Experiment, grid
+from kappascope.measures import printed
 from kappascope.networks import Matrix, Multiplied
 from kappascope.tasks import STRUCTURES, Random, Regression, Streams, Structure, start
 from kappascope.training import descend, floored, last, outcome, together

@@ -6,10 +6,10 @@ Do the learning rate or weight decay change what is learned? Experiment 4's stan
 from collections.abc import Iterator
 from functools import partial
 
-from kappascope.claims import printed
 from kappascope.experiments.e8_claims import CLAIMS, SWEEPS
 from kappascope.figures import errors, sheet, spectrum
 from kappascope.lab import Batch, Experiment, grid
+from kappascope.measures import printed
 from kappascope.networks import Matrix
 from kappascope.tasks import Regression, Streams, heterogeneous, start
 from kappascope.training import descend, last, outcome, together
@@ -48,7 +48,7 @@ EXPERIMENT = Experiment(
     grid=grid(size=(64,)),
     trials=trials,
     paper=10,
-    own=100,
+    own=300,
     effort=5.0,
     figures=FIGURES,
     claims=CLAIMS,
