@@ -10,8 +10,11 @@ import pytest
 LAYERS = """
     precision krylov
     spectra
-    components matrices theory statistics
-    corrections claims prose series
+    components matrices theory statistics pairs
+    placement slots claims prose series
+    factors
+    attachments
+    corrections
     measures tasks networks engines store drawing
     training figures
     lab

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import runpy
 import warnings
 from collections.abc import Callable
 from itertools import islice
@@ -1011,3 +1012,8 @@ def test_the_papers_svd_correction_is_reproduced(fourth) -> None:
     gains = {key: 1 - fourth["svd"][key] / fourth["standard"][key] for key in fourth["svd"]}
     assert 100 * gains["row_norms"] == pytest.approx(64.2, abs=0.06)
     assert 100 * gains["condition_number"] == pytest.approx(32.2, abs=0.06)
+
+
+@pytest.mark.parametrize("example", ["correct_a_model", "bound_kappa"])
+def test_the_examples_run(example) -> None:
+    runpy.run_path(str(Path(__file__).parents[1] / "examples" / f"{example}.py"))

@@ -75,7 +75,7 @@ def jordan(n: int, value: float) -> Tensor:
 
 def duplicate_rows(n: int) -> Tensor:
     a = gaussian(n)
-    a[n // 2 :] = a[: n - n // 2]
+    a[-(n // 2) :] = a[: n // 2]
     return a
 
 
@@ -100,6 +100,85 @@ def graded(n: int, kappa: float) -> dict[str, np.ndarray]:
     }
 
 
+def random_toeplitz(n: int, decay: float, seed: int = 0) -> Tensor:
+    column, row = _random(seed).standard_normal((2, n)) * np.exp(-decay * np.arange(n))
+    return torch.from_numpy(scipy.linalg.toeplitz(column, row))
+
+
+def circulant(n: int, kappa: float, seed: int = 0) -> Tensor:
+    """Normal, with pairs of equal singular values between 1 and ``1/kappa``."""
+    sizes = np.exp(_random(seed).uniform(-np.log(kappa), 0, n // 2 + 1))
+    return torch.from_numpy(scipy.linalg.circulant(np.fft.irfft(sizes, n)))
+
+
+def scaled_permutation(n: int, kappa: float, seed: int = 0) -> Tensor:
+    random = _random(seed)
+    entries = np.geomspace(1, 1 / kappa, n) * random.choice([-1, 1], n)
+    return torch.from_numpy(np.diag(entries)[random.permutation(n)])
+
+
+def blocks(n: int, seed: int = 0) -> Tensor:
+    """Block diagonal, the blocks on different scales and each there twice."""
+    random = _random(seed)
+    sizes = [7, 16, 33, n // 2 - 56]
+    each = [random.standard_normal((k, k)) * random.uniform(1e-4, 1) for k in sizes]
+    return torch.from_numpy(scipy.linalg.block_diag(*each, *each, np.eye(n % 2)))
+
+
+def cluster_at(n: int, count: int, at: float, width: float, seed: int = 0) -> Tensor:
+    """``count`` values within a relative ``width`` of ``at``, the others from 1 down to a half."""
+    near = at * (1 + width * _random(seed).uniform(-1, 1, count))
+    values = np.r_[np.linspace(1, 0.5, n - count), near]
+    return with_values(np.sort(values)[::-1], n, n, seed)
+
+
+def crowded(rows: int, columns: int, gap: float, kappa: float) -> Tensor:
+    """Each value a factor ``1 - gap`` below the one before, the last twenty ``1/kappa`` of that."""
+    values = (1 - gap) ** np.arange(columns)
+    values[-20:] /= kappa
+    return with_values(values, rows, columns)
+
+
+def wilkinson(n: int) -> Tensor:
+    """Tridiagonal, with pairs of values that agree to many digits."""
+    beside = np.ones(n - 1)
+    return torch.from_numpy(
+        np.diag(abs(np.arange(n) - (n - 1) / 2)) + np.diag(beside, 1) + np.diag(beside, -1)
+    )
+
+
+def dchkbd(kind: int, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    """Matrix ``kind``, 1 to 16, of those that LAPACK's dchkbd tests its bidiagonal SVD with."""
+    random, info, k = _random(kind), torch.finfo(dtype), min(rows, columns)
+    even, geometric = np.linspace(1, info.eps, k), np.geomspace(1, info.eps, k)
+    clustered = np.r_[1.0, np.full(k - 1, info.eps)]
+    large = np.sqrt(info.max) * info.eps / k
+    small = np.sqrt(info.tiny) * max(rows, columns) / info.eps
+
+    def diagonal(values: np.ndarray) -> np.ndarray:
+        return np.eye(rows, k) * (values * random.choice([-1, 1], k)) @ np.eye(k, columns)
+
+    def dense(values: np.ndarray) -> np.ndarray:
+        return (orthogonal(rows, k, random) * values) @ orthogonal(columns, k, random).T
+
+    def entries() -> np.ndarray:
+        return random.uniform(-1, 1, (rows, columns))
+
+    def bidiagonal() -> np.ndarray:
+        sizes = info.eps ** random.uniform(-2, 2, (rows, columns))
+        return np.triu(sizes) - np.triu(sizes, 2)
+
+    build = [
+        lambda: np.zeros((rows, columns)), lambda: np.eye(rows, columns),
+        lambda: diagonal(even), lambda: diagonal(geometric), lambda: diagonal(clustered),
+        lambda: diagonal(geometric) * large, lambda: diagonal(geometric) * small,
+        lambda: dense(even), lambda: dense(geometric), lambda: dense(clustered),
+        lambda: dense(even) * large, lambda: dense(even) * small,
+        entries, lambda: entries() * large, lambda: entries() * small, bidiagonal,
+    ]  # fmt: skip
+    return torch.from_numpy(build[kind - 1]()).to(dtype)
+
+
 def zoo(n: int) -> dict[str, Callable[[], Tensor]]:
     """Square matrices of size ``n``."""
     built = {
@@ -120,6 +199,14 @@ def zoo(n: int) -> dict[str, Callable[[], Tensor]]:
         "threshold 1e-1": lambda: at_threshold(n, 1e-1),
         "threshold 1e-4": lambda: at_threshold(n, 1e-4),
         "threshold 1e-7": lambda: at_threshold(n, 1e-7),
+        "threshold 1e-9": lambda: at_threshold(n, 1e-9),
+        "cluster at the threshold": lambda: cluster_at(n, 20, 0.01, 1e-8),
+        "cluster below the threshold": lambda: cluster_at(n, 40, 0.003, 1e-5),
+        "crowded": lambda: crowded(n, n, 2e-4, 1e4),
+        "random toeplitz": lambda: random_toeplitz(n, 0.05),
+        "circulant": lambda: circulant(n, 1e5),
+        "scaled permutation": lambda: scaled_permutation(n, 1e6),
+        "blocks": lambda: blocks(n),
         "identity": lambda: torch.eye(n, dtype=torch.float64),
         "orthogonal": lambda: torch.from_numpy(orthogonal(n, n, _random(1))),
         "rank 1": lambda: with_values(np.ones(1), n, n),
@@ -139,4 +226,5 @@ def zoo(n: int) -> dict[str, Callable[[], Tensor]]:
         "tiny scale": lambda: gaussian(n) * 1e-160,
         "huge scale": lambda: gaussian(n) * 1e200,
         "uneven rows": lambda: gaussian(n) * gaussian(n, 1, seed=3).mul(3).exp(),
+        "uneven columns": lambda: gaussian(n) * gaussian(1, n, seed=3).mul(2).exp(),
     }

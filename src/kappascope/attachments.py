@@ -236,12 +236,12 @@ class Private:
 def _finite(t: Parametrized) -> bool:
     """Whether the largest entry times the largest factors is a number of the weight's type."""
     leaf = t.slot.leaves[0]
-    low, high = leaf.aminmax()
-    largest = max(-float(low), float(high))
+    limit = torch.finfo(leaf.dtype).max
     for factor in t.module.factors:
-        low, high = factor.aminmax()
-        largest *= max(-float(low), float(high), 1.0)
-    return largest <= torch.finfo(leaf.dtype).max
+        limit /= max(1.0, float(torch.linalg.vector_norm(factor, torch.inf)))
+    # the Frobenius norm is faster to have than the largest entry, and nearly always small enough
+    norm = float(torch.linalg.vector_norm(leaf))
+    return norm <= limit or float(torch.linalg.vector_norm(leaf, torch.inf)) <= limit
 
 
 # --- the handle -----------------------------------------------------------------------------------

@@ -129,7 +129,7 @@ class _Hinge:
 
     def excess(self, kappa: Tensor) -> Tensor:
         x = (kappa + 1).log()
-        return x - torch.minimum(torch.maximum(x, self.low), self.high)
+        return x - torch.minimum(torch.maximum(x, self.low.to(x)), self.high.to(x))
 
     def slope(self, found: pairs.Ends, strength: float, clip: float) -> Tensor:
         """Gradient of ``strength * excess**2``, its Frobenius norm at most ``clip``."""
@@ -234,7 +234,7 @@ class Multipliers(Correction):
     rows: bool = True
     columns: bool = True
     gauge: bool = False
-    rate: float = 1.0
+    rate: float = 0.1
     weight_decay: float = 2e-3
 
     def corrected(
@@ -328,11 +328,11 @@ def _pinned(weight: Tensor, norm: Tensor) -> Tensor:
 class SpectralPenalty(Correction):
     """Add ``strength * excess**2`` to the loss: by how much ``log(kappa + 1)`` leaves its limits.
 
-    Limits: kappa at most ``target`` if that is a number, or what half of the random matrices of
-    its shape have if ``None``; within ``band`` (of the logarithm) of the target's kappa if there
-    is a spectrum to compare with. The gradient is the closed one on the extreme singular pair,
-    of norm at most ``clip``, with the pair tracked by :mod:`kappascope.pairs`; ``every`` so many
-    steps it is looked at anew and the old one used in between. The paper's penalty is
+    Limits: kappa at most ``target`` if that is a number, or what 19 of 20 random matrices of its
+    shape stay below if ``None``; within ``band`` (of the logarithm) of the target's kappa if there
+    is a spectrum to compare with. The gradient is the closed one on the extreme singular pair, of
+    norm at most ``clip``, with the pair tracked by :mod:`kappascope.pairs`; ``every`` so many steps
+    it is looked at anew and the old one used in between. The paper's penalty is
     ``SpectralPenalty(0.005, target=lambda weight: known_singular_values, band=0.0)``.
 
     >>> weight = torch.diag(torch.tensor([8.0, 1.0])).requires_grad_()
@@ -386,9 +386,9 @@ class SpectralPenalty(Correction):
 
 
 def _null(weight: Tensor) -> float:
-    """The kappa that half of the random matrices of this shape stay below."""
+    """The kappa that 19 of 20 random matrices of this shape stay below."""
     shape = weight.shape[-2:]
-    return 1.0 if min(shape) == 1 else float(theory.GaussianNull(*shape).quantile(0.5))
+    return 1.0 if min(shape) == 1 else float(theory.GaussianNull(*shape).quantile(0.95))
 
 
 @final
@@ -632,12 +632,18 @@ class SingularValueMultipliers(Correction):
 class Hybrid(Correction):
     """Multipliers for the scale and a spectral penalty for the shape of what they multiply.
 
+    The defaults were tuned on heterogeneous 32 x 32 targets and checked on power-law and
+    well-conditioned 40 x 40 ones; ``benchmarks/hybrid.py`` redoes both and tells which grids were
+    tried before. On the check, the error of the matrix was 1.02 and 1.41 times smaller than without
+    a correction under AdamW, and *larger* under SGD (gains 0.96 and 0.76). Where no limit on kappa
+    is wanted, :class:`Multipliers` alone fits slightly better.
+
     >>> Hybrid().corrected(torch.ones(1, 2), rows=torch.tensor([2.0]))
     tensor([[2., 2.]])
     """
 
-    multipliers: Multipliers = field(default_factory=Multipliers)
-    penalties: SpectralPenalty = field(default_factory=lambda: SpectralPenalty(every=5))
+    multipliers: Multipliers = Multipliers()
+    penalties: SpectralPenalty = SpectralPenalty(clip=0.01, every=5)
 
     def penalty(self, weight: Float[Tensor, "*stack out in"]) -> Float[Tensor, "*stack"]:
         """The spectral penalty of each matrix."""

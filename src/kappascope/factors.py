@@ -63,7 +63,7 @@ class Scale(Factors):
         """As dW = r G c, what the chain rule gives for r is the sum of dW W, over r."""
         found = []
         if hasattr(self, "rows"):
-            summed = torch.linalg.vecdot(weight, gradient)  # one pass, nothing stored
+            summed = (weight * gradient).sum(-1)
             if self.rows.shape != summed.shape:
                 summed = summed.sum(-1, keepdim=True)
             summed = _quotient(summed, self.rows)

@@ -347,15 +347,16 @@ class _Ritz:
         """Relative error bound of the first ``wanted`` values.
 
         A value is within its residual of an eigenvalue; a group that a gap separates from the
-        rest is within the square of its residual over the gap (Kato and Temple).
+        rest is within the square of its residual over the gap (Kato and Temple). What lies below a
+        value that has not converged is no gap: more of the group may still come up there.
         """
-        last = self.values[wanted - 1]
-        if not last > 0:
+        values, residuals = np.array(self.values), np.array(self.residuals)
+        if not values[wanted - 1] > 0:
             return math.inf
-        squares = np.cumsum(np.square(self.residuals))[wanted - 1 :].tolist()
-        gaps = (-np.diff(self.values))[wanted - 1 :].tolist()
+        squares = np.cumsum(residuals**2)[wanted - 1 :].tolist()
+        gaps = (values[:-1] - values[1:] - residuals[1:])[wanted - 1 :].tolist()
         separated = [r / gap for r, gap in zip(squares[:-1], gaps, strict=True) if gap > 0]
-        return min(math.sqrt(squares[0]), *separated, math.inf) / last
+        return min(math.sqrt(squares[0]), *separated, math.inf) / float(values[wanted - 1])
 
     def count(self, cut: float) -> int | None:
         """How many values exceed ``cut``, if the residuals place each one clearly."""

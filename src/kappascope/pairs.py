@@ -55,6 +55,8 @@ class Ends:
         tensor([[5., 0.],
                 [0., 7.]])
         """
+        if self.left.ndim == 2:  # one product: no large intermediates
+            return (self.left * weights) @ self.right.mT
         first, last = (weights[..., i, None, None] for i in (0, 1))
         left, right = self.left, self.right.mT
         return first * left[..., :1] * right[..., :1, :] + last * left[..., 1:] * right[..., 1:, :]

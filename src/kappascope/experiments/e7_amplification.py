@@ -24,7 +24,7 @@ from kappascope.training import descend, rows
 
 LOOKS = (0, 300, 1000, 3000, 10_000)  # steps; the paper stops at 300
 DEPTHS = (2, 3)
-STARTS = {"random start": 64, "orthogonal start": 64}  # trials
+STARTS = {"random start": 32, "orthogonal start": 32}  # trials
 SIZE = 20
 GRID = grid(network=("linear",), depth=DEPTHS, size=(SIZE,), intervention=STARTS)
 KAPPA = {"stream": "own", "component": "condition_number"}

@@ -1,0 +1,304 @@
+"""Vitals and spectra against their peers, as ratios measured in one run.
+
+Every method has one BLAS thread and takes its turn with the others in one process; CPU time
+counts, and of several rounds the best. Beside each ratio stand the figure to reach and the one
+aimed at. Errors are those of every vital against a float64 SVD, for matrices stored in float32
+with condition numbers up to 1e8.
+
+    python benchmarks/vitals.py [--quick] [--out FILE]
+
+The nearest peer, WeightWatcher, is timed where it is installed, which changes no version that
+constraints.txt fixes:
+
+    pip install -c constraints.txt -e ".[benchmark]"
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import importlib.metadata
+import io
+import json
+import logging
+import math
+import os
+import platform
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.linalg
+import torch
+from torch import Tensor
+
+from kappascope import spectra
+
+ONE_THREAD = {f"{pool}_NUM_THREADS": "1" for pool in ("OMP", "OPENBLAS", "MKL")}
+HERE = Path(__file__).parent
+ROUNDS = {512: 5, 1024: 5, 2048: 3, 4096: 1}  # the larger, the longer, and the steadier
+
+Seconds = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """How many times faster than a peer a method is to be, on a family of matrices of one size."""
+
+    method: str
+    peer: str
+    family: str
+    size: int
+    reach: float
+    aim: float
+
+
+GOALS = (
+    Goal("vitals", "torch svdvals float32", "gaussian", 2048, 3.5, 5),
+    Goal("vitals", "torch svdvals float32", "gaussian", 4096, 6, 9),
+    Goal("vitals", "WeightWatcher analyze", "gaussian", 512, 3, 4),
+    Goal("vitals", "WeightWatcher analyze", "gaussian", 2048, 5, 8),
+    Goal("vitals", "WeightWatcher analyze", "gaussian", 4096, 9, 12),
+    Goal("vitals", "dsyrk + dsyevd", "gaussian", 2048, 1.8, 3),
+    Goal("vitals", "dsyrk + dsyevd", "gaussian", 4096, 2.8, 4),
+    Goal("vitals", "torch svdvals float32", "spiked", 2048, 2.7, 4),
+    Goal("vitals", "torch svdvals float32", "power law", 2048, 2.7, 4),
+    Goal("spectrum", "torch svdvals float64", "gaussian", 1024, 2, 3),
+    Goal("spectrum", "torch svdvals float64", "gaussian", 2048, 2.5, 4),
+)
+WORST = {"reach": 2.0, "aim": 1.3}  # times slower than scipy's SVD where the fast way fails
+ERROR = {"reach": 1e-6, "aim": 1e-8}
+
+
+# --- time -----------------------------------------------------------------------------------------
+
+
+def methods(matrix: Tensor) -> dict[str, Callable[[], object]]:
+    """Ours and theirs, each with the matrix in the form it likes best."""
+    wide, columns = matrix.double(), np.asfortranarray(matrix.double().numpy())
+    found: dict[str, Callable[[], object]] = {
+        "vitals": lambda: spectra.vitals(matrix),
+        "vitals certified": lambda: spectra.vitals(matrix, certify=True),
+        "spectrum": lambda: spectra.spectrum(matrix),
+        "torch svdvals float32": lambda: torch.linalg.svdvals(matrix),
+        "torch svdvals float64": lambda: torch.linalg.svdvals(wide),
+        "scipy svdvals float64": lambda: scipy.linalg.svdvals(columns, check_finite=False),
+        "dsyrk + dsyevd": lambda: gram_values(columns),
+    }
+    if analyze := weightwatcher(matrix):
+        found["WeightWatcher analyze"] = analyze
+    return found
+
+
+def gram_values(columns: np.ndarray) -> np.ndarray:
+    """The squares of all singular values, by OpenBLAS."""
+    gram = scipy.linalg.blas.dsyrk(1.0, columns, trans=1, lower=1)
+    return scipy.linalg.lapack.dsyevd(gram, compute_v=0, lower=1, overwrite_a=1)[0]
+
+
+def weightwatcher(matrix: Tensor) -> Callable[[], object] | None:
+    """WeightWatcher's analysis of a layer with this weight, if it is installed."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            watcher: Any = importlib.import_module("weightwatcher")
+    except ImportError:
+        return None
+    logging.disable(logging.WARNING)
+    layer = torch.nn.Linear(*reversed(matrix.shape), bias=False)
+    layer.weight.data = matrix
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        watch = watcher.WeightWatcher(model=torch.nn.Sequential(layer))
+
+    def analyze() -> object:
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            return watch.analyze()
+
+    return analyze
+
+
+def cpu_seconds(work: Callable[[], object]) -> float:
+    """CPU time of one call."""
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def race(contestants: dict[str, Callable[[], object]], rounds: int) -> Seconds:
+    """The best of several rounds of each, all taking turns."""
+    best = dict.fromkeys(contestants, math.inf)
+    for _ in range(rounds):
+        for name, work in contestants.items():
+            best[name] = min(best[name], cpu_seconds(work))
+    return best
+
+
+# --- error ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Errors:
+    """The largest relative error of each vital, and how many effective ranks were wrong."""
+
+    worst: dict[str, float]
+    wrong_ranks: int
+    matrices: int
+
+
+def errors(matrix: Tensor, values: np.ndarray) -> dict[str, float]:
+    """Relative error of every vital; the gap is a ratio to sigma_1 already."""
+    found, a = spectra.vitals(matrix), matrix.double()
+    wanted = {
+        "sigma_max": values[0],
+        "sigma_2": values[1],
+        "sigma_min": values[-1],
+        "condition_number": values[0] / values[-1],
+        "frobenius_norm": float(a.norm()),
+    }
+    relative = {name: abs(getattr(found, name) / value - 1) for name, value in wanted.items()}
+    relative["row_norms"] = float((found.row_norms / a.norm(dim=1) - 1).abs().max())
+    relative["column_norms"] = float((found.column_norms / a.norm(dim=0) - 1).abs().max())
+    relative["spectral_gap"] = abs(found.spectral_gap - 1 + values[1] / values[0])
+    relative["effective_rank"] = _rank_error(found.effective_rank, values)
+    return relative
+
+
+def _rank_error(rank: int, values: np.ndarray) -> float:
+    """Zero if right; within 1e-11 of the threshold float64 does not know which is."""
+    low, high = (int((values > 0.01 * values[0] * (1 + side)).sum()) for side in (1e-11, -1e-11))
+    return float(max(low - rank, rank - high, 0))
+
+
+# --- the zoo --------------------------------------------------------------------------------------
+
+
+def zoo() -> Any:
+    """The matrices of the tests."""
+    sys.path.insert(0, str(HERE.parent / "tests"))
+    return importlib.import_module("zoo")
+
+
+def tour(size: int, rounds: int, every: int) -> tuple[dict[str, float], Errors]:
+    """Time over that of scipy's SVD and errors, for the matrices that break naive spectra."""
+    build = zoo().zoo(size) | {
+        f"{kind} kappa=1e+08": (lambda values=values: zoo().with_values(values, size, size))
+        for kind, values in zoo().graded(size, 1e8).items()
+    }
+    slower, found = {}, []
+    for name in list(build)[::every]:
+        matrix = build[name]().float()
+        if not matrix.isfinite().all() or not matrix.any():
+            continue  # of a scale that float32 does not hold
+        columns = np.asfortranarray(matrix.double().numpy())
+        values = scipy.linalg.svd(columns, compute_uv=False, lapack_driver="gesvd")
+        times = race(
+            {
+                "ours": lambda matrix=matrix: spectra.vitals(matrix),
+                "theirs": lambda columns=columns: scipy.linalg.svdvals(columns, check_finite=False),
+            },
+            rounds,
+        )
+        slower[name] = times["ours"] / times["theirs"]
+        if values[0] < 1e8 * values[-1]:
+            found.append(errors(matrix, values))
+    names = [name for name in found[0] if name != "effective_rank"]
+    worst = {name: max(each[name] for each in found) for name in names}
+    return slower, Errors(worst, sum(each["effective_rank"] > 0 for each in found), len(found))
+
+
+# --- the report -----------------------------------------------------------------------------------
+
+
+def environment() -> dict[str, Any]:
+    """What the figures depend on."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    found = {"cpu": models[0] if models else platform.processor(), "cores": os.cpu_count()}
+    for package in ("torch", "numpy", "scipy", "weightwatcher"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found | {"python": platform.python_version(), "threads": torch.get_num_threads()}
+
+
+def rated(value: float, reach: float, aim: float, unit: str) -> str:
+    """A figure beside what it should be; for ratios more is better, else less."""
+    better = unit == "x"
+    verdict = (
+        ("aim" if value >= aim else "reach") if better else ("aim" if value <= aim else "reach")
+    )
+    missed = value < reach if better else value > reach
+    return (
+        f"{value:8.2g}{unit:6s} reach {reach:<6g} aim {aim:<6g} {'MISSED' if missed else verdict}"
+    )
+
+
+def show(times: dict[tuple[str, int], Seconds], slower: dict[str, float], found: Errors) -> None:
+    """Print the goals, then every time."""
+    print("\nGoals")
+    for goal in GOALS:
+        best = times.get((goal.family, goal.size), {})
+        what = f"{goal.method} against {goal.peer}, {goal.family} {goal.size}"
+        if goal.peer in best:
+            ratio = best[goal.peer] / best[goal.method]
+            print(f"  {what:62s}{rated(ratio, goal.reach, goal.aim, 'x')}")
+        else:
+            print(f"  {what:62s}    not measured")
+    name = max(slower, key=lambda name: slower[name])
+    print(f"  {f'worst of {len(slower)}: time over scipy svdvals float64 ({name})':62s}", end="")
+    print(rated(slower[name], **WORST, unit=" times"))
+    error = max(found.worst.values())
+    print(f"  {f'largest relative error of a vital, {found.matrices} matrices':62s}", end="")
+    print(rated(error, **ERROR, unit=""))
+    print(f"  {'wrong effective ranks':62s}{found.wrong_ranks:8d}")
+    print("\nCPU milliseconds of vitals, and the others as multiples of it")
+    for (family, size), best in times.items():
+        others = (f"{name} {best[name] / best['vitals']:.2f}x" for name in best if name != "vitals")
+        print(f"  {family} {size}: {1e3 * best['vitals']:.0f} ms; {', '.join(others)}")
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--quick", action="store_true", help="512 and 1024, one round, half the zoo"
+    )
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "vitals.json")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rounds = {512: 2, 1024: 1} if options.quick else ROUNDS
+    if weightwatcher(torch.eye(3)) is None:
+        print("WeightWatcher is not installed and not timed (see the top of this file).")
+    build = {"gaussian": zoo().gaussian, "spiked": zoo().spiked, "power law": zoo().power_law}
+    times = {}
+    for size in rounds:
+        for family, make in build.items():
+            times[family, size] = race(methods(make(size).float()), rounds[size])
+            print(f"{family} {size} measured", flush=True)
+    slower, found = tour(1000, 1 if options.quick else 2, 4 if options.quick else 1)
+    show(times, slower, found)
+    report = {
+        "what": (__doc__ or "").splitlines()[0],
+        "environment": environment(),
+        "seconds": [
+            {"family": f, "size": n, "rounds": rounds[n], **t} for (f, n), t in times.items()
+        ],
+        "goals": [asdict(goal) for goal in GOALS],
+        "time over scipy svdvals float64, size 1000": slower,
+        "errors": asdict(found),
+    }
+    options.out.parent.mkdir(exist_ok=True)
+    options.out.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    if any(os.environ.get(pool) != "1" for pool in ONE_THREAD):  # BLAS reads this when it loads
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | ONE_THREAD)
+    main()

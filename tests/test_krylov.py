@@ -1,0 +1,117 @@
+"""Krylov spaces on their own: clusters around the block size, counts near the threshold."""
+
+import math
+from collections.abc import Iterator
+from unittest import mock
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+from torch import Tensor
+
+import zoo
+from kappascope import krylov, spectra
+from kappascope.krylov import Unresolved
+
+N = 160
+
+
+def reference(matrix: Tensor) -> np.ndarray:
+    return scipy.linalg.svdvals(matrix.double().numpy())
+
+
+@pytest.fixture(params=[1800, 64], ids=["float32 only", "float64 too"])
+def fast(request) -> Iterator[None]:
+    """Krylov spaces from 65 columns on; with and without the attempt in float64."""
+    with (
+        mock.patch.object(spectra, "SMALL", 64),
+        mock.patch.object(krylov, "WORTHWHILE", request.param),
+    ):
+        yield
+
+
+@pytest.mark.usefixtures("fast")
+@pytest.mark.parametrize("width", [0, 1e-9, 1e-7, 1e-5, 1e-2])
+@pytest.mark.parametrize("count", [8, 15, 16, 17, 33, 65])
+@pytest.mark.parametrize("at", [3.0, 0.3, 0.0099, 1e-5])
+def test_clusters_of_every_size_at_either_end(at, count, width) -> None:
+    """At the top, at the bottom, just below the threshold and far below it."""
+    matrix = zoo.cluster_at(N, count, at, width)
+    found, s = spectra.vitals(matrix), reference(matrix)
+    for name, value in (("sigma_max", s[0]), ("sigma_2", s[1]), ("sigma_min", s[-1])):
+        assert math.isclose(getattr(found, name), value, rel_tol=5e-8), name
+    assert found.effective_rank == (s > 0.01 * s[0]).sum()
+
+
+@pytest.mark.usefixtures("fast")
+@pytest.mark.parametrize("certify", [False, True], ids=["verified", "certified"])
+@pytest.mark.parametrize("spread", [1e-2, 1e-5, 1e-7, 1e-8, 1e-10])
+@pytest.mark.parametrize("count", [1, 20, 70])
+def test_values_on_both_sides_of_the_threshold_are_counted_right(count, spread, certify) -> None:
+    sides = 0.01 * (1 + spread * np.linspace(-1, 1, 2 * count))
+    matrix = zoo.with_values(np.r_[np.linspace(1, 0.5, N - 2 * count), sides[::-1]], N, N)
+    assert spectra.vitals(matrix, certify).effective_rank == N - count
+
+
+@pytest.mark.parametrize("order", ["rows", "columns"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_gram_is_the_lower_triangle_of_the_square(order, dtype) -> None:
+    a = zoo.gaussian(50, 30).to(dtype)
+    a = a if order == "rows" else a.mT.contiguous().mT
+    torch.testing.assert_close(krylov.gram(a), (a.mT @ a).tril(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(150, 150), (300, 150)])
+@pytest.mark.parametrize("wanted", [1, 3, 8])
+def test_the_smallest_values_are_found_from_the_matrix_itself(shape, wanted) -> None:
+    small = 1e-4 * np.arange(wanted, 0, -1)
+    a = zoo.with_values(np.r_[np.linspace(1, 0.1, 150 - wanted), small], *shape)
+    np.testing.assert_allclose(krylov.smallest(a, wanted), reference(a)[-wanted:], rtol=1e-9)
+
+
+def test_more_small_values_than_fit_a_block_are_left_to_the_svd() -> None:
+    with pytest.raises(Unresolved, match="more small values"):
+        krylov.smallest(torch.eye(100, dtype=torch.float64), krylov.GUARD + 1)
+
+
+@pytest.mark.parametrize("shape", [(150, 150), (300, 150)])
+def test_a_singular_matrix_is_left_to_the_svd(shape) -> None:
+    a = zoo.with_values(np.linspace(1, 0.1, 149), *shape)
+    with pytest.raises(Unresolved):
+        krylov.smallest(a, 1)
+
+
+def test_a_dense_lower_end_is_given_up_early() -> None:
+    a = zoo.power_law(800)
+    with pytest.raises(krylov.Crowded):
+        krylov.extremes(a, 0.01, False)
+
+
+def test_a_crowded_tall_matrix_is_not_taken_for_converged() -> None:
+    """Errors of a Cholesky factor, squared by it, once passed for digits here."""
+    matrix = zoo.crowded(325, 244, 2e-4, 3e5)
+    with mock.patch.object(spectra, "SMALL", 64), mock.patch.object(krylov, "WORTHWHILE", 64):
+        found, s = spectra.vitals(matrix), reference(matrix)
+    assert math.isclose(found.condition_number, s[0] / s[-1], rel_tol=1e-8)
+
+
+def test_what_lies_below_an_unconverged_value_is_no_gap() -> None:
+    """Six of a cluster of many, the others still on their way up: nothing separates them yet."""
+    early = krylov._Ritz([1.0] * 6 + [0.99, 0.98], [1e-6] * 6 + [0.1, 0.1])
+    late = krylov._Ritz([1.0] * 6 + [0.99, 0.98], [1e-6] * 6 + [1e-6, 0.1])
+    assert early.uncertainty(1) == pytest.approx(1e-6)
+    assert late.uncertainty(1) < 1e-8
+
+
+def test_refinement_gives_up_on_a_solver_that_is_too_rough() -> None:
+    a = zoo.with_values(np.geomspace(1, 1e-10, 50), 50, 50)
+    b = zoo.gaussian(50, 3)
+    with pytest.raises(Unresolved, match="ill-conditioned"):
+        krylov._refine(lambda x: torch.linalg.solve(a.float(), x), lambda x: a @ x, b)
+
+
+def test_refinement_reaches_float64_with_a_float32_solver() -> None:
+    a, b = zoo.with_values(np.geomspace(1, 1e-4, 50), 50, 50), zoo.gaussian(50, 3)
+    x = krylov._refine(lambda x: torch.linalg.solve(a.float(), x), lambda x: a @ x, b)
+    assert (x - torch.linalg.solve(a, b)).norm() < 1e-6 * x.norm()

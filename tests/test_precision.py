@@ -1,0 +1,183 @@
+"""What rounding hides of a condition number: known matrices are rounded and found again."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import zoo
+from kappascope import precision, spectra
+
+# Each dtype with scales that keep the largest entry in range, some of them among the subnormals.
+STORED = {
+    "float32": (torch.float32, 1.0),
+    "float32 subnormal": (torch.float32, 1e-42),
+    "bfloat16": (torch.bfloat16, 1.0),
+    "float16": (torch.float16, 1.0),
+    "float16 partly subnormal": (torch.float16, 1e-4),
+    "float16 subnormal": (torch.float16, 3e-6),
+    "float8_e4m3fn": (torch.float8_e4m3fn, 1.0),
+    "float8_e4m3fn subnormal": (torch.float8_e4m3fn, 0.02),
+    "float8_e5m2": (torch.float8_e5m2, 1.0),
+}
+SHAPES = [(1, 1), (1, 9), (4, 4), (9, 3), (12, 30), (30, 30), (64, 16), (60, 60)]
+
+
+def originals(shape: tuple[int, int], random: np.random.Generator) -> dict[str, np.ndarray]:
+    """Matrices with largest entry 1: even and uneven ones, well and badly conditioned."""
+    rows, columns = shape
+    plain = random.standard_normal(shape)
+    u, _, vt = np.linalg.svd(plain, full_matrices=False)
+    built = {
+        "gaussian": plain,
+        "uneven rows": plain * np.exp(1.5 * random.standard_normal((rows, 1))),
+        "uneven columns": plain * np.exp(1.5 * random.standard_normal((1, columns))),
+        "graded": (u * np.geomspace(1, 10.0 ** -random.uniform(0, 7), min(shape))) @ vt,
+        "heavy tails": np.sign(plain) * np.exp(2 * random.standard_normal(shape)),
+        "nearly constant": 1 + 0.01 * plain,
+    }
+    return {kind: a / np.abs(a).max() for kind, a in built.items()}
+
+
+def kappa(matrix: np.ndarray) -> float:
+    s = np.linalg.svd(matrix, compute_uv=False)
+    return s[0] / s[-1]
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("dtype", "scale"), STORED.values(), ids=STORED)
+def test_the_condition_number_before_rounding_lies_in_the_interval(
+    dtype, scale, shape, seed
+) -> None:
+    for kind, original in originals(shape, np.random.default_rng([seed, *shape])).items():
+        stored = torch.from_numpy(original * scale).to(dtype)
+        if not stored.double().any():
+            continue
+        found = spectra.vitals(stored)
+        slack = 1e-12 * kappa(original)  # of the SVD that tells kappa
+        assert found.condition_number_low <= kappa(original) * (1 + slack), kind
+        assert kappa(original) <= found.condition_number_high * (1 + slack), kind
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("shape", [(30, 30), (12, 30), (64, 16), (60, 60)])
+@pytest.mark.parametrize(("dtype", "scale"), STORED.values(), ids=STORED)
+def test_where_rounding_is_far_below_the_smallest_value_the_interval_is_narrow(
+    dtype, scale, shape, seed
+) -> None:
+    """Rounding norm as one would estimate it: 1.5 times rms half-ulp times (sqrt m + sqrt n)."""
+    for kind, original in originals(shape, np.random.default_rng([seed, *shape])).items():
+        stored = torch.from_numpy(original * scale).to(dtype)
+        half_ulps = precision.half_ulps(stored.double(), dtype)
+        rounding = 1.5 * half_ulps.square().mean().sqrt() * sum(map(math.sqrt, shape))
+        if kind in ("heavy tails", "nearly constant") or not stored.double().any():
+            continue  # the first have no typical half-ulp, the second no independent ones
+        found = spectra.vitals(stored)
+        if 4 * rounding * kappa(original) < found.sigma_max:
+            assert found.condition_number_high < 4 * found.condition_number_low, kind
+
+
+def test_the_estimate_holds_for_random_rounding_and_is_not_wasteful() -> None:
+    ratios = []
+    for seed in range(60):
+        original = zoo.gaussian(40, 40 + seed, seed=seed)
+        stored = original.bfloat16().double()
+        ulps = precision.half_ulps(stored, torch.bfloat16)
+        estimate = precision.rounding_norm(ulps.norm(dim=1), ulps.norm(dim=0))
+        ratios.append(float(torch.linalg.matrix_norm(stored - original, 2)) / estimate)
+    assert min(ratios) > 0.5 and max(ratios) < 1
+
+
+@given(st.floats(-1e4, 1e4), st.sampled_from([torch.float16, torch.bfloat16, torch.float32]))
+def test_no_number_moves_further_than_its_half_ulp(number, dtype) -> None:
+    exact = torch.tensor([number], dtype=torch.float64)
+    stored = exact.to(dtype).double()
+    assert (stored - exact).abs() <= precision.half_ulps(stored, dtype)
+
+
+@pytest.mark.parametrize("exponent", [-30, 0, 7])
+def test_half_ulps_of_scaled_numbers_are_scaled_half_ulps(exponent) -> None:
+    stored = (zoo.gaussian(8) * 1e-5).half().double()
+    scaled = precision.half_ulps(stored * 2.0**-exponent, torch.float16, exponent)
+    assert torch.equal(scaled * 2.0**exponent, precision.half_ulps(stored, torch.float16))
+
+
+# --- which type it was ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wide", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float16], ids=str)
+def test_a_tensor_on_a_coarser_grid_is_as_uncertain_as_that_and_says_so(narrow, wide) -> None:
+    stored = zoo.gaussian(40).to(narrow)
+    found, plain = spectra.vitals(stored.to(wide)), spectra.vitals(stored)
+    name = str(narrow).removeprefix("torch.")
+    assert found.storage == name and f"values lie on the {name} grid" in found.status
+    assert "grid" not in plain.status
+    assert found.condition_number_high == plain.condition_number_high
+
+
+def test_float64_numbers_on_the_float32_grid_are_float32() -> None:
+    assert precision.storage(zoo.gaussian(40).float().double()) == torch.float32
+
+
+def test_full_width_numbers_are_what_their_type_says() -> None:
+    assert precision.storage(zoo.gaussian(40)) == torch.float64
+    assert precision.storage(zoo.gaussian(40).float()) == torch.float32
+    assert "grid" not in spectra.vitals(zoo.gaussian(40).float()).status
+
+
+def test_one_number_off_the_grid_is_enough() -> None:
+    matrix = zoo.gaussian(40).bfloat16().float()
+    matrix[-1, -1] = 1 / 3
+    assert precision.storage(matrix) == torch.float32
+
+
+def test_bfloat16_weights_converted_to_float16_stay_bfloat16() -> None:
+    stored = zoo.gaussian(40).bfloat16()
+    assert torch.equal(stored.half().bfloat16(), stored), "nothing is lost on the way"
+    assert precision.storage(stored.half()) == torch.bfloat16
+
+
+def deep_subnormal() -> tuple[Tensor, Tensor]:
+    """A matrix so small that its float16 rounding has few bits, and is on the bfloat16 grid too."""
+    original = zoo.with_values(np.linspace(1, 0.05, 30), 30, 30) * 1e-5
+    return original, original.half()
+
+
+def test_deep_float16_subnormals_are_not_taken_for_bfloat16() -> None:
+    original, stored = deep_subnormal()
+    assert torch.equal(stored.bfloat16().half(), stored)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        assert precision.storage(stored.to(dtype)) == torch.float16
+        found = spectra.vitals(stored.to(dtype))
+        assert found.condition_number_low <= kappa(original.numpy()) <= found.condition_number_high
+
+
+# --- the interval ---------------------------------------------------------------------------------
+
+
+@given(st.floats(1e-3, 1e3), st.floats(1e-3, 1), st.floats(0, 1))
+def test_the_interval_holds_every_matrix_within_the_uncertainty(largest, share, uncertain) -> None:
+    smallest, uncertainty = largest * share, largest * uncertain
+    found = precision.interval(largest, smallest, uncertainty)
+    for up, down in ((1, 1), (1, -1), (-1, 1), (-1, -1)):
+        top, bottom = largest + up * uncertainty, smallest + down * uncertainty
+        if bottom > 0 and top >= bottom:
+            assert found.low * (1 - 1e-12) <= top / bottom <= found.high * (1 + 1e-12)
+    assert 1 <= found.low <= found.high
+
+
+def test_what_rounding_could_make_singular_has_no_upper_bound() -> None:
+    found = spectra.vitals(zoo.with_values(np.geomspace(1, 1e-5, 40), 40, 40).bfloat16())
+    assert found.condition_number_high == math.inf and not found.resolved
+    assert found.condition_number_low > 10
+
+
+def test_a_well_conditioned_matrix_is_resolved_in_every_type() -> None:
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        assert spectra.vitals(zoo.with_values(np.linspace(2, 1, 40), 40, 40).to(dtype)).resolved
