@@ -159,7 +159,7 @@ class TestExpectation:
             (Between(0.0, 1.0), lambda x: 0 <= x <= 1),
             (Between(0.5, 0.5), lambda x: x == 0.5),
         ],
-        ids=repr,
+        ids=["above", "below", "between", "a point"],
     )
     def test_decides_as_if_every_point_of_the_interval_were_asked(
         self, expect: Expectation, member: Callable[[float], bool]

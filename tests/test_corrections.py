@@ -901,7 +901,9 @@ EDGES: dict[str, Tensor] = {
 
 
 @pytest.mark.parametrize(
-    "correction", [*EXAMPLES, SpectralPenalty(1.0, lambda w: w.diagonal() + 5, 0)], ids=repr
+    "correction",
+    [*EXAMPLES, SpectralPenalty(1.0, lambda w: w.diagonal() + 5, 0)],
+    ids=lambda correction: f"{type(correction).__name__} {getattr(correction, 'strength', '')}",
 )
 @pytest.mark.parametrize("edge", EDGES)
 def test_degenerate_weights_stay_finite(correction, edge) -> None:

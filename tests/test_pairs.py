@@ -146,3 +146,33 @@ def test_a_bound_that_does_not_hold_is_never_proven(seed, kappa, factor) -> None
     true = torch.linalg.svdvals(weight.double())
     if within(weight, kappa * factor, {}):
         assert true[0] / true[-1] <= kappa * factor * (1 + 1e-6)
+
+
+class TestStacks:
+    """The ends of many square matrices at once."""
+
+    @pytest.mark.parametrize("kappa", [1.5, 1e3, 1e6, 1e9])
+    def test_they_are_those_of_each_matrix_alone(self, kappa) -> None:
+        values = [torch.logspace(0, -math.log10(kappa), 12, dtype=torch.float64) for _ in "ab"]
+        stack = torch.stack([with_values(v.numpy(), 12, 12, seed) for seed, v in enumerate(values)])
+        found = ends(stack)
+        for i, weight in enumerate(stack):
+            alone = exact(weight)
+            torch.testing.assert_close(found.values[i], alone.values, rtol=1e-6, atol=0)
+            for side in ("left", "right"):
+                ours, theirs = getattr(found, side)[i], getattr(alone, side)
+                cosines = (ours * theirs).sum(0).abs()
+                torch.testing.assert_close(cosines, torch.ones(2).double(), rtol=0, atol=1e-6)
+
+    def test_left_and_right_vectors_belong_together(self) -> None:
+        stack = torch.stack([gaussian(20, 20, seed=seed).double() for seed in range(5)])
+        found = ends(stack)
+        images = stack @ found.right
+        torch.testing.assert_close(images, found.left * found.values[:, None, :])
+
+    @pytest.mark.parametrize("singular", [torch.zeros(4, 4), torch.ones(4, 4)])
+    def test_singular_matrices_are_left_to_the_svd(self, singular) -> None:
+        stack = torch.stack([torch.eye(4), singular]).double()
+        found = ends(stack)
+        assert found.values[1, 1].abs() < 1e-12
+        assert all(x.isfinite().all() for x in (found.left, found.values, found.right))

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from kappascope.matrices import matrices
 
 __version__ = "0.1.0"
-__all__ = ["Components", "errors", "matrices", "spectra", "theory"]
+__all__ = ["Components", "corrections", "errors", "matrices", "spectra", "theory"]
 
 _HOMES = {"Components": "components", "errors": "components", "matrices": "matrices"}
 

@@ -65,8 +65,9 @@ class Ends:
 def ends(matrix: Float[Tensor, "*stack out in"], memory: State | None = None) -> Ends:
     """Both ends of the spectrum; with a ``memory``, from where the last call left it.
 
-    Without a memory, for stacks and for small matrices they are exact, from an SVD. The memory
-    is a dictionary of tensors that this function alone reads and writes.
+    Without a memory, for stacks and for small matrices they are exact: from an SVD, or for stacks
+    of square matrices from what is as good and takes half the time. The memory is a dictionary of
+    tensors that this function alone reads and writes.
 
     >>> memory = {}
     >>> weight = torch.randn(200, 200, generator=torch.Generator().manual_seed(0))
@@ -74,6 +75,10 @@ def ends(matrix: Float[Tensor, "*stack out in"], memory: State | None = None) ->
     >>> torch.allclose(found.values, exact.values, rtol=0.01)
     True
     """
+    if matrix.ndim > 2 and matrix.shape[-1] == matrix.shape[-2] and matrix.dtype == torch.float64:
+        found = _of_squares(matrix)
+        if found is not None:
+            return found
     if memory is None or matrix.ndim > 2 or min(matrix.shape) <= SMALL:
         u, s, vt = spectra.decomposition(matrix)
         outer = torch.tensor([0, s.shape[-1] - 1], device=s.device)
@@ -88,6 +93,29 @@ def ends(matrix: Float[Tensor, "*stack out in"], memory: State | None = None) ->
         return Ends(found.left, found.values * scale, found.right)
     found = _track(matrix.mT, memory)
     return Ends(found.right, found.values * scale, found.left)
+
+
+def _of_squares(a: Float[Tensor, "*stack n n"]) -> Ends | None:
+    """Both ends by the Gram matrices' eigenvectors, the last ones sharpened by inverse iteration.
+
+    Nothing where that does not settle: where squaring has left nothing of the last vector.
+    """
+    v = torch.linalg.eigh(a.mT @ a).eigenvectors
+    first, last = v[..., -1:], v[..., :1]
+    lu, pivots, _ = torch.linalg.lu_factor_ex(a)
+    for _ in range(2):  # what squaring leaves, eps kappa^2, falls to its square and to nothing
+        left = _unit_columns(torch.linalg.lu_solve(lu, pivots, last, adjoint=True))
+        last = _unit_columns(torch.linalg.lu_solve(lu, pivots, left))
+    images = torch.cat([a @ first, a @ last], -1)
+    values = torch.linalg.vector_norm(images, dim=-2)
+    rest = torch.linalg.vector_norm(a.mT @ left - values[..., None, 1:] * last, dim=-2)
+    if not (rest < 1e-6 * values[..., 1:]).all():
+        return None
+    return Ends(images / values[..., None, :], values, torch.cat([first, last], -1))
+
+
+def _unit_columns(x: Float[Tensor, "*stack n 1"]) -> Float[Tensor, "*stack n 1"]:
+    return x / torch.linalg.vector_norm(x, dim=-2, keepdim=True)
 
 
 def within(matrix: Float[Tensor, "*stack out in"], kappa: float, memory: State) -> bool:

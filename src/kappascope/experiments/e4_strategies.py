@@ -5,52 +5,54 @@ slides prescribe but did not measure. The spectral ones are told the target's sp
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 
-import torch
 from torch import Tensor
+from torch.optim import SGD
 
 from kappascope.components import Components
-from kappascope.corrections import condition_penalty, floored_condition_number, toward_spectrum
+from kappascope.corrections import Correction, Hybrid, Multipliers, SpectralPenalty, SVDCorrection
 from kappascope.experiments.e4_correctable import CORRECTABLE
 from kappascope.experiments.e4_tradeoff import CLAIMS
 from kappascope.figures import sheet, spectrum, strips, tail
 from kappascope.lab import Batch, Experiment, grid
 from kappascope.measures import printed
-from kappascope.networks import Matrix, Multiplied
-from kappascope.tasks import LinearBatch, Regression, Streams, heterogeneous, penalized, start
-from kappascope.training import Step, descend, last, outcome, together
-
-EVERY = 20  # steps between two corrections of the singular values
+from kappascope.networks import Matrix
+from kappascope.tasks import LinearBatch, Regression, Streams, heterogeneous, start
+from kappascope.training import Step, last, outcome, together, train
 
 
-def strategies(
-    origin: Tensor, spectrum: Tensor
-) -> dict[str, Callable[[Iterator[LinearBatch]], Iterator[Step]]]:
-    """The arms; each trains from the same start."""
-    kappa = floored_condition_number(spectrum)  # without the floor, one trial ends elsewhere
-    penalty = partial(condition_penalty, condition_number=kappa)
-
-    def svd_correction(batches: Iterator[LinearBatch]) -> Iterator[Step]:
-        for step in descend(model := Matrix(origin), batches):
-            if step.index and step.index % EVERY == 0:
-                with torch.no_grad():
-                    model.weight.copy_(toward_spectrum(model.weight, spectrum))
-            yield step
-
+def strategies(spectrum: Tensor) -> dict[str, Correction | None]:
+    """The paper's settings; an oracle tells the spectral ones what is to be learned."""
+    multipliers = Multipliers(rate=0.1, weight_decay=0.0)
+    spectral = SpectralPenalty(0.005, target=lambda weight: spectrum, band=0.0)
     return {
-        "standard": lambda batches: descend(Matrix(origin), batches),
-        "multipliers": lambda batches: descend(Multiplied(origin), batches),
-        "spectral": lambda batches: descend(Matrix(origin), penalized(batches, penalty)),
-        "svd": svd_correction,
-        "hybrid": lambda batches: descend(Multiplied(origin), penalized(batches, penalty)),
+        "standard": None,
+        "multipliers": multipliers,
+        "spectral": spectral,
+        "svd": SVDCorrection(every=20, rate=0.1, target=lambda weight: spectrum),
+        "hybrid": Hybrid(multipliers, spectral),
     }
+
+
+def fit(
+    origin: Tensor, correction: Correction | None, batches: Iterator[LinearBatch]
+) -> Iterator[Step]:
+    """Train from a start, with a correction attached."""
+    model = Matrix(origin)
+    optimizer = SGD(model.parameters(), lr=0.01)
+    with correction.attach(model, optimizer) if correction else nullcontext():
+        yield from train(model, optimizer, batches)
 
 
 def trials(streams: Streams, size: int) -> Iterator[Batch]:
     """Learn the same target with every strategy."""
     target, random = heterogeneous(streams.random(), size), streams.random(7)
-    arms = strategies(start(random, size), Components(target).singular_values)
+    origin, found = start(random, size), strategies(Components(target).singular_values)
+    arms: dict[str, Callable[[Iterator[LinearBatch]], Iterator[Step]]] = {
+        name: partial(fit, origin, correction) for name, correction in found.items()
+    }
     for strategy, step in last(together(arms, Regression(target).batches(random))).items():
         yield from outcome(step.weight, target, strategy=strategy)
 
