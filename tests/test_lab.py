@@ -14,11 +14,10 @@ from toys import SLOW, TOY, trials
 from toyshop import complete
 
 
-def test_every_page_defines_an_experiment_and_its_number_is_in_the_name() -> None:
+def test_every_page_belongs_to_the_experiment_whose_number_is_in_its_name() -> None:
     pages = Path(lab.__file__).parent.joinpath("experiments").glob("e[0-9]*_*.py")
-    numbers = sorted(int(page.stem.split("_")[0][1:]) for page in pages)
-    assert list(discover()) == numbers
-    assert set(range(1, 10)) <= set(numbers)
+    numbers = {int(page.stem.split("_")[0][1:]) for page in pages}
+    assert set(discover()) == numbers >= set(range(1, 10))
 
 
 @pytest.mark.parametrize("experiment", discover().values(), ids=lambda e: e.id)
@@ -33,7 +32,10 @@ class TestEveryExperiment:
         for form in (experiment, experiment.quickly()):
             settings = [store.digest(setting) for setting in form.grid]
             assert len(set(settings)) == len(settings) > 0
-            assert all(form.count(s, "paper") + form.count(s, "own") for s in form.grid)
+        # a quick run may leave out what takes long; the whole one runs every setting
+        assert all(
+            experiment.count(s, "paper") + experiment.count(s, "own") for s in experiment.grid
+        )
 
     def test_a_quick_run_is_a_part_of_the_whole(self, experiment: Experiment) -> None:
         for setting in experiment.quickly().grid:

@@ -107,7 +107,7 @@ def _top(square: _Square) -> _End:
     a = square.matrix
     v, _ = torch.linalg.qr(ritz.vectors(GUARD).double())
     u, s, wt = torch.linalg.svd(a @ v, full_matrices=False)
-    residual = torch.linalg.vector_norm(a.mT @ u - (v @ wt.mT) * s, dim=0)
+    residual = torch.linalg.vector_norm((u.mT @ a).mT - (v @ wt.mT) * s, dim=0)
     if not _Ritz((s * s).tolist(), (s * residual).tolist()).uncertainty(2) < 2 * TOLERANCE:
         raise Unresolved("residual of the largest singular values")
     return _End(s[:2].tolist(), square)
@@ -137,7 +137,8 @@ def _polish(square: _Square, start: Float[Tensor, "p k"], wanted: int) -> _Ritz:
     Accepted after two independent checks: the residual of the inverse, and ``|Av|`` against it.
     """
     a, v = square.matrix, start.double()
-    for turn in range(12):
+    previous = math.inf
+    for _ in range(12):
         v, _ = torch.linalg.qr(v)
         image = square.refined_inverse(v)
         theta, c = torch.linalg.eigh(v.mT @ image)
@@ -145,7 +146,7 @@ def _polish(square: _Square, start: Float[Tensor, "p k"], wanted: int) -> _Ritz:
         residuals = torch.linalg.vector_norm(image @ c - (v @ c) * theta, dim=0)
         ritz = _Ritz(theta.tolist(), residuals.tolist())
         uncertainty = ritz.uncertainty(wanted)
-        if turn >= 5 and uncertainty > SLOW:
+        if uncertainty > previous / 2:
             break
         if uncertainty < TOLERANCE:
             # |Av| errs by the square of what v and the inverse do: it is the value, they the check.
@@ -153,7 +154,7 @@ def _polish(square: _Square, start: Float[Tensor, "p k"], wanted: int) -> _Ritz:
             values = torch.linalg.svdvals(a @ y).flip(0)
             if ((values**2 * theta[:wanted] - 1).abs() < 100 * TOLERANCE).all():
                 return _Ritz([*(values**-2).tolist(), *theta[wanted:].tolist()], residuals.tolist())
-        v = image
+        v, previous = image, min(uncertainty, 1.0)
     raise Unresolved("residual of the smallest singular values")
 
 
