@@ -57,6 +57,8 @@ def extremes(a: Float[Tensor, "q p"], threshold: float, certify: bool) -> Extrem
     squares = [_Square(a, torch.float32)]
     if min(a.shape) > WORTHWHILE:
         squares.append(_Square(a, torch.float64))
+    else:
+        _ = squares[0].factors  # where that fails nothing else is worth its time
     top = _first_verified(_top, squares)
     cut = threshold * top.values[0]
     bottom = _first_verified(lambda square: _bottom(square, cut), squares)
@@ -138,7 +140,7 @@ def _polish(square: _Square, start: Float[Tensor, "p k"], wanted: int) -> _Ritz:
     """
     a, v = square.matrix, start.double()
     previous = math.inf
-    for _ in range(12):
+    for turn in range(12):
         v, _ = torch.linalg.qr(v)
         image = square.refined_inverse(v)
         theta, c = torch.linalg.eigh(v.mT @ image)
@@ -146,7 +148,7 @@ def _polish(square: _Square, start: Float[Tensor, "p k"], wanted: int) -> _Ritz:
         residuals = torch.linalg.vector_norm(image @ c - (v @ c) * theta, dim=0)
         ritz = _Ritz(theta.tolist(), residuals.tolist())
         uncertainty = ritz.uncertainty(wanted)
-        if uncertainty > previous / 2:
+        if turn > 2 and uncertainty > previous / 2:
             break
         if uncertainty < TOLERANCE:
             # |Av| errs by the square of what v and the inverse do: it is the value, they the check.
@@ -154,7 +156,7 @@ def _polish(square: _Square, start: Float[Tensor, "p k"], wanted: int) -> _Ritz:
             values = torch.linalg.svdvals(a @ y).flip(0)
             if ((values**2 * theta[:wanted] - 1).abs() < 100 * TOLERANCE).all():
                 return _Ritz([*(values**-2).tolist(), *theta[wanted:].tolist()], residuals.tolist())
-        v, previous = image, min(uncertainty, 1.0)
+        v, previous = image, uncertainty
     raise Unresolved("residual of the smallest singular values")
 
 

@@ -90,5 +90,5 @@ EXPERIMENT = Experiment(
         paths("row_norms", "condition_number", title="Own trials", stream="own", seed=range(40)),
         spectrum(stream="paper"),
     ),
-    quick={"own": 80},  # of fewer, an interval of a share is wider than the expectation
+    quick={"own": 24},
 )

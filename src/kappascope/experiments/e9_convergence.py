@@ -123,5 +123,8 @@ EXPERIMENT = Experiment(
         speed.PANEL,
         spectrum("Singular values after 1000 steps", size=128),
     ),
-    quick={"own": lambda setting: 16 if "intervention" in setting else 6},  # 6 give an interval
+    quick={
+        "paper": lambda setting: 0 if "intervention" in setting else 3,
+        "own": lambda setting: 16 if "intervention" in setting else 6,  # 6 give an interval
+    },
 )
