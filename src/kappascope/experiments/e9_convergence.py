@@ -125,6 +125,6 @@ EXPERIMENT = Experiment(
     ),
     quick={
         "paper": lambda setting: 0 if "intervention" in setting else 3,
-        "own": lambda setting: 16 if "intervention" in setting else 6,  # 6 give an interval
+        "own": lambda setting: 0 if "intervention" in setting else 6,  # 6 give an interval
     },
 )
