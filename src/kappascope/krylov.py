@@ -28,16 +28,21 @@ BLOCK = 16  # vectors per Krylov block: as fast to multiply as 8 of them, fewer 
 GUARD = 8  # vectors polished together: the wanted ones and a few to separate them from the rest
 COUNTABLE = 64  # singular values below the threshold that a Krylov space can count reliably
 BLUNT = 10 * TOLERANCE  # what the error of sigma_1 does to a squared threshold, and then some
+BLURRED = 3e-4  # squaring leaves eps/x^2 of a value x sigma_1: above this, 1e-9 or better
 SLOW = 0.01  # what is no better known after six steps needs some thirty, which all values are worth
 WORTHWHILE = 1800  # up to here a float64 attempt costs as much as the SVD it would save
 
 
 class Unresolved(ArithmeticError):  # noqa: N818 - an outcome, not an error
-    """A method could not verify its own answer; the next one is tried."""
+    """A method could not verify its own answer; the next one is tried.
 
+    ``crowded``: the values are too dense for a Krylov space, and more precision will not help.
+    ``blurred``: so many are so small that the Gram matrix will not tell them apart either.
+    """
 
-class Crowded(Unresolved):
-    """The values at an end are too dense for a Krylov space in any precision."""
+    def __init__(self, reason: str, crowded: bool = False, blurred: bool = False) -> None:
+        super().__init__(reason)
+        self.crowded, self.blurred = crowded, blurred
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ def extremes(a: Float[Tensor, "q p"], threshold: float, certify: bool) -> Extrem
         _ = squares[0].factors  # where that fails nothing else is worth its time
     top = _first_verified(_top, squares)
     cut = threshold * top.values[0]
-    bottom = _first_verified(lambda square: _bottom(square, cut), squares)
+    bottom = _first_verified(lambda square: _bottom(square, top.values[0], cut), squares)
     smallest, below, method = bottom.values[0], bottom.below, f"krylov, {bottom.square}"
     clear = smallest > cut * (1 + 1e-6)
     if below is not None and clear != (below == 0):
@@ -87,10 +92,10 @@ def _first_verified(method: Callable[[_Square], _End], squares: list[_Square]) -
     for square in squares:
         try:
             return method(square)
-        except Crowded:
-            raise
         except Unresolved as problem:
             reason = problem
+            if problem.crowded:
+                break
     raise reason
 
 
@@ -115,12 +120,15 @@ def _top(square: _Square) -> _End:
     return _End(s[:2].tolist(), square)
 
 
-def _bottom(square: _Square, cut: float) -> _End:
+def _bottom(square: _Square, largest: float, cut: float) -> _End:
     """The smallest singular value, and the number of values up to ``cut`` where it is countable."""
-    settled = _Settled(cut**-2, square.eps)
+    settled = _Settled(largest, cut**-2, square.eps)
     ritz = _krylov(square.inverse, square.factors[0], 16, COUNTABLE + BLOCK, settled)
     guard = settled.count + 2 if settled.count else 0
-    polished = _polish(square, ritz.vectors(max(GUARD, guard)), 1)
+    try:
+        polished = _polish(square, ritz.vectors(max(GUARD, guard)), 1)
+    except Unresolved as problem:
+        raise Unresolved(str(problem), blurred=settled.blurred(ritz)) from problem
     below = None if settled.count is None else polished.count(cut**-2)
     return _End([polished.values[0] ** -0.5], square, below)
 
@@ -167,6 +175,7 @@ class _Settled:
     ``count`` is then their number, or ``None`` when there are too many or rounding hides them.
     """
 
+    largest: float
     cut: float
     eps: float
     count: int | None = None
@@ -174,14 +183,21 @@ class _Settled:
     def __call__(self, ritz: _Ritz) -> float:
         uncertainty = ritz.uncertainty(1)
         if ritz.steps >= 6 and uncertainty > SLOW:
-            raise Crowded("the smallest values")
+            raise Unresolved("too many values near the smallest", True, self.blurred(ritz))
         done = _share(uncertainty, 10 * TOLERANCE)
         return done if done < 1 or self._counted(ritz) else 0.9
+
+    def blurred(self, ritz: _Ritz) -> bool:
+        """Whether more values than can be polished are too small for the Gram matrix."""
+        return ritz.values[GUARD] > max((BLURRED * self.largest) ** -2, self._noise(ritz))
+
+    def _noise(self, ritz: _Ritz) -> float:
+        return 4 * self.eps * ritz.values[0]  # ten times the worst met
 
     def _counted(self, ritz: _Ritz) -> bool:
         theta, residuals = np.array(ritz.values), np.array(ritz.residuals)
         k = int((theta > self.cut).sum())
-        noise = 4 * self.eps * theta[0]  # ten times the worst met
+        noise = self._noise(ritz)
         if k > COUNTABLE or noise > 0.5 * self.cut:
             return True
         if k + BLOCK // 2 >= len(theta):
@@ -258,7 +274,8 @@ class _Square:
     @cached_property
     def rough(self) -> Float[Tensor, "q p"]:
         """``A`` in the precision; the Gram matrix in its place if that is smaller."""
-        rough = self.matrix.to(self.dtype)
+        # Entries this small change nothing, but float32 is slow on its subnormals.
+        rough = torch.hardshrink(self.matrix.to(self.dtype), 1e-30)
         return gram(rough) if self.tall else rough
 
     @cached_property
@@ -283,8 +300,9 @@ class _Square:
             smallest = self.eps / 16
             factors = factor, pivots
         diagonal = factor.diagonal().abs()
-        if int(info) != 0 or not diagonal.min() > smallest * diagonal.max():
-            raise Unresolved(f"singular in {self.dtype}")
+        tiny = int((~(diagonal > smallest * diagonal.max())).sum())
+        if int(info) != 0 or tiny:
+            raise Unresolved(f"singular in {self.dtype}", blurred=tiny > GUARD)
         return factors
 
     def inverse(self, x: Tensor) -> Tensor:

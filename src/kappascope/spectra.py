@@ -29,12 +29,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kappascope import krylov, precision
-from kappascope.krylov import EPS, Extremes, Unresolved
+from kappascope.krylov import BLURRED, EPS, Extremes, Unresolved
 
 SMALL = 700  # up to here all singular values cost about as much as two Krylov spaces
 TINY = 128  # up to here the SVD costs no more than the Gram matrix and its eigenvalues
 NORMAL = torch.finfo(torch.float64).smallest_normal  # below this float64 drops digits
-BLURRED = 3e-4  # squaring leaves eps/x^2 of a value x sigma_1: above this, 1e-9 or better
 
 
 @dataclass(frozen=True)
@@ -247,12 +246,13 @@ def _svd_values(a: Float[Tensor, "q p"]) -> Float[Tensor, " p"]:
 def _extremes(a: Float[Tensor, "q p"], threshold: float, certify: bool) -> Extremes:
     """The ends of the spectrum of a tall, scaled, finite, non-zero matrix, fastest method first."""
     threshold = max(threshold, max(a.shape) * EPS)  # below that there is only rounding to count
+    blurred = False
     if min(a.shape) > SMALL:
         try:
             return krylov.extremes(a, threshold, certify)
-        except Unresolved:
-            pass
-    values = _each_spectrum(a[None])[0]
+        except Unresolved as problem:
+            blurred = problem.blurred
+    values = _svd_values(a) if blurred else _each_spectrum(a[None])[0]
     if values.isnan().any():
         raise ArithmeticError("the SVD did not converge")
     second = float(values[1]) if len(values) > 1 else 0.0
