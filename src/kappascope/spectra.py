@@ -31,7 +31,7 @@ from torch import Tensor
 from kappascope import krylov, precision
 from kappascope.krylov import BLURRED, EPS, Extremes, Unresolved
 
-SMALL = 700  # up to here all singular values cost about as much as two Krylov spaces
+SMALL = 900  # up to here all singular values cost about as much as two Krylov spaces
 TINY = 128  # up to here the SVD costs no more than the Gram matrix and its eigenvalues
 NORMAL = torch.finfo(torch.float64).smallest_normal  # below this float64 drops digits
 
