@@ -228,16 +228,12 @@ def environment() -> dict[str, Any]:
     return found | {"python": platform.python_version(), "threads": torch.get_num_threads()}
 
 
-def rated(value: float, reach: float, aim: float, unit: str) -> str:
-    """A figure beside what it should be; for ratios more is better, else less."""
-    better = unit == "x"
-    verdict = (
-        ("aim" if value >= aim else "reach") if better else ("aim" if value <= aim else "reach")
-    )
-    missed = value < reach if better else value > reach
-    return (
-        f"{value:8.2g}{unit:6s} reach {reach:<6g} aim {aim:<6g} {'MISSED' if missed else verdict}"
-    )
+def rated(value: float, reach: float, aim: float, unit: str = "") -> str:
+    """A figure beside what it should be. Of ratios, which have the unit x, more is better."""
+    sign = 1 if unit == "x" else -1
+    met = [name for name, bar in (("aim", aim), ("reach", reach)) if sign * (value - bar) >= 0]
+    rating = met[0] if met else "MISSED"
+    return f"{value:8.2g}{unit:2s} reach {reach:<6g} aim {aim:<6g} {rating}"
 
 
 def show(times: dict[tuple[str, int], Seconds], slower: dict[str, float], found: Errors) -> None:
@@ -253,10 +249,10 @@ def show(times: dict[tuple[str, int], Seconds], slower: dict[str, float], found:
             print(f"  {what:62s}    not measured")
     name = max(slower, key=lambda name: slower[name])
     print(f"  {f'worst of {len(slower)}: time over scipy svdvals float64 ({name})':62s}", end="")
-    print(rated(slower[name], **WORST, unit=" times"))
+    print(rated(slower[name], **WORST))
     error = max(found.worst.values())
     print(f"  {f'largest relative error of a vital, {found.matrices} matrices':62s}", end="")
-    print(rated(error, **ERROR, unit=""))
+    print(rated(error, **ERROR))
     print(f"  {'wrong effective ranks':62s}{found.wrong_ranks:8d}")
     print("\nCPU milliseconds of vitals, and the others as multiples of it")
     for (family, size), best in times.items():
@@ -268,7 +264,7 @@ def main() -> None:
     """Measure, print, keep."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
-        "--quick", action="store_true", help="512 and 1024, one round, half the zoo"
+        "--quick", action="store_true", help="up to 1024, few rounds, part of the zoo"
     )
     parser.add_argument("--out", type=Path, default=HERE / "results" / "vitals.json")
     options = parser.parse_args()

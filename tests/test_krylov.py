@@ -54,6 +54,14 @@ def test_values_on_both_sides_of_the_threshold_are_counted_right(count, spread, 
     assert spectra.vitals(matrix, certify).effective_rank == N - count
 
 
+def test_a_count_that_the_error_of_the_threshold_could_change_is_refused() -> None:
+    a = zoo.with_values(np.linspace(1, 0.1, N), N, N)
+    assert krylov._count_below(a, 0.5001) == (np.linspace(1, 0.1, N) < 0.5001).sum()
+    for distance in (1e-8, 1e-10, 0):
+        with pytest.raises(Unresolved, match=r"at the threshold|within rounding"):
+            krylov._count_below(a, float(np.linspace(1, 0.1, N)[60]) * (1 + distance))
+
+
 @pytest.mark.parametrize("order", ["rows", "columns"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_gram_is_the_lower_triangle_of_the_square(order, dtype) -> None:

@@ -162,7 +162,7 @@ def _polish(square: _Square, start: Float[Tensor, "p k"], wanted: int) -> _Ritz:
             # |Av| errs by the square of what v and the inverse do: it is the value, they the check.
             y = torch.linalg.qr(image @ c[:, :wanted])[0]
             values = torch.linalg.svdvals(a @ y).flip(0)
-            if ((values**2 * theta[:wanted] - 1).abs() < 100 * TOLERANCE).all():
+            if ((values**2 * theta[:wanted] - 1).abs() < 10 * TOLERANCE).all():
                 return _Ritz([*(values**-2).tolist(), *theta[wanted:].tolist()], residuals.tolist())
         v, previous = image, uncertainty
     raise Unresolved("residual of the smallest singular values")
@@ -347,7 +347,7 @@ def _refine(
         contraction = contraction or change
         if not change < 0.25:
             break
-        if change * contraction < 10 * TOLERANCE:
+        if change * contraction < TOLERANCE:
             return x
     raise Unresolved("too ill-conditioned for float32")
 
