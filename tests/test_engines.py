@@ -57,15 +57,22 @@ def failures(engine: Engine, items: list[str]) -> dict[str, str]:
 
 
 def children() -> set[int]:
-    """The living processes that this one started, but for the tracker that ends with it."""
-    found = set()
+    """Living processes that come from this one, but for the two servers that end with it."""
+    parents, servers = {}, set()
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-            tracker = b"resource_tracker" in (entry / "cmdline").read_bytes()
-            if int(parent) == os.getpid() and state != "Z" and not tracker:
-                found.add(int(entry.name))
-    return found
+            command = (entry / "cmdline").read_bytes()
+            if state != "Z":
+                parents[int(entry.name)] = int(parent)
+            if b"resource_tracker" in command or (
+                b"multiprocessing.forkserver" in command and int(parent) == os.getpid()
+            ):
+                servers.add(int(entry.name))
+    found = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - servers - {os.getpid()}
 
 
 @pytest.fixture

@@ -296,12 +296,13 @@ class TestFusedAttention:
         found = shapes(matrices(Attention("c_attn", nn.Linear(8, 12), out="c_proj")))
         assert found["c_attn.weight[k]"] == (2, 8)
 
-    def test_gpt2_is_split_along_its_outputs_however_they_are_stored(self) -> None:
+    def test_gpt2_is_turned_round_and_split_also_in_a_state_dict(self) -> None:
         model = Attention("c_attn", Conv1D(24, 8), out="c_proj")
         from_module, from_state = dict(matrices(model)), dict(matrices(model.state_dict()))
         for part in "qkv":
             name = f"c_attn.weight[{part}]"
-            assert torch.equal(from_module[name].T, from_state[name])
+            assert torch.equal(from_module[name], from_state[name])
+            assert torch.equal(from_state[name], model.c_attn.weight.T.chunk(3)["qkv".index(part)])
 
     @pytest.mark.parametrize(
         ("name", "rows", "out"),

@@ -51,6 +51,7 @@ def experiment(name: str) -> Any:
     return SimpleNamespace(
         id=name, number=number, title=f"Experiment {name}", section=f"4.{number}", figures=(),
         question="What is learned?\n\nOne matrix,\n200 steps.", plot=PLOTS[name],
+        beyond=number > 9,
     )  # fmt: skip
 
 

@@ -64,9 +64,13 @@ def root(
 @app.command()
 def reproduce(
     numbers: Annotated[
-        list[int] | None, typer.Argument(metavar="[1 4 7 ...]", help="Experiments; all if none.")
+        list[int] | None,
+        typer.Argument(metavar="[1 4 7 ...]", help="Experiments; the paper's nine if none."),
     ] = None,
     *,
+    beyond: Annotated[
+        bool, typer.Option("--beyond", help="Also those that answer the paper's review.")
+    ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer trials: half a minute.")] = False,
     trials: Annotated[
         int | None,
@@ -87,7 +91,7 @@ def reproduce(
     from kappascope import study
     from kappascope.store import Store
 
-    experiments = _chosen(numbers or [], quick)
+    experiments = _chosen(numbers or [], beyond, quick)
     plan = study.plan(experiments, trials)
     store = Store(out)
     with store.lock() as notice:
@@ -125,7 +129,7 @@ def verify(
         raise Refusal(1, str(folder), wrong, "begin anew with reproduce --fresh")
 
 
-def _chosen(numbers: Sequence[int], quick: bool) -> list[Experiment]:
+def _chosen(numbers: Sequence[int], beyond: bool, quick: bool) -> list[Experiment]:
     from kappascope.lab import discover
     from kappascope.store import Refusal
 
@@ -134,7 +138,9 @@ def _chosen(numbers: Sequence[int], quick: bool) -> list[Experiment]:
         if number not in found:
             there = ", ".join(map(str, found))
             raise Refusal(4, f"experiment {number}", "there is none", f"choose from {there}")
-    wanted = [found[number] for number in sorted(set(numbers) or found)]
+    usual = [] if numbers else [number for number, one in found.items() if not one.beyond]
+    further = [number for number, one in found.items() if one.beyond] if beyond else []
+    wanted = [found[number] for number in sorted({*numbers, *usual, *further})]
     return [experiment.quickly() for experiment in wanted] if quick else wanted
 
 

@@ -17,8 +17,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from multiprocessing import forkserver
 from typing import Any, Generic, Protocol, TypeVar, cast, final
 
 T = TypeVar("T")
@@ -39,6 +40,7 @@ class Done(Generic[T]):
     seconds: float = 0.0
     failure: str = ""
     error: BaseException | None = None
+    result: Any = None
 
 
 class Engine(Protocol):
@@ -53,8 +55,8 @@ class Engine(Protocol):
 class Here:
     """The process we are in, one item after the other.
 
-    >>> [(done.item, done.failure) for done in Here().run(lambda n: 1 / n, [1, 0])]
-    [(1, ''), (0, 'ZeroDivisionError: division by zero')]
+    >>> [(done.result, done.failure) for done in Here().run(lambda n: 2 / n, [1, 0])]
+    [(2.0, ''), (None, 'ZeroDivisionError: division by zero')]
     """
 
     def run(self, work: Callable[[T], object], items: Sequence[T]) -> Generator[Done[T]]:
@@ -70,7 +72,8 @@ class Processes:
     """Processes of this machine, one thread each.
 
     An item that takes longer than ``limit`` seconds is ended; one whose process dies is tried
-    ``retries`` times more. No process outlives its parent, however that one ends.
+    ``retries`` times more. No process outlives its parent, however that one ends. With ``memory``,
+    a process may hold that many bytes of data, and what it prints is lost: it is not trusted.
 
     >>> [done.failure for done in Processes(jobs=1).run(abs, [-1, "one"])]
     ['', "TypeError: bad operand type for abs(): 'str'"]
@@ -79,30 +82,40 @@ class Processes:
     jobs: int
     limit: float = 900.0  # seconds; a unit of the paper's experiments takes some of them
     retries: int = 1  # a process killed for its memory may find more of it the second time
+    memory: int | None = None
 
     def run(self, work: Callable[[T], object], items: Sequence[T]) -> Generator[Done[T]]:
         """Every process takes the next item when it has done its last."""
         todo = deque((item, self.retries) for item in items)
-        # One pool for each process: if it dies holding its pool's lock, it blocks no other.
-        idle = [_pool() for _ in range(min(self.jobs, len(items)))]
         busy: dict[Future[Done[T]], tuple[T, int, Any]] = {}
         with _one_thread():
+            # One pool for each process: if it dies holding its pool's lock, it blocks no other.
+            idle = [_pool(self.memory) for _ in range(min(self.jobs, len(items)))]
             try:
                 while todo or busy:
                     while todo and idle:
-                        (item, lives), pool = todo.popleft(), _ready(idle.pop())
+                        (item, lives), pool = todo.popleft(), self._ready(idle.pop())
                         busy[_schedule(pool, work, item, self.limit)] = item, lives, pool
                     for future in _ended(busy):
                         item, lives, pool = busy.pop(future)
                         done = self._outcome(future, item)
                         ended = isinstance(done.error, ChildProcessError | TimeoutError)
-                        idle.append(_renewed(pool) if ended else pool)
+                        idle.append(self._renewed(pool) if ended else pool)
                         if isinstance(done.error, ChildProcessError) and lives:
                             todo.appendleft((item, lives - 1))
                         else:
                             yield done
             finally:
                 _stop(*idle, *(pool for _, _, pool in busy.values()))
+
+    def _ready(self, pool: Any) -> Any:
+        """The pool, or another one if its process died while it had nothing to do."""
+        with _deaf():
+            return pool if pool.active else self._renewed(pool)
+
+    def _renewed(self, pool: Any) -> Any:
+        _stop(pool)
+        return _pool(self.memory)
 
     def _outcome(self, future: Future[Done[T]], item: T) -> Done[T]:
         try:
@@ -117,27 +130,43 @@ class Processes:
             return Done(item, 0.0, f"its process died: {how}", ChildProcessError(how))
 
 
-def _pool() -> Any:
+def _pool(memory: int | None) -> Any:
     from pebble import ProcessPool
 
-    # spawn: a forked child hangs in a factorization after its parent ran one with two threads
-    context = multiprocessing.get_context("spawn")
-    return ProcessPool(1, initializer=_enter, initargs=(os.getpid(),), context=context)
+    # Not fork: such a child hangs in a factorization if its parent ran one with two threads. Not
+    # spawn: each would load torch anew, which takes seconds; here one server does, then it forks.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "scipy.linalg"])
+    with _deaf():
+        forkserver.ensure_running()
+    arguments = os.getpid(), memory
+    return ProcessPool(1, initializer=_enter, initargs=arguments, context=context)
 
 
-def _enter(parent: int) -> None:
-    """Make a new process end with its parent, and at once when told to."""
+def _enter(parent: int, memory: int | None) -> None:
+    """Make a new process end with its parent, and at once when told to; confine it."""
+    if memory:
+        _confine(memory)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # pebble's handler waits for LAPACK to return
-    if os.getppid() != parent:
+    try:
+        os.kill(parent, 0)  # the server ends with our parent and we with the server, from here on
+    except ProcessLookupError:
         os._exit(1)
 
 
-def _ready(pool: Any) -> Any:
-    """The pool, or another one if its process died while it had nothing to do."""
-    with _deaf():
-        return pool if pool.active else _renewed(pool)
+def _confine(memory: int) -> None:
+    """Bound what this process may hold, and let nobody hear it."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (1, 2):
+        os.dup2(nowhere, descriptor)
+    with suppress(ImportError, ValueError, OSError):  # a system without, or with a lower limit
+        import resource
+
+        # of data, not of addresses: libraries map gigabytes they never touch
+        _, highest = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, highest))
 
 
 def _schedule(pool: Any, work: Callable[[T], object], item: T, limit: float) -> Future[Done[T]]:
@@ -173,11 +202,6 @@ def _ended(busy: Mapping[Future[Any], tuple[Any, int, Any]]) -> list[Future[Any]
     return [future for future in busy if future in ended or future in lost]
 
 
-def _renewed(pool: Any) -> Any:
-    _stop(pool)
-    return _pool()
-
-
 def _stop(*pools: Any) -> None:
     for pool in pools:
         pool.stop()
@@ -197,10 +221,10 @@ def _unpack(parcel: bytes) -> Done[None]:
 def _attempt(work: Callable[[T], object], item: T) -> Done[T]:
     start = time.perf_counter()
     try:
-        work(item)
+        result = work(item)
     except Exception as error:
         return _failed(item, error, time.perf_counter() - start)
-    return Done(item, time.perf_counter() - start)
+    return Done(item, time.perf_counter() - start, result=result)
 
 
 def _failed(item: T, error: BaseException, seconds: float) -> Done[T]:

@@ -30,6 +30,7 @@ COUNTABLE = 64  # singular values below the threshold that a Krylov space can co
 BLUNT = 10 * TOLERANCE  # what the error of sigma_1 does to a squared threshold, and then some
 BLURRED = 3e-4  # squaring leaves eps/x^2 of a value x sigma_1: above this, 1e-9 or better
 SLOW = 0.01  # what is no better known after six steps needs some thirty, which all values are worth
+CROWDED = 0.75  # the ninth of the inverse squares over the first: 0.5 when a few more steps settle it
 WORTHWHILE = 1800  # up to here a float64 attempt costs as much as the SVD it would save
 
 
@@ -64,6 +65,7 @@ def extremes(a: Float[Tensor, "q p"], threshold: float, certify: bool) -> Extrem
         squares.append(_Square(a, torch.float64))
     else:
         _ = squares[0].factors  # where that fails nothing else is worth its time
+    _look_down(squares[0])
     top = _first_verified(_top, squares)
     cut = threshold * top.values[0]
     bottom = _first_verified(lambda square: _bottom(square, top.values[0], cut), squares)
@@ -76,6 +78,23 @@ def extremes(a: Float[Tensor, "q p"], threshold: float, certify: bool) -> Extrem
     if below is None or certify:
         below, certify, method = _count_below(a, cut), True, f"{method}, inertia"
     return Extremes(top.values[0], top.values[1], smallest, below, certify, method)
+
+
+def _look_down(square: _Square) -> None:
+    """Two steps towards the bottom: where it is crowded, no Krylov space is worth its time."""
+
+    def progress(ritz: _Ritz) -> float:
+        if ritz.values[GUARD] > CROWDED * ritz.values[0]:
+            largest = math.sqrt(_norm(square.apply, square.rough, turns=2))
+            blurred = _Settled(largest, math.inf, square.eps).blurred(ritz)
+            raise Unresolved("the smallest values are crowded", True, blurred)
+        return 1.0
+
+    try:
+        _krylov(square.inverse, square.factors[0], 2, GUARD + 1, progress)
+    except Unresolved as problem:
+        if problem.crowded:
+            raise
 
 
 @dataclass(frozen=True)
@@ -239,10 +258,10 @@ def _count_below(a: Float[Tensor, "q p"], cut: float) -> int:
     return int(((factor.diagonal() < 0) & single).sum()) + int((~single).sum()) // 2
 
 
-def _norm(apply: Callable[[Tensor], Tensor], a: Tensor) -> float:
+def _norm(apply: Callable[[Tensor], Tensor], a: Tensor, turns: int = 6) -> float:
     """Norm of a symmetric operator, to a few per cent, by block power iteration."""
     x = _random_block(a)[:, :4]
-    for _ in range(6):
+    for _ in range(turns):
         x, r = torch.linalg.qr(apply(x))
     return float(torch.linalg.matrix_norm(r, 2))
 

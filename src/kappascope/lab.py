@@ -32,6 +32,7 @@ value for all. With ``values`` of shape ``(trials, n)`` and ``which`` they are s
 Count = int | Mapping[int, int] | Callable[[Setting], int]
 """How many trials every setting has: a number, one for each size, or a rule."""
 
+NINE = 9  # experiments of the paper; those after them ask what its review and slides ask
 CHEAP = 128  # up to this size as many trials are run as the user asks for
 
 
@@ -58,7 +59,7 @@ class Experiment:
 
     number: int
     title: str
-    section: str  # of the paper: "4.1"
+    section: str  # of the paper: "4.1"; beyond it, who asks: "review W2"
     question: str
     grid: tuple[Setting, ...]
     trials: Callable[..., Iterable[Batch]]
@@ -78,6 +79,11 @@ class Experiment:
     def id(self) -> str:
         """The name in tables and verdicts: ``e1``."""
         return f"e{self.number}"
+
+    @property
+    def beyond(self) -> bool:
+        """Whether it asks what the paper did not."""
+        return self.number > NINE
 
     @property
     def page(self) -> Path:

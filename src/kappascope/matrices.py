@@ -6,14 +6,21 @@ its own name, and the matrices joined in it follow as ``name[part]``:
 - a convolution is (out, in / groups * kernel), also a transposed one, which is stored the other way
   round; its groups follow as ``[0]``, ``[1]``, ... unless each is a single row;
 - fused q, k and v follow as ``[q]``, ``[k]``, ``[v]`` where name and shape are those of a layout
-  that keeps each in one piece (not ``query_key_value``: GPT-NeoX and BLOOM interleave it by head);
+  that keeps each in one piece, and where they are interleaved by head (``query_key_value`` of
+  GPT-NeoX and BLOOM) if the model's config tells the number of heads;
+- fused gate and up follow as ``[gate]``, ``[up]``;
 - the gates follow as ``[i]``, ``[f]``, ``[g]``, ``[o]`` (LSTM) or ``[r]``, ``[z]``, ``[n]`` (GRU);
-- any other (..., a, b) is its matrices below one another, which follow as ``[0]``, ``[1]``, ...
+- any other (..., a, b), such as a stack of experts, is its matrices below one another, which follow
+  as ``[0]``, ``[1]``, ..., or as ``[0.gate]``, ``[0.up]``, ... where each is fused.
 
-A module tells more than its state dict. Only there are parameters known from buffers, grouped and
-transposed convolutions from plain ones, and GPT-2's ``Conv1D``, stored (in, out), from a linear
-layer. In a state dict a tensor of three or more dimensions called ``weight`` counts as a kernel
-(out, in, ...) unless its name speaks of experts, and a matrix stays as it is stored.
+Attention heads are no matrices of their own here: 32 heads in each of 128 matrices would bury the
+rest. :mod:`kappascope.products` looks at them, at the products in which they act.
+
+A module tells more than its state dict. Only there are parameters known from buffers, and grouped
+and transposed convolutions from plain ones. GPT-2's ``Conv1D``, stored (in, out), is turned round
+in a state dict, too, where a config or the shape of its ``c_attn`` gives it away. There a tensor of
+three or more dimensions called ``weight`` counts as a kernel (out, in, ...) unless its name speaks
+of experts.
 
 A weight made of other tensors is read as its layer uses it in evaluation mode. A state dict
 determines it for weight normalization and pruning; the originals of any other parametrization
@@ -22,24 +29,35 @@ appear there under their own names.
 
 from __future__ import annotations
 
-import copy
 import re
-import weakref
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import chain
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.parameter import is_lazy
-from torch.nn.utils.parametrize import ParametrizationList
-from torch.nn.utils.spectral_norm import SpectralNorm
 
-Contents: TypeAlias = nn.Module | Mapping[Any, Any]
-_First: TypeAlias = dict[Hashable, tuple[str, Callable[[], Any]]]  # a name, and what it named
+from kappascope import roles
+from kappascope.heads import count_beside
+from kappascope.inventory import (
+    Contents,
+    Firsts,
+    Path,
+    Read,
+    Stored,
+    composed,
+    contents,
+    objection,
+    reader,
+    scaled,
+    tie,
+    walk,
+)
+from kappascope.layouts import Layout, Place, layout
+
+__all__ = ["Logical", "Matrices", "Plan", "Skipped", "Unit", "matrices", "plan", "reader"]
 
 
 class Skipped(NamedTuple):
@@ -53,6 +71,82 @@ class Skipped(NamedTuple):
     reason: str
 
 
+@dataclass(frozen=True)
+class Logical:
+    """What is known of a matrix before its values are.
+
+    ``kind`` is a word for what it does, ``depth`` the number of its layer, and ``whole`` the name
+    of the tensor it is a part of.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    kind: str
+    depth: int | None
+    whole: str | None
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A stored tensor (or two that make one weight) and the matrices in it, the whole first."""
+
+    paths: tuple[Path, ...]
+    parts: tuple[Logical, ...]
+    layout: Layout
+    factor: str = ""  # how the second tensor goes into the first
+    heads: int = 0  # of the queries in it, where something beside it tells
+
+    def matrices(self, read: Read) -> Iterator[tuple[Logical, Tensor]]:
+        """The matrices with their values, for which ``read`` is asked once for each path.
+
+        >>> source = {"attn.qkv.weight": torch.ones(6, 2)}
+        >>> (unit,) = plan(source).units
+        >>> for logical, matrix in unit.matrices(reader(source)):
+        ...     print(logical.name, logical.kind, tuple(matrix.shape))
+        attn.qkv.weight fused (6, 2)
+        attn.qkv.weight[q] query (2, 2)
+        attn.qkv.weight[k] key (2, 2)
+        attn.qkv.weight[v] value (2, 2)
+        """
+        tensor = read(self.paths[0])
+        if self.factor:
+            tensor = _made(tensor, read(self.paths[1]), self.factor)
+        pieces = self.layout.cut(tensor.detach().as_subclass(Tensor))
+        for logical, (_, matrix) in zip(self.parts, pieces, strict=True):
+            yield logical, matrix
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which matrices there are, and how to read them one tensor at a time. It can be pickled."""
+
+    units: tuple[Unit, ...]
+    skipped: tuple[Skipped, ...]
+
+
+def plan(source: Contents | Sequence[Tensor], config: Mapping[str, Any] | None = None) -> Plan:
+    """The matrices of a model or a checkpoint by names, shapes and shared memory alone.
+
+    ``config`` is the model's ``config.json``; a module of transformers brings its own. Tensors may
+    be on the meta device, and what stands for one that cannot be read has its ``reason``.
+
+    >>> blank = torch.empty(24, 4, device="meta")
+    >>> config = {"hidden_size": 4, "num_attention_heads": 2, "head_dim": 4}
+    >>> found = plan({"h.3.query_key_value.weight": blank}, config)
+    >>> [(part.name, part.shape, part.depth) for part in found.units[0].parts]
+    [('h.3.query_key_value.weight', (24, 4), 3), ('h.3.query_key_value.weight[q]', (8, 4), 3),
+     ('h.3.query_key_value.weight[k]', (8, 4), 3), ('h.3.query_key_value.weight[v]', (8, 4), 3)]
+    """
+    units, skipped = [], []
+    for found in _survey(_opened(source), config):
+        if isinstance(found, Skipped):
+            skipped.append(found)
+        else:
+            units.append(found[0])
+    return Plan(tuple(units), tuple(skipped))
+
+
 def matrices(source: Contents | Sequence[Tensor] | Tensor) -> Matrices:
     """The logical matrices of a module, a state dict, or a checkpoint with one inside.
 
@@ -64,13 +158,17 @@ def matrices(source: Contents | Sequence[Tensor] | Tensor) -> Matrices:
     in_proj_weight[v] (4, 4)
     out_proj.weight (4, 4)
     """
-    contents = _contents([source] if isinstance(source, Tensor) else source)
-    if contents is None:
+    return Matrices(_opened(source))
+
+
+def _opened(source: Any) -> Contents:
+    found = contents([source] if isinstance(source, Tensor) else source)
+    if found is None:
         raise TypeError(
             "expected an nn.Module or a mapping from names to tensors, "
             f"got {type(source).__name__}; pass model or model.state_dict()"
         )
-    return Matrices(contents)
+    return found
 
 
 @dataclass(eq=False)
@@ -88,17 +186,18 @@ class Matrices:
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         skipped: list[Skipped] = []
-        used: set[str] = set()
-        first: _First = {}
-        for stored in chain.from_iterable(map(_composed, _walk(self.source))):
-            name = _claim(stored.name, used)
-            if reason := stored.reason or _objection(stored.value) or _scaled(stored):
-                skipped.append(Skipped(name, reason))
-            elif earlier := _tie(stored, name, first):
-                skipped.append(Skipped(name, f"tied to {earlier}"))
-            else:
-                for label, matrix in _unfolded(stored):
-                    yield _claim(f"{name}[{label}]", used) if label else name, matrix
+        for found in _survey(self.source):
+            if isinstance(found, Skipped):
+                skipped.append(found)
+                continue
+            unit, stored = found
+            values = [half.value for half in stored.halves] or [stored.value]
+            if any(value.is_meta for value in values):
+                skipped.append(Skipped(unit.parts[0].name, "on the meta device, without values"))
+                continue
+            at_hand = dict(zip(unit.paths, values, strict=True))
+            for logical, matrix in unit.matrices(at_hand.__getitem__):
+                yield logical.name, matrix
         self._skipped = tuple(skipped)
 
     @property
@@ -114,35 +213,28 @@ class Matrices:
         return self._skipped or ()
 
 
-# Where tensors are stored
-
-_MODEL_KEYS = {"state_dict", "model_state_dict", "model_state", "model", "module"}
-_DEEPEST = 8  # checkpoints nest two or three levels; one that contains itself never ends
-
-
-@dataclass(frozen=True, eq=False)
-class _Stored:
-    """One stored tensor and its surroundings."""
-
-    key: str
-    value: Any
-    near: Callable[[str], Any]  # what another key holds, or None
-    at: str  # what precedes the key in the name
-    reason: str | None = None  # to skip it, known without a look at the tensor
-    owner: nn.Module | None = None
-    made: bool = False  # of other tensors, just now
-
-    @property
-    def name(self) -> str:
-        plain = _stripped(self.key)
-        taken = plain != self.key and self.near(plain) is not None
-        return self.at + (self.key if taken else plain)
+def _survey(
+    source: Contents, config: Mapping[str, Any] | None = None
+) -> Iterator[Skipped | tuple[Unit, Stored]]:
+    """What is stored, in order: why it is skipped, or the unit it makes."""
+    config = _config(source) if config is None else config
+    used: set[str] = set()
+    firsts: Firsts = {}
+    for stored in walk(source):
+        name = _claim(stored.name, used)
+        if reason := stored.reason or objection(stored.value) or scaled(stored):
+            yield Skipped(name, reason)
+        elif earlier := tie(stored, name, firsts):
+            yield Skipped(name, f"tied to {earlier}")
+        else:
+            yield _unit(stored, config, partial(_claim, used=used), name), stored
 
 
-def _stripped(key: str) -> str:
-    """``key`` without what DDP, FSDP and ``torch.compile`` add to it."""
-    key = re.sub(r"(?<![^.])(_orig_mod|_(fsdp|checkpoint)_wrapped_module)\.", "", key)
-    return re.sub(r"^(module\.)+", "", key)
+def _config(source: Contents) -> Mapping[str, Any]:
+    """The config that a module of transformers carries."""
+    to_dict = getattr(getattr(source, "config", None), "to_dict", dict)
+    found: object = to_dict() if isinstance(source, nn.Module) else {}
+    return found if isinstance(found, Mapping) else {}
 
 
 def _claim(name: str, used: set[str]) -> str:
@@ -153,246 +245,60 @@ def _claim(name: str, used: set[str]) -> str:
     return name
 
 
-def _contents(value: Any) -> Contents | None:
-    if isinstance(value, list | tuple) and all(isinstance(item, Tensor) for item in value):
-        return dict(enumerate(value))
-    return value if isinstance(value, nn.Module | Mapping) else None
+def _made(weight: Tensor, scale: Tensor, factor: str) -> Tensor:
+    made = composed(weight, scale, factor)
+    if made is None:
+        shapes = f"{tuple(weight.shape)} and {tuple(scale.shape)}"
+        raise ValueError(f"expected two halves of a weight, got shapes {shapes}; plan again")
+    return made
 
 
-def _walk(source: Contents, at: str = "", depth: int = 0) -> Iterator[_Stored]:
-    if isinstance(source, nn.Module):
-        yield from _walk_module(source, at)
-        return
-    keys = {str(key): key for key in source}
+def _unit(stored: Stored, config: Mapping[str, Any], claim: Any, name: str) -> Unit:
+    tensor = stored.value
 
-    def near(key: str) -> Any:
-        return source[keys[key]] if key in keys else None
+    def near(key: str) -> tuple[int, ...] | None:
+        beside = tensor if key == stored.key else stored.near(key)
+        return tuple(beside.shape) if isinstance(beside, Tensor) else None
 
-    for key, value in ((str(key), source[key]) for key in source):
-        contents = _contents(value)
-        reason = _foreign(key, contents, depth)
-        if contents is None or reason:
-            yield _Stored(key, value, near, at, reason)
-        else:
-            yield from _walk(contents, at if key in _MODEL_KEYS else f"{at}{key}.", depth + 1)
-
-
-def _foreign(key: str, contents: Contents | None, depth: int) -> str | None:
-    """Why what a checkpoint contains is not looked into."""
-    if not isinstance(contents, Mapping):
-        return None
-    if key.startswith("optim") or "param_groups" in contents:
-        return "optimizer state"
-    if depth == _DEEPEST:
-        return f"nested more than {_DEEPEST} deep"
-    return None if contents else "empty"
+    cut = layout(Place(stored.key, tuple(tensor.shape), near, stored.owner, config))
+    blank = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    kind, depth = _kind(stored, cut), roles.depth(name)
+    parts = tuple(
+        Logical(claim(f"{name}[{label}]"), tuple(each.shape), tensor.dtype, *about, depth, name)
+        if label
+        else Logical(name, tuple(each.shape), tensor.dtype, kind, depth, None)
+        for label, each in cut.cut(blank)
+        for about in [(_part_kind(kind, label),)]
+    )
+    paths = tuple(half.path for half in stored.halves) or (stored.path,)
+    return Unit(paths, parts, cut, stored.factor, _heads(stored, parts, near))
 
 
-def _walk_module(module: nn.Module, at: str) -> Iterator[_Stored]:
-    near = {key: tensor for key, tensor, _ in _tensors(module)}.get
-    ingredients: dict[str, str] = {}
-    for path, owner in module.named_modules(remove_duplicate=False):
-        here = f"{path}." if path else ""
-        store = partial(_Stored, near=near, at=at, owner=owner)
-        for name, read, keys in _makings(owner):
-            ingredients |= {here + key: f"read as {at}{_stripped(here + name)}" for key in keys}
-            value, reason = _attempt(read)
-            yield store(here + name, value, reason=reason, made=True)
-        for name, tensor, reason in _tensors(owner, recurse=False):
-            yield store(here + name, tensor, reason=ingredients.get(here + name, reason))
-        if "_packed_params" in vars(owner):  # torch.ao.nn.quantized
-            yield store(f"{here}_packed_params", None, reason="quantized and packed")
+def _heads(stored: Stored, parts: tuple[Logical, ...], near: Any) -> int:
+    rows = next((part.shape[0] for part in parts if part.kind == "query"), 0)
+    if not rows or stored.value.ndim > 2:  # XLNet stores (width, heads, size)
+        return int(stored.value.shape[1]) if rows else 0
+    path = stored.key.removesuffix(".weight")
+    return count_beside(path, rows, near, stored.owner, stored.around)
 
 
-def _tensors(module: nn.Module, recurse: bool = True) -> Iterator[tuple[str, Tensor, str | None]]:
-    for name, parameter in module.named_parameters(recurse=recurse, remove_duplicate=False):
-        yield name, parameter, None
-    for name, buffer in module.named_buffers(recurse=recurse, remove_duplicate=False):
-        yield name, buffer, "a buffer, not a parameter"
+_PARTS = {"q": "query", "k": "key", "v": "value", "gate": "gate", "up": "up"}
 
 
-# Weights made of other tensors
+def _part_kind(kind: str, label: str) -> str:
+    return kind if kind == "expert" else _PARTS.get(label, kind)
 
 
-def _makings(owner: nn.Module) -> Iterator[tuple[str, Callable[[], Tensor], list[str]]]:
-    """Each weight that ``owner`` makes: its name, how to read it without a trace, and of what."""
-    # Not getattr: a compiled module passes off its content's parametrizations as its own.
-    parametrized = dict(owner.named_children()).get("parametrizations", nn.Module())
-    for name, steps in parametrized.named_children():
-        if isinstance(steps, ParametrizationList):
-            keys = [f"parametrizations.{name}.{key}" for key, *_ in _tensors(steps, recurse=False)]
-            yield name, partial(_evaluated, steps), keys
-    for hook in owner._forward_pre_hooks.values():
-        if isinstance(hook, SpectralNorm):
-            read = partial(hook.compute_weight, owner, do_power_iteration=False)
-            yield hook.name, read, [f"{hook.name}_{end}" for end in ("orig", "u", "v")]
-
-
-def _evaluated(steps: ParametrizationList) -> Tensor:
-    # A copy, for in training mode spectral_norm moves its vectors and a dropout draws numbers.
-    devices = {tensor.device for _, tensor, _ in _tensors(steps) if tensor.is_cuda}
-    with torch.random.fork_rng(list(devices)):
-        weight: Tensor = copy.deepcopy(steps).eval()()
-    return weight
-
-
-@torch.no_grad()
-def _attempt(read: Callable[[], Tensor]) -> tuple[Tensor | None, str | None]:
-    try:
-        return read(), None
-    except Exception as error:  # a stranger's code may raise anything; the rest is still read
-        return None, f"could not be made: {error}"
-
-
-# What is stored in place of a weight: by weight normalization, old and new, and by pruning.
-_HALVES = (("_v", "_g"), (".original1", ".original0"), ("_orig", "_mask"))
-
-
-def _composed(stored: _Stored) -> Iterator[_Stored]:
-    """``stored``, and before it the weight of which it is the larger half."""
-    for larger, smaller in _HALVES:
-        base = re.sub(f"({re.escape(larger)}|{re.escape(smaller)})$", "", stored.key)
-        whole = base.replace("parametrizations.", "")
-        if stored.reason or base == stored.key or stored.near(whole) is not None:
-            continue
-        weight = _product(stored.near(base + larger), stored.near(base + smaller), smaller)
-        if weight is None or "weight" not in whole:  # RWKV has vectors that end in _v and _g
-            continue
-        if stored.key.endswith(larger):
-            yield replace(stored, key=whole, value=weight, made=True)
-        stored = replace(stored, reason=f"read as {stored.at}{_stripped(whole)}")
-    yield stored
-
-
-@torch.no_grad()
-def _product(weight: Any, factor: Any, kind: str) -> Tensor | None:
-    """The weight made of two halves, or None if they do not fit."""
-    if _objection(weight) or weight.itemsize == 1 or _objection(factor) not in (None, "scalar"):
-        return None
-    if kind == "_mask":
-        return weight * factor if factor.shape == weight.shape else None
-    ones = [1] * weight.ndim
-    lengths = {(*ones[:d], size, *ones[d + 1 :]): d for d, size in enumerate(weight.shape)}
-    dim = ({(): -1} | lengths).get(tuple(factor.shape))  # one length, or one for each index of dim
-    return None if dim is None else weight * (factor / torch.norm_except_dim(weight, 2, dim))
-
-
-# Which tensors are matrices
-
-
-def _objection(value: object) -> str | None:
-    """Why ``value`` is no matrix whose numbers can be read as they lie there."""
-    if not isinstance(value, Tensor):
-        return f"not a tensor ({type(value).__name__})"
-    return next((reason for applies, reason in _objections(value) if applies), None)
-
-
-def _objections(tensor: Tensor) -> Iterator[tuple[bool, str]]:
-    subclass = type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
-    yield is_lazy(tensor), "not initialized yet"
-    yield tensor.is_nested, "nested"
-    yield tensor.layout is not torch.strided, f"layout {tensor.layout}"
-    yield tensor.is_quantized, f"quantized ({tensor.dtype})"
-    yield subclass, f"tensor subclass {type(tensor).__name__}"
-    yield tensor.is_meta, "on the meta device, without values"
-    yield not tensor.is_floating_point(), str(tensor.dtype)
-    # four bits have no arithmetic, and e8m0 holds the scales of other tensors
-    yield tensor.dtype in (torch.float4_e2m1fn_x2, torch.float8_e8m0fnu), str(tensor.dtype)
-    yield tensor.ndim == 0, "scalar"
-    yield tensor.ndim == 1, "one-dimensional"
-    yield tensor.numel() == 0, "empty"
-
-
-def _scaled(stored: _Stored) -> str | None:
-    """Eight bits are often to be multiplied, block by block, with scales stored beside them."""
-    ends = ("_scale_inv", "_scale") if stored.value.itemsize == 1 else ()
-    keys = [stored.key + end for end in ends if stored.near(stored.key + end) is not None]
-    return f"to be scaled by {keys[0]}" if keys else None
-
-
-def _tie(stored: _Stored, name: str, first: _First) -> str | None:
-    """The name, if any, under which the same view of the same memory came before."""
-    it, owner = stored.value, stored.owner
-    if stored.made and owner is not None:  # a shared layer makes it anew under each of its names
-        identity: Hashable = (id(owner), stored.key.rpartition(".")[2])
-        it = owner
-    else:
-        identity = (it.data_ptr(), it.shape, it.stride(), it.dtype, it.device)
-    earlier, named = first.get(identity, ("", lambda: None))
-    if named() is not None:
-        return earlier
-    # Weakly, for once it is gone the next tensor of a file may lie in its place, and is no tie.
-    first[identity] = name, weakref.ref(it)
-    return None
-
-
-# How a tensor becomes matrices
-
-# Layers that hold q, k and v below one another, each with the layer that follows attention: this
-# one is as wide as q, which tells where k and v begin if they are narrower than q.
-_FUSED = {
-    "in_proj_weight": "out_proj",  # torch
-    "c_attn": "c_proj",  # GPT-2
-    "qkv": "proj",  # timm, SAM
-    "Wqkv": "out_proj",  # MPT, DBRX
-    "W_pack": "o_proj",  # Baichuan
-    "qkv_proj": "o_proj",  # Phi-3
-}
-
-
-def _unfolded(stored: _Stored) -> Iterator[tuple[str, Tensor]]:
-    """The whole tensor as a matrix, then its parts with their labels."""
-    tensor, owner = stored.value.detach().as_subclass(Tensor), stored.owner
-    if tensor.ndim == 2:
-        is_conv1d = any(kind.__name__ == "Conv1D" for kind in type(owner).__mro__)
-        matrix = tensor.T if is_conv1d else tensor
-        yield "", matrix
-        yield from _fused(matrix, stored)
-        return
-    stack = _stack(tensor, stored.key, owner)
-    yield "", stack.flatten(0, 1)
-    if len(stack) > 1 and stack.shape[1] > 1:
-        yield from ((str(i), matrix) for i, matrix in enumerate(stack))
-
-
-def _stack(tensor: Tensor, key: str, owner: nn.Module | None) -> Tensor:
-    """The matrices of a tensor with three or more dimensions."""
-    is_weight = key.rpartition(".")[2] == "weight"
-    if is_weight and isinstance(owner, _ConvNd) and len(tensor) % owner.groups == 0:
-        groups = tensor.reshape(owner.groups, -1, *tensor.shape[1:])
-        return (groups.transpose(1, 2) if owner.transposed else groups).flatten(2)
-    if is_weight and not re.search("expert|moe", key):
-        return tensor.flatten(1)[None]
-    return tensor.flatten(0, -3)
-
-
-def _fused(matrix: Tensor, stored: _Stored) -> Iterator[tuple[str, Tensor]]:
-    """The parts of a matrix that is several in one, by its name and shape."""
-    path, _, leaf = stored.key.removesuffix(".weight").rpartition(".")
-    (length, width), along = matrix.shape, 0
-    if leaf == "c_attn" and width == 3 * length:  # stored (in, out), as GPT-2 does
-        length, width, along = width, length, 1
-
-    def shape(key: str) -> tuple[int, ...]:
-        beside = stored.near(f"{path}.{key}" if path else key)
-        return tuple(beside.shape) if isinstance(beside, Tensor) and beside.ndim == 2 else (0, 0)
-
-    sizes: dict[str, int] = {}
-    if gates := re.fullmatch("weight_[ih]h(.*)", leaf):
-        hidden = getattr(stored.owner, "hidden_size", 0)
-        # the width of what the projection takes in; without a projection, of what the gates do
-        hidden = hidden or shape(f"weight_hr{gates[1]}")[1] or shape(f"weight_hh{gates[1]}")[1]
-        sizes = dict.fromkeys({3 * hidden: "rzn", 4 * hidden: "ifgo"}.get(length, ""), hidden)
-    elif leaf in _FUSED:
-        outputs, inputs = shape(f"{_FUSED[leaf]}.weight")
-        if outputs or leaf != "qkv_proj":  # CodeGen shuffles its own, which has no o_proj
-            sizes = _heads(length, width, outputs, inputs)
-    parts = torch.split(matrix, list(sizes.values()), along) if sizes else ()
-    return zip(sizes, parts, strict=True)
-
-
-def _heads(length: int, width: int, outputs: int, inputs: int) -> dict[str, int]:
-    """Rows of q, k and v of a layer (length, width) before one (outputs, inputs), if certain."""
-    q = inputs if outputs == width else length // 3 if length == 3 * width else 0
-    k = (length - q) // 2
-    return {"q": q, "k": k, "v": k} if 0 < k <= q and q % k == 0 and q + 2 * k == length else {}
+def _kind(stored: Stored, cut: Layout) -> str:
+    """The kind of a whole tensor: what is known of its layer, or else what its name says."""
+    deep = stored.value.ndim > 2
+    if deep and re.search("expert|moe", stored.key):
+        return "expert"
+    is_weight = stored.key.rpartition(".")[2] == "weight"
+    if (deep and is_weight) or isinstance(stored.owner, _ConvNd):
+        return "convolution"
+    if isinstance(stored.owner, nn.Embedding | nn.EmbeddingBag):
+        return "embedding"
+    kind = roles.kind(stored.name)
+    fused = kind != "expert" and any(label in _PARTS for label, _ in cut.parts)
+    return "fused" if fused else kind

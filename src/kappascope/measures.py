@@ -162,3 +162,19 @@ def improvement(ours: Where, theirs: Where, **where: Any) -> Measure:
     """
     ratio = compared(ours, theirs, **where)
     return lambda rows: ratio(rows).map(lambda left: 100 * (1 - left), "improvement in per cent")
+
+
+def listed(sentence: str, *names: str) -> Callable[..., str]:
+    """For ``explain``: the estimate of every part beside its name, where the sentence has ``{0}``.
+
+    >>> explain = listed("The medians are {0} (n = {n}).", "at d = 32", "at d = 64")
+    >>> explain(median(range(7)), median(range(9)), "holds")
+    'The medians are 3 [0, 6] at d = 32, 4 [1, 7] at d = 64 (n = 9).'
+    """
+
+    def explain(*found: Any) -> str:
+        *estimates, _ = found
+        parts = (f"{one:.4g} {name}" for one, name in zip(estimates, names, strict=True))
+        return sentence.format(", ".join(parts), n=estimates[-1].n)
+
+    return explain

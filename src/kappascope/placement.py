@@ -10,12 +10,12 @@ such pairs of factors drift together without end (a *gauge freedom*). One of eac
   of what it normalises: these are left alone;
 - rows of a language model's head scale logits, which hurts: it is left alone altogether.
 
-Roles are read off the names that are in use, and neighbours off ``nn.Sequential``.
+Roles are read off the names that are in use (:mod:`kappascope.roles`), and neighbours off
+``nn.Sequential``.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,17 +25,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-ROLES = {
-    "query": "q_proj|query|wq|q|to_q|q_lin|linear_q",
-    "key": "k_proj|key|wk|k|to_k|k_lin|linear_k",
-    "value": "v_proj|value|wv|v|to_v|v_lin|linear_v",
-    "joined": "c_attn|qkv|qkv_proj|in_proj|in_proj_weight|Wqkv|W_pack|query_key_value",
-    "up": "up_proj|w3|fc1|c_fc|linear1|dense_h_to_4h|fc_in|wi|wi_1|up",
-    "gate": "gate_proj|w1|wi_0|gate",
-    "down": "down_proj|w2|fc2|linear2|dense_4h_to_h|fc_out|down",
-    "out": "o_proj|out_proj|wo|to_out|out_lin|proj|dense",
-    "writer": "c_proj",  # of GPT-2, in attention and in the perceptron
-}
+from kappascope.roles import role
+
 READERS = {"query", "key", "value", "joined", "up", "gate"}
 WRITERS = {"down", "out", "writer"}
 PARTNERS = {"value", "joined", "up"}  # whose rows a writer's columns would repeat
@@ -79,17 +70,6 @@ def free(model: nn.Module) -> dict[str, Free]:
         name: Free("rows" not in sides, "columns" not in sides, "keys" in sides)
         for name, sides in bound.items()
     }
-
-
-def role(path: str) -> str | None:
-    """What a layer does in a transformer, by the last part of its name that says so.
-
-    >>> role("model.layers.0.self_attn.k_proj"), role("h.0.mlp.c_fc"), role("features.3")
-    ('key', 'up', None)
-    """
-    parts = [part for part in path.split(".") if not part.isdigit()]
-    last = parts[-1] if parts else ""
-    return next((name for name, names in ROLES.items() if re.fullmatch(names, last)), None)
 
 
 def _weights(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:

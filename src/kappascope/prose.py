@@ -17,6 +17,7 @@ VERBS = {
     "ill-posed": ("is ill-posed", "are ill-posed"),
 }
 PROPER = {"frobenius": "Frobenius", "sgd": "SGD", "adam": "Adam", "svd": "SVD", "relu": "ReLU"}
+PROPER |= {"adamw": "AdamW", "muon": "Muon"}
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -87,10 +88,15 @@ def verdict(claims: Sequence[Record], figures: Sequence[Record]) -> tuple[str, s
     The most prominent of those that fail: “κ plateaus” (e9.x).
     No printed figure was compared.
     """
-    return _tally(claims), _prominent(claims), _matched(figures)
+    return tally(claims), _prominent(claims), _matched(figures)
 
 
-def _tally(claims: Sequence[Record]) -> str:
+def tally(claims: Sequence[Record]) -> str:
+    """How many claims have which verdict.
+
+    >>> tally([{"verdict": "holds"}])
+    'Of 1 claim, 1 holds, 0 fail, 0 are undecided and 0 are ill-posed.'
+    """
     if not claims:
         return "In this run no claim was judged."
     found = [claim["verdict"] for claim in claims]

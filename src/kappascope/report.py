@@ -7,24 +7,20 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.resources import files as resources
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from kappascope import figures
+from kappascope import figures, pages
 from kappascope.claims import Printed, check, ends
-from kappascope.prose import OUTCOMES, Record, interval, measured, number, verdict, words
+from kappascope.prose import OUTCOMES, Record, measured, number, tally, verdict
 from kappascope.statistics import Estimate, Summary, Table, summary, tail_index
 
 if TYPE_CHECKING:
@@ -75,12 +71,13 @@ class Section:
     id: str
     number: int
     title: str
-    place: str  # in the paper
+    place: str  # in the paper, or who asks
     question: str
     pictures: tuple[str, ...] = ()  # SVG documents
     caption: str = ""
     spectra: tuple[str, ...] = ()
     groups: tuple[Group, ...] = ()
+    beyond: bool = False  # the paper
 
 
 @dataclass(frozen=True)
@@ -143,12 +140,13 @@ def section(
         experiment.id,
         experiment.number,
         experiment.title,
-        experiment.section,
+        experiment.section if experiment.beyond else f"Section {experiment.section} of the paper",
         experiment.question,
         figures.cells(drawn) if drawn else (),
         " ".join(drawn.get_supxlabel().split()) if drawn else "",
         figures.cells(spectra) if spectra else (),
         tuple(groups(rows)),
+        experiment.beyond,
     )
 
 
@@ -253,37 +251,21 @@ def paragraphs(text: str) -> list[str]:
     return [part for part in (question + mark.strip(), rest, *parts[1:]) if part]
 
 
+def _opening(report: Report) -> Sequence[str]:
+    """The verdict on the paper in three sentences, and one on the questions beyond it."""
+    further = {one.id for one in report.sections if one.beyond}
+    beyond = [claim for claim in report.claims if claim["experiment"] in further]
+    paper = [claim for claim in report.claims if claim["experiment"] not in further]
+    told = verdict(paper, report.figures) if paper or not beyond else ()
+    return (*told, f"Beyond the paper: {tally(beyond)}") if beyond else told
+
+
 def render(report: Report) -> str:
     """One HTML page that asks the network for nothing; every name in it is shown as text."""
-    page = _environment().get_template("report.html")
-    style, script = (_asset(name) for name in ("report.css", "report.js"))
-    return page.render(
+    return pages.render(
+        "report",
+        filters=(measured, picture, paragraphs),
         report=report,
-        verdict=verdict(report.claims, report.figures),
+        verdict=_opening(report),
         outcomes=OUTCOMES,
-        style=Markup(style),  # ours, and named by its hash: nothing else may style or run
-        script=Markup(script),
-        policy=f"default-src 'none'; img-src data:; style-src {_hash(style)}; "
-        f"script-src {_hash(script)}; base-uri 'none'; form-action 'none'",
     )
-
-
-def _environment() -> Environment:
-    found = Environment(
-        loader=PackageLoader("kappascope"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    for name in (number, interval, measured, picture, paragraphs, words):
-        found.filters[name.__name__] = name
-    return found
-
-
-def _asset(name: str) -> str:
-    return (resources("kappascope") / "templates" / name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -53,7 +53,9 @@ class Vitals:
     """Everything but the full list of singular values. ``None`` marks what is absent.
 
     ``status`` starts with ``ok``, ``degenerate`` or ``failed`` and gives the reason for what is
-    absent or infinite; ``method`` names the factorizations behind the numbers.
+    absent or infinite; ``method`` names the factorizations behind the numbers. Where those gave all
+    ``singular_values``, they are kept. ``resolution`` is how far rounding, in storage and in
+    computing, may have moved any of them.
     """
 
     row_norms: Tensor | None = None
@@ -68,6 +70,8 @@ class Vitals:
     resolved: bool = False
     effective_rank: int | None = None
     spectral_gap: float | None = None
+    singular_values: Tensor | None = None
+    resolution: float | None = None
     storage: str = ""
     status: str = ""
     method: str = ""
@@ -94,12 +98,15 @@ def spectrum(matrix: Tensor | np.ndarray[Any, Any]) -> Spectrum:
 
 
 def vitals(
-    matrix: Tensor | np.ndarray[Any, Any], certify: bool = False, threshold: float = 0.01
+    matrix: Tensor | np.ndarray[Any, Any],
+    certify: bool = False,
+    threshold: float = 0.01,
+    complete: bool = False,
 ) -> Vitals:
     """Norms, extreme singular values, kappa with its interval, and effective rank of one matrix.
 
     ``certify=True`` counts the singular values above ``threshold * sigma_1`` by inertia. What
-    float64 cannot tell from zero never counts.
+    float64 cannot tell from zero never counts. ``complete=True`` takes all singular values.
 
     >>> found = vitals(torch.diag(torch.tensor([4.0, 2.0, 1.0])))
     >>> found.condition_number, found.effective_rank, found.spectral_gap, found.status
@@ -118,10 +125,11 @@ def vitals(
     if norms.frobenius == 0:
         return _of_nothing(given, "zero matrix, kappa is undefined")
     try:
-        extremes = _extremes(a if a.shape[0] >= a.shape[1] else a.mT, threshold, certify)
+        tall = a if a.shape[0] >= a.shape[1] else a.mT
+        extremes, values = _extremes(tall, threshold, certify, complete)
     except ArithmeticError as problem:
         return Vitals(status=f"failed: {problem}", storage=_name(dtype))
-    return _report(given, dtype, norms, extremes, int(exponent))
+    return _report(given, dtype, norms, extremes, values, int(exponent))
 
 
 def singular_values(stack: Float[Tensor, "*stack out in"]) -> Float[Tensor, "*stack rank"]:
@@ -247,13 +255,18 @@ def _svd_values(a: Float[Tensor, "q p"]) -> Float[Tensor, " p"]:
 # --- the extremes ---------------------------------------------------------------------------------
 
 
-def _extremes(a: Float[Tensor, "q p"], threshold: float, certify: bool) -> Extremes:
-    """The ends of the spectrum of a tall, scaled, finite, non-zero matrix, fastest method first."""
+def _extremes(
+    a: Float[Tensor, "q p"], threshold: float, certify: bool, complete: bool
+) -> tuple[Extremes, Tensor | None]:
+    """The ends of the spectrum of a tall, scaled, finite, non-zero matrix, fastest method first.
+
+    And all of it, where the method that succeeded gave it.
+    """
     threshold = max(threshold, max(a.shape) * EPS)  # below that there is only rounding to count
     blurred = False
-    if min(a.shape) > SMALL:
+    if min(a.shape) > SMALL and not complete:
         try:
-            return krylov.extremes(a, threshold, certify)
+            return krylov.extremes(a, threshold, certify), None
         except Unresolved as problem:
             blurred = problem.blurred
     values = _svd_values(a) if blurred else _each_spectrum(a[None])[0]
@@ -261,7 +274,8 @@ def _extremes(a: Float[Tensor, "q p"], threshold: float, certify: bool) -> Extre
         raise ArithmeticError("the SVD did not converge")
     second = float(values[1]) if len(values) > 1 else 0.0
     below = int((values <= threshold * values[0]).sum())
-    return Extremes(float(values[0]), second, float(values[-1]), below, True, "all values")
+    found = Extremes(float(values[0]), second, float(values[-1]), below, True, "all values")
+    return found, values
 
 
 # --- putting together -----------------------------------------------------------------------------
@@ -304,7 +318,12 @@ class _Norms:
 
 
 def _report(
-    given: Tensor, dtype: torch.dtype, norms: _Norms, found: Extremes, exponent: int
+    given: Tensor,
+    dtype: torch.dtype,
+    norms: _Norms,
+    found: Extremes,
+    values: Tensor | None,
+    exponent: int,
 ) -> Vitals:
     """The vitals of the matrix as given, from those of the scaled one."""
     rounding = precision.rounding_norm(norms.rounded_rows, norms.rounded_columns)
@@ -339,6 +358,8 @@ def _report(
         resolved=interval.resolved,
         effective_rank=min(given.shape) - found.below,
         spectral_gap=(found.largest - found.second) / found.largest,
+        singular_values=None if values is None else _representable(ldexp(values, exponent)),
+        resolution=_unscaled(rounding + computation, exponent),
         storage=_name(dtype),
         status="; ".join(notes),
         method=found.method,
@@ -403,3 +424,29 @@ def _unscaled(value: float, exponent: int) -> float | None:
 
 def _name(what: object) -> str:
     return str(what).removeprefix("torch.")
+
+
+def product_singular_values(
+    left: Float[Tensor, "*stack m r"], right: Float[Tensor, "*stack r n"]
+) -> tuple[Float[Tensor, "*stack rank"], Float[Tensor, "*stack"]]:
+    """Singular values of ``left @ right``, largest first, and what float64 cannot tell from zero.
+
+    Two thin factors are reduced by QR to a core as small as the dimension between them, whose
+    singular values are those of the product. Each has an absolute error of about the second result,
+    a few roundings of the sum over k of ``|left[:, k]| |right[k, :]|``: small values of an
+    ill-conditioned product are the less accurate the smaller they are, however large the factors'
+    rows are beside one another. NaN where a factor is not finite.
+
+    >>> values, floor = product_singular_values(torch.eye(5)[:, :2], torch.eye(2, 4))
+    >>> values, bool(floor < 1e-14)
+    (tensor([1., 1.], dtype=torch.float64), True)
+    """
+    (a, first), (b, second) = scaled(left), scaled(right.mT)
+    terms = torch.linalg.vector_norm(a, dim=-2) * torch.linalg.vector_norm(b, dim=-2)
+    cores = [torch.linalg.qr(torch.where(x.isfinite(), x, 0.0), mode="r").R for x in (a, b)]
+    values = singular_values(cores[0] @ cores[1].mT)
+    # r terms add up in the core, and a reflection's sums of m terms wander like a random walk
+    steps = max(left.shape[-1], math.sqrt(max(left.shape[-2], right.shape[-1])))
+    floor = ldexp(steps * EPS * terms.sum(-1), first + second)
+    finite = floor.isfinite()
+    return torch.where(finite[..., None], ldexp(values, (first + second)[..., None]), torch.nan), floor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, tee
 from typing import Any, Protocol, TypeVar
@@ -113,6 +113,53 @@ class MatrixAdam:
             p.sub_(m / rate, alpha=self.learning_rate / (1 - 0.9**self.index))
 
 
+def newton_schulz(stack: Tensor, steps: int = 5) -> Tensor:
+    """Nearly the same singular vectors with singular values near one, by products alone.
+
+    The quintic and its coefficients are Jordan's (2024), as in ``torch.optim.Muon``: they leave
+    singular values between about 0.7 and 1.2.
+
+    >>> near = newton_schulz(torch.diag(torch.tensor([9.0, 3.0, 1.0])))
+    >>> bool(((near.diagonal() - 1).abs() < 0.35).all())
+    True
+    """
+    wide = stack if stack.shape[-2] <= stack.shape[-1] else stack.mT
+    x = wide / torch.linalg.matrix_norm(wide, keepdim=True).clamp(min=1e-7)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = 3.4445 * x + (2.0315 * gram @ gram - 4.7750 * gram) @ x
+    return x if wide is stack else x.mT
+
+
+class Muon:
+    """Nesterov's momentum, made orthogonal before each step: ``torch.optim.Muon`` for stacks.
+
+    Torch's takes single matrices only and iterates in bfloat16; this one in the weight's type.
+    """
+
+    def __init__(
+        self, model: nn.Module, learning_rate: float = 0.02, weight_decay: float = 0.0
+    ) -> None:
+        self.learning_rate, self.weight_decay = learning_rate, weight_decay
+        self.momenta = {p: torch.zeros_like(p) for p in model.parameters()}
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for p in self.momenta:
+            p.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Move every parameter by as much in every singular direction."""
+        for p, momentum in self.momenta.items():
+            gradient = _gradient(p)
+            momentum.lerp_(gradient, 0.05)
+            tall = max(1.0, p.shape[-2] / p.shape[-1]) ** 0.5
+            p.mul_(1 - self.learning_rate * self.weight_decay)
+            update = newton_schulz(torch.lerp(gradient, momentum, 0.95))
+            p.sub_(update, alpha=self.learning_rate * tall)
+
+
 def _gradient(parameter: nn.Parameter) -> Tensor:
     if parameter.grad is None:
         raise ValueError("expected a gradient, found none; call backward before step")
@@ -152,6 +199,52 @@ def together(
     shared = tee(batches, len(arms))
     runs = [arm(own) for arm, own in zip(arms.values(), shared, strict=True)]
     return (dict(zip(arms, steps, strict=True)) for steps in zip(*runs, strict=True))
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """Where a loss first came down to a level, trial by trial: NaN where it never did."""
+
+    weight: Tensor
+    step: Tensor
+
+
+def arrivals(
+    steps: Iterable[Step], loss: Callable[[Tensor], Tensor], levels: Sequence[float]
+) -> dict[float, Arrival]:
+    """What was learned when a quadratic loss of the weight has come down to each level.
+
+    The step that crosses a level is shortened to end on it, so that all who arrive have the same
+    loss; training ends when every trial has arrived at every level.
+    """
+    found: dict[float, Arrival] = {}
+    before: Tensor | None = None
+    for step in steps:
+        weight = step.weight.clone()
+        now = loss(weight)
+        if before is None:
+            before, never = weight, torch.full_like(now, torch.nan)
+            found = {x: Arrival(torch.full_like(weight, torch.nan), never.clone()) for x in levels}
+        for level, arrival in found.items():
+            due = arrival.step.isnan() & (now <= level)
+            if due.any():
+                arrival.weight[due] = _crossing(before, weight, loss, level)[due]
+                arrival.step[due] = step.index
+        if not any(arrival.step.isnan().any() for arrival in found.values()):
+            break
+        before = weight
+    return found
+
+
+def _crossing(
+    before: Tensor, after: Tensor, loss: Callable[[Tensor], Tensor], level: float
+) -> Tensor:
+    """The point between two weights at which a quadratic loss has a value."""
+    start, half, end = (loss(torch.lerp(before, after, part)) for part in (0.0, 0.5, 1.0))
+    a, b = 2 * (start - 2 * half + end), 4 * half - 3 * start - end  # start + b x + a x^2
+    root = (b.square() - 4 * a * (start - level)).clamp(min=0).sqrt()
+    part = 2 * (start - level) / (root - b)  # the smaller root; safe where the loss is straight
+    return torch.lerp(before, after, part.clamp(0, 1)[:, None, None])
 
 
 def last(steps: Iterable[T]) -> T:

@@ -1,10 +1,9 @@
 """What experiment 8 decides: the claims of Section 4.8, and that the flaw persists."""
 
-from collections.abc import Callable
 from typing import Any
 
 from kappascope.claims import Above, Between, Claim, Measure
-from kappascope.measures import compared, select, typical
+from kappascope.measures import compared, listed, select, typical
 from kappascope.statistics import Table, ratio
 
 LEARNING_RATES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05)  # the paper names 0.001, 0.01 and 0.05
@@ -43,17 +42,6 @@ def against_none(decay: float) -> Measure:
 def of(experiment: str, measure: Measure) -> Measure:
     """The measure on the rows of one experiment, for a claim that speaks of several."""
     return lambda rows: measure(select(rows, experiment=experiment))
-
-
-def listed(sentence: str, *names: str) -> Callable[..., str]:
-    """An explanation that gives the estimate of every part beside its name."""
-
-    def explain(*found: Any) -> str:
-        *estimates, _ = found
-        parts = (f"{one:.4g} {name}" for one, name in zip(estimates, names, strict=True))
-        return sentence.format(", ".join(parts), n=estimates[-1].n)
-
-    return explain
 
 
 RATES = [f"at rate {rate:g}" for rate in LEARNING_RATES]

@@ -1,0 +1,170 @@
+"""What ``torch.save`` writes: a pickle that says what there is, and storages that hold the numbers.
+
+Both forms are read, the zip archive of today and the plain pickle of before torch 1.6; neither by
+torch, and no code in them is run. The tree that comes back holds mappings with text for keys, a
+`Piece` for every tensor, an `Unreadable` for what is none, and plain values as they are.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+from collections.abc import Iterator
+from typing import Any
+
+from kappascope import pickles
+from kappascope.builders import BUILDERS, Storage, storage
+from kappascope.formats import Malformed, quoted
+from kappascope.machine import Pairs
+from kappascope.pieces import File, Room
+from kappascope.trees import Found, Grower
+
+_AGAIN = "download or save it again"
+_SAVE = "where you trust it: torch.save(model.state_dict(), ...) or safetensors"
+_MOST_MEMBERS = 65_535  # what a zip directory counts without its extension for more
+_LONGEST_DIRECTORY = 1 << 24  # bytes: 256 for each member
+_BOMB_SIZE, _BOMB_RATIO = 1 << 26, 100  # weights hardly shrink: more is made to fill a memory
+_MAGIC = 0x1950A86A20F9469CFC6C  # begins the plain form; its version is 1001
+_VERSION = 1001
+
+
+class _Cautious(io.FileIO):
+    """A file of which no directory is read that would fill the memory."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is not None and size > _LONGEST_DIRECTORY:
+            raise Malformed("a zip archive with an oversized directory", _AGAIN)
+        return super().read(size) or b""
+
+
+def zipped(file: File) -> Found:
+    """The tree of a zip archive that torch wrote."""
+    rooms = _members(file)
+    if not rooms:
+        raise Malformed("an empty zip archive", _AGAIN)
+    mains = [name for name in rooms if re.fullmatch(r"([^/]+/)?data\.pkl", name)]
+    if len(mains) != 1 or any("/code/" in f"/{name}" for name in rooms):
+        raise _other_archive(rooms)
+    root, data = mains[0].removesuffix("data.pkl"), rooms[mains[0]]
+    if (order := rooms.get(f"{root}byteorder")) and order.size < 64 and order.read() == b"big":
+        raise Malformed("its numbers are big-endian", "save it again on a little-endian machine")
+    if data.size > pickles.MOST_BYTES:
+        raise Malformed(f"its pickle has {data.size} bytes without any tensor", _SAVE)
+    value, _ = pickles.load(data.read(), BUILDERS, storage)
+
+    def locate(it: Storage) -> Room | str:
+        room = rooms.get(f"{root}data/{it.key}")
+        return room or f"its storage {quoted(it.key)} is missing from the archive"
+
+    return Grower(locate).grow(value)
+
+
+def _members(file: File) -> dict[str, Room]:
+    """Where the members of a zip archive lie, once the archive is as plain as torch's are."""
+    with file.opened() as descriptor, _Cautious(descriptor, closefd=False) as stream:
+        try:
+            infos = zipfile.ZipFile(stream).infolist()
+            if len(infos) > _MOST_MEMBERS:
+                raise Malformed(f"a zip archive of {len(infos)} members", "save as safetensors")
+            rooms = [(info.orig_filename, _room(file, info, stream)) for info in infos]
+        except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError, IndexError) as error:
+            raise Malformed("truncated or damaged zip archive", _AGAIN) from error
+        except (OverflowError, KeyError, EOFError) as error:
+            raise Malformed("damaged zip archive", _AGAIN) from error
+    last = 0
+    for name, room in sorted(rooms, key=lambda pair: pair[1].begin):
+        if room.begin < last:
+            raise Malformed(f"member {quoted(name)} of the zip archive overlaps another", _AGAIN)
+        last = room.begin + (room.size if room.packed is None else room.packed)
+    if len({name for name, _ in rooms}) < len(rooms):
+        raise Malformed("a zip archive with two members of one name", _AGAIN)
+    return dict(rooms)
+
+
+def _room(file: File, info: zipfile.ZipInfo, stream: io.FileIO) -> Room:
+    name, size, packed = info.orig_filename, info.file_size, info.compress_size
+    if re.search(r"(^|[/\\])\.\.([/\\]|$)|^[/\\]|\\|\0|^\w:", name):
+        raise Malformed(f"a zip archive with a member at {quoted(name)}", "do not unpack it")
+    if info.flag_bits & 0b0010_0001 or info.flag_bits & 1 << 13:
+        raise Malformed("an encrypted or patched zip archive", "unpack it and save it again")
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise Malformed("a zip archive packed in an unknown way", "save it again with torch.save")
+    if size > _BOMB_SIZE and size > _BOMB_RATIO * packed:
+        raise Malformed(f"a zip bomb: {quoted(name)} swells to {size} bytes", "do not unpack it")
+    stored = info.compress_type == zipfile.ZIP_STORED
+    stream.seek(info.header_offset)
+    local = stream.read(30)
+    lengths = int.from_bytes(local[26:28], "little"), int.from_bytes(local[28:30], "little")
+    begin = info.header_offset + 30 + sum(lengths)
+    same = stream.read(lengths[0]) == name.encode("utf-8" if info.flag_bits & 1 << 11 else "cp437")
+    fits = 0 <= packed <= file.size - begin and size >= 0 and (size == packed or not stored)
+    if local[:4] != b"PK\3\4" or not same or not fits:
+        raise Malformed(f"damaged zip archive: {quoted(name)} is not where it should be", _AGAIN)
+    return Room(file, begin, size, None if stored else packed, info.CRC)
+
+
+def _other_archive(names: dict[str, Room]) -> Malformed:
+    """What a zip archive is that is no checkpoint."""
+    signs = {
+        r"(^|/)(code|constants\.pkl)(/|$)": (
+            "a TorchScript archive, which is code",
+            "where you trust it: torch.save(torch.jit.load(...).state_dict(), ...)",
+        ),
+        r"archive_format$|serialized_exported_program": ("a torch.export archive", _SAVE),
+        r"model\.weights\.h5$": ("a Keras model", "convert it to safetensors first"),
+        r"\.npy$": ("a NumPy archive (.npz)", "save it with safetensors or torch.save"),
+        r"(^|/)data\.pkl$": ("a zip archive with several checkpoints", "give one of them"),
+        r"\.(safetensors|pt|pth|bin|ckpt|zip)$": ("a zip archive of files", "unpack it first"),
+    }
+    for pattern, (wrong, advice) in signs.items():
+        if any(re.search(pattern, name) for name in names):
+            return Malformed(wrong, advice)
+    return Malformed("a zip archive that torch did not write", "give the checkpoint inside")
+
+
+# The plain pickle
+
+
+def legacy(file: File) -> Found:
+    """The tree of a file from before torch 1.6: four pickles, then the keys, then the storages."""
+    data = file.read(0, pickles.MOST_BYTES)
+    seen: dict[str, Storage] = {}
+
+    def persistent(identity: Any) -> Any:
+        it = storage(identity)
+        if isinstance(it, Storage):
+            seen.setdefault(it.key, it)
+        return it
+
+    first, at = pickles.load(data, BUILDERS, persistent)
+    if first != _MAGIC:
+        raise Malformed("a pickle that torch.save did not write", "save a state_dict with torch")
+    version, at = pickles.load(data, BUILDERS, persistent, at)
+    machine, at = pickles.load(data, BUILDERS, persistent, at)
+    if version != _VERSION:
+        raise Malformed(f"torch's format {quoted(version)}, expected {_VERSION}", _SAVE)
+    if isinstance(machine, Pairs) and ("little_endian", False) in machine:
+        raise Malformed("its numbers are big-endian", "save it again on a little-endian machine")
+    value, at = pickles.load(data, BUILDERS, persistent, at)
+    keys, at = pickles.load(data, BUILDERS, persistent, at)
+    rooms = dict(_rooms(file, keys, at, seen))
+
+    def locate(it: Storage) -> Room | str:
+        return rooms.get(it.key) or f"its storage {quoted(it.key)} is missing"
+
+    return Grower(locate).grow(value)
+
+
+def _rooms(file: File, keys: Any, at: int, seen: dict[str, Storage]) -> Iterator[tuple[str, Room]]:
+    """The storages in the order of their keys: how many numbers, then the numbers."""
+    for key in keys if isinstance(keys, list) else ():
+        if not isinstance(key, str) or key not in seen:
+            raise Malformed(f"a storage {quoted(key)} that no tensor uses", _AGAIN)
+        dtype = seen[key].dtype
+        size = int.from_bytes(file.read(at, 8), "little") * (dtype.itemsize if dtype else 1)
+        at += 8
+        if at + size > file.size:
+            raise Malformed(f"truncated: need {at + size} bytes, have {file.size}", _AGAIN)
+        yield key, Room(file, at, size)
+        at += size

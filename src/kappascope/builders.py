@@ -1,0 +1,149 @@
+"""The few functions that pickled tensors ask for, as recipes: which view of which storage.
+
+These, and no function of a file's own choice, make values while a pickle is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kappascope.formats import Malformed, quoted
+from kappascope.machine import Builders, Inert, Name, Pairs, built
+from kappascope.pieces import Unreadable
+
+_SAVE = "where you trust it: torch.save(model.state_dict(), ...) or safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Numbers side by side, to be found by their key."""
+
+    key: str
+    dtype: torch.dtype | None  # None: bytes, of a dtype that its tensor tells
+    count: int
+    shift: int = 0  # of a view of another storage, as torch wrote them once
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A tensor: some numbers of a storage."""
+
+    storage: Storage
+    dtype: torch.dtype | None
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+_STORAGES = {
+    "Float": torch.float32,
+    "Double": torch.float64,
+    "Half": torch.float16,
+    "BFloat16": torch.bfloat16,
+    "Long": torch.int64,
+    "Int": torch.int32,
+    "Short": torch.int16,
+    "Char": torch.int8,
+    "Byte": torch.uint8,
+    "Bool": torch.bool,
+    "ComplexFloat": torch.complex64,
+    "ComplexDouble": torch.complex128,
+    "QInt8": torch.int8,  # the codes of quantized numbers, which no view makes readable
+    "QUInt8": torch.uint8,
+    "QInt32": torch.int32,
+    "QUInt4x2": torch.uint8,
+    "QUInt2x4": torch.uint8,
+}
+_DTYPES = {str(d): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
+
+
+def storage(identity: Any) -> Any:
+    """What a persistent id stands for: a storage, by its type, key, device and size."""
+    match identity:
+        case ("storage", Name(text=kind), str(key), str(), int(count), *rest) if count >= 0:
+            form = re.fullmatch(r"torch\.(cuda\.|storage\.)?_?(\w+)Storage", kind)
+            if not form or form[2] not in {*_STORAGES, "Untyped"}:
+                raise Malformed(f"a storage of unknown type {quoted(kind)}", _SAVE)
+            dtype = _STORAGES.get(form[2])
+            shift = rest[0][1] if rest and isinstance(rest[0], tuple) and len(rest[0]) > 1 else 0
+            return Storage(key, dtype, count, shift)
+        case ("module", it, *_):  # a class with its source, which is of no use here
+            return it
+    raise ValueError("no such storage")
+
+
+def _view(storage: Any, offset: Any, shape: Any, stride: Any, *more: Any) -> Any:
+    if not isinstance(storage, Storage) or not isinstance(offset, int):
+        return Unreadable("not a view of a storage")
+    flags = [bit for rest in more if isinstance(rest, Pairs) for bit, on in rest if on is True]
+    if any(bit in ("conj", "neg") for bit in flags):
+        return Unreadable("a conjugate or negative view")
+    return View(storage, storage.dtype, offset + storage.shift, tuple(shape), tuple(stride))
+
+
+def _view_as(*given: Any) -> Any:
+    """Version 3: the seventh argument is the dtype."""
+    view, dtype = _view(*given[:6], *given[7:]), given[6]
+    known = _DTYPES.get(dtype.text) if isinstance(dtype, Name) else None
+    if known is None or not isinstance(view, View):
+        return view if known else Unreadable(f"dtype {quoted(dtype)}")
+    return View(view.storage, known, view.offset, view.shape, view.stride)
+
+
+def _unreadable(reason: str) -> Callable[..., Unreadable]:
+    return lambda *given: Unreadable(reason)
+
+
+def _sparse(layout: Any, *given: Any) -> Unreadable:
+    return Unreadable(f"layout {layout}" if isinstance(layout, str) else "sparse layout")
+
+
+def _typed(function: Any, kind: Any, given: Any, *state: Any) -> Any:
+    """A tensor with attributes, or of a class of its own."""
+    if not (isinstance(function, Name) and isinstance(kind, Name) and isinstance(given, tuple)):
+        raise ValueError("not a tensor of a type")
+    if kind.text not in ("torch.Tensor", "torch._tensor.Tensor", "torch.nn.parameter.Parameter"):
+        return Unreadable(f"tensor subclass {kind.text}")
+    if function.text not in _TENSORS:
+        return Unreadable(f"made by {function.text}")
+    return built(_TENSORS, function.text, given)
+
+
+_TENSORS: Builders = {
+    "torch._utils._rebuild_tensor": _view,
+    "torch._utils._rebuild_tensor_v2": _view,
+    "torch._utils._rebuild_tensor_v3": _view_as,
+    "torch._utils._rebuild_parameter": lambda data, *more: data,
+    "torch._utils._rebuild_parameter_with_state": lambda data, *more: data,
+    "torch._tensor._rebuild_from_type_v2": _typed,
+    "torch._utils._rebuild_sparse_tensor": _sparse,
+    "torch._utils._rebuild_sparse_csr_tensor": _sparse,
+    "torch._utils._rebuild_qtensor": _unreadable("quantized"),
+    "torch._utils._rebuild_nested_tensor": _unreadable("nested"),
+    "torch._utils._rebuild_meta_tensor_no_storage": _unreadable("meta: saved without values"),
+    "torch._utils._rebuild_wrapper_subclass": _unreadable("tensor subclass"),
+    "torch._utils._rebuild_xla_tensor": _unreadable("a tensor of an XLA device"),
+    "torch._utils._rebuild_device_tensor_from_numpy": _unreadable("a tensor of a foreign device"),
+    "torch._utils._rebuild_device_tensor_from_cpu_tensor": lambda data, *more: data,
+}
+BUILDERS: Builders = {
+    **_TENSORS,
+    "collections.OrderedDict": lambda items=(): Pairs(
+        items if isinstance(items, Pairs) else [(key, value) for key, value in items]
+    ),
+    "collections.defaultdict": lambda *given: Pairs(),
+    "builtins.dict": Pairs,
+    "builtins.set": list,
+    "__builtin__.set": list,
+    "torch.Size": tuple,
+    "torch.device": lambda *given: ":".join(map(str, given))[:40],
+    "torch.serialization._get_layout": str,
+    "copyreg._reconstructor": lambda kind, *more: Inert(kind.text),
+    "copy_reg._reconstructor": lambda kind, *more: Inert(kind.text),
+    "copyreg.__newobj__": lambda kind, *more: Inert(kind.text, more),
+}

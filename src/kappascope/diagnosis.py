@@ -1,0 +1,215 @@
+"""What the examination of a model gives: rows, findings, and the forms in which they are told."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+from kappascope import findings, store
+from kappascope.examination import Examination
+from kappascope.findings import SEVERITIES, Finding
+from kappascope.matrices import Skipped
+from kappascope.prose import number
+
+SCHEMA = "kappascope.diagnosis/1"
+LEADING = "=+-@\t\r"  # a spreadsheet takes what begins so for a formula
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Every matrix of one model, and what was found of it.
+
+    ``faults`` are the parts of a checkpoint that could not be opened, ``failed`` all that should
+    have been examined and could not be.
+    """
+
+    source: str
+    matrices: tuple[Examination, ...] = ()
+    products: tuple[Mapping[str, Any], ...] = ()
+    chains: tuple[Mapping[str, Any], ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    faults: tuple[Skipped, ...] = ()
+    notes: tuple[str, ...] = ()
+    reference: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """What the rules say, worst first."""
+        return findings.findings(self.matrices, self.products, self.chains)
+
+    @cached_property
+    def failed(self) -> tuple[Skipped, ...]:
+        """What should have been examined and could not be, and why."""
+        failures = (Skipped(row.name, row.status) for row in self.matrices if row.failed)
+        return (*self.faults, *failures, *(one for one in self.skipped if one.lost))
+
+    @property
+    def analysed(self) -> tuple[Examination, ...]:
+        """The rows with numbers in them."""
+        return tuple(row for row in self.matrices if not row.failed)
+
+    def above(self, severity: str) -> tuple[Finding, ...]:
+        """The findings of this severity or a worse one.
+
+        >>> Diagnosis("nothing").above("info")
+        ()
+        """
+        least = SEVERITIES.index(severity)
+        return tuple(one for one in self.findings if SEVERITIES.index(one.severity) >= least)
+
+    @property
+    def verdict(self) -> tuple[str, ...]:
+        """Three plain sentences: what was examined, what is wrong, what kappa can be trusted.
+
+        >>> Diagnosis("nothing").verdict
+        ('Nothing could be examined.',)
+        """
+        if not self.analysed:
+            return ("Nothing could be examined.",)
+        return self._extent, self._health, self._trust
+
+    @property
+    def _extent(self) -> str:
+        tensors = sum(row.part_of is None for row in self.analysed)
+        parts = len(self.analysed) - tensors
+        split = f" and {parts} parts of them" if parts else ""
+        failed = f"; {len(self.failed)} could not be examined" if self.failed else ""
+        return f"{tensors} matrices{split} were examined{failed}."
+
+    @property
+    def _health(self) -> str:
+        counts = Counter(one.severity for one in self.findings)
+        told = [f"{counts[one]} {one}" for one in reversed(SEVERITIES) if counts[one]]
+        if not self.above("warning"):
+            notes = f" ({counts['info']} notes)" if counts["info"] else ""
+            return f"No rule found anything wrong{notes}."
+        worst = self.findings[0]
+        return f"Findings: {', '.join(told)}; the worst is {worst.rule} in {worst.subject}."
+
+    @property
+    def _trust(self) -> str:
+        known = [row for row in self.analysed if row.resolved]
+        unknown = len(self.analysed) - len(known)
+        text = f"The storage precision resolves κ of {len(known)} of {len(self.analysed)}"
+        if not known:
+            return f"{text}."
+        worst = max(known, key=lambda row: row.condition_number or 0.0)
+        return (
+            f"{text}; the largest of these is {number(worst.condition_number)} ({worst.name})."
+            + (f" κ of the other {unknown} is only bounded." if unknown else "")
+        )
+
+    def document(self, plots: bool = False) -> dict[str, Any]:
+        """All of it as strict JSON values; infinite or unknown is ``None`` with a reason beside it.
+
+        >>> Diagnosis("nothing").document()["summary"]["analysed"]
+        0
+        """
+        own: dict[str, list[Finding]] = {}
+        for one in self.findings:
+            own.setdefault(one.subject, []).append(one)
+        names = {row.name for row in self.matrices}
+        return {
+            "schema": SCHEMA,
+            "source": self.source,
+            "reference": self.reference,
+            "matrices": [_row(row, own.get(row.name, ()), plots) for row in self.matrices],
+            "products": [finite(one) for one in self.products],
+            "chains": [finite(one) for one in self.chains],
+            "findings": [asdict(one) for one in self.findings if one.subject not in names],
+            "skipped": [{"name": one.name, "reason": one.reason} for one in self.skipped],
+            "failed": [{"name": one.name, "reason": one.reason} for one in self.failed],
+            "summary": self.summary,
+            "provenance": {**store.environment(), **self.settings, "notes": list(self.notes)},
+        }
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Counts and the verdict."""
+        counts = Counter(one.severity for one in self.findings)
+        return {
+            "matrices": len(self.matrices),
+            "analysed": len(self.analysed),
+            "failed": len(self.failed),
+            "skipped": len(self.skipped),
+            "by_severity": {severity: counts[severity] for severity in SEVERITIES},
+            "verdict": "\n".join(self.verdict),
+        }
+
+    def table(self) -> pa.Table:
+        """One row per matrix, one column per number, for Parquet or CSV.
+
+        >>> Diagnosis("nothing").table().num_rows
+        0
+        """
+        rows = [_flat(_row(row, (), plots=False)) for row in self.matrices]
+        names = list(dict.fromkeys(name for row in rows for name in row)) or ["name"]
+        return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
+
+
+def finite(value: Any) -> Any:
+    """The same with ``None`` for what JSON cannot say.
+
+    >>> finite({"kappa": math.inf, "values": (1.0, math.nan)})
+    {'kappa': None, 'values': [1.0, None]}
+    """
+    if isinstance(value, Mapping):
+        return {str(name): finite(one) for name, one in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _row(row: Examination, own: Sequence[Finding], plots: bool) -> dict[str, Any]:
+    told = asdict(row) | {"findings": [asdict(one) for one in own]}
+    if not plots:
+        del told["plot"]
+    if row.errors is None and "errors" not in row.reasons:
+        del told["errors"]
+    plain: dict[str, Any] = finite(told)
+    return plain
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Without nests: ``row_norms.cv`` for a number in one, text for a list."""
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        if name in ("row_norms", "column_norms", "effective_ranks", "errors"):
+            flat |= {f"{name}.{key}": one for key, one in (value or {}).items()}
+        elif name == "reasons":
+            flat[name] = "; ".join(f"{key}: {why}" for key, why in value.items())
+        elif name == "shape":
+            flat["rows"], flat["columns"] = value
+        elif name != "findings":
+            flat[name] = value
+    return flat
+
+
+def spreadsheet(table: pa.Table) -> bytes:
+    """CSV in which no name is taken for a formula.
+
+    >>> print(spreadsheet(pa.table({"name": ["=1+1"]})).decode().splitlines()[1])
+    "'=1+1"
+    """
+    from pyarrow import csv
+
+    columns = {}
+    for name in table.column_names:
+        column = table[name]
+        if pa.types.is_string(column.type):
+            safe = [
+                v if v is None or not v.startswith(tuple(LEADING)) else f"'{v}"
+                for v in column.to_pylist()
+            ]
+            column = pa.array(safe, pa.string())
+        columns[name] = column
+    sink = pa.BufferOutputStream()
+    csv.write_csv(pa.table(columns), sink)
+    return bytes(sink.getvalue())

@@ -1,0 +1,139 @@
+"""Experiment 13: gradient signal of every singular value.
+
+Do small singular values receive too little gradient to be learned? Along each singular direction
+of the target: the slope of the expected loss, that slope in units of the singular value, and its
+ratio to the scatter of mini-batches. White inputs, d = 64, the paper's training.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kappascope.claims import Above, Below, Between, Claim, Measure
+from kappascope.figures import paths, sheet, spectrum
+from kappascope.lab import Batch, Experiment, grid
+from kappascope.measures import select
+from kappascope.networks import Matrix
+from kappascope.spectra import decomposition
+from kappascope.statistics import Estimate, Floats, Table, median
+from kappascope.tasks import LinearBatch, Regression, Streams, heterogeneous, start
+from kappascope.training import descend, outcome
+
+LOOKS = (0, 50, 100, 200, 400)
+BATCHES = 48  # from which the scatter is measured: known to 10 %
+SIZE = 64
+
+
+def trials(streams: Streams, size: int) -> Iterator[Batch]:
+    """Follow the signal along every singular direction of the target."""
+    random = streams.random()
+    target = heterogeneous(random, size)
+    origin, aside = start(random, size), Regression(target).batches(streams.random(1))
+    samples = [next(aside) for _ in range(BATCHES)]
+    for step in descend(Matrix(origin), Regression(target).batches(random), steps=LOOKS[-1]):
+        if step.index in LOOKS:
+            yield from ({"epoch": step.index, **row} for row in profile(step.weight, samples))
+        if step.index == 200:
+            yield from outcome(step.weight, target)
+
+
+def profile(weight: Tensor, samples: list[LinearBatch]) -> Iterator[Batch]:
+    """Slope, relative slope and signal-to-noise ratio, by place of the singular value."""
+    target = samples[0].task.target
+    u, s, vt = decomposition(target)
+
+    def slopes(gradient: Tensor) -> Tensor:
+        return (u * (gradient @ vt.mT)).sum(-2)  # u_i' G v_i
+
+    mean = slopes(weight - target)  # the expected gradient, for white inputs
+    scatter = torch.stack([slopes(batch.gradient(weight)) for batch in samples]).std(0)
+    found = {"signal": mean, "relative": mean / s, "certainty": mean / scatter}
+    for name, values in found.items():
+        for place, value in enumerate(values.abs().mT):
+            yield {"place": place, "component": name, "value": value, "target": s[:, place]}
+
+
+def curves(rows: Table, name: str, epoch: int, column: str = "value") -> Floats:
+    """One line a trial, from the largest singular value to the smallest."""
+    return select(rows, stream="own", component=name, epoch=epoch).curves("place", column)
+
+
+def power(rows: Table) -> Estimate:
+    """The power of the singular value with which the slope grows, by least squares in each trial.
+
+    At step 100, where neither start nor noise dominates.
+    """
+    x, y = (np.log(curves(rows, "signal", 100, column)) for column in ("target", "value"))
+    x, y = (z - z.mean(axis=1, keepdims=True) for z in (x, y))
+    return median((x * y).sum(axis=1) / (x * x).sum(axis=1))
+
+
+def bottom_to_top(name: str, epoch: int) -> Measure:
+    """The smallest singular value's number over the largest's, trial by trial."""
+    return lambda rows: median((c := curves(rows, name, epoch))[:, -1] / c[:, 0])
+
+
+def at(name: str, place: int, epoch: int) -> Measure:
+    """The median at one place."""
+    return lambda rows: median(curves(rows, name, epoch)[:, place])
+
+
+CLAIMS = (
+    Claim(
+        "e13.proportional",
+        "Small singular values receive less gradient: the slope is proportional to the value.",
+        "R W3, Q3; P 4.3",
+        power, Between(0.85, 1.15),
+        "Across the 64 directions of a trial the slope grows as the singular value to the power "
+        "{0:.2f} at step 100 (n = {0.n}); the smallest receives {1:.2g} of what the largest does.",
+        also=(bottom_to_top("signal", 100),),
+    ),
+    Claim(
+        "e13.relative",
+        "Relative to its value, the smallest singular value is learned as fast as the largest.",
+        "R W3, Q3",
+        bottom_to_top("relative", 50), Between(0.5, 2),
+        "At step 50 the slope over the singular value is {0:.2f} times as large for the smallest "
+        "as for the largest, at step 200 {1:.2f} times (n = {0.n}): where the start did not "
+        "happen to point, every direction lacks the same share of itself.",
+        also=(bottom_to_top("relative", 200),),
+    ),
+    Claim(
+        "e13.drowned",
+        "In one mini-batch the smallest singular value's signal is drowned in noise, the "
+        "largest's is not.",
+        "R W3, Q3",
+        (at("certainty", SIZE - 1, 100), at("certainty", 0, 100)),
+        (Below(1), Above(1)),
+        "The slope at step 100 is {0:.2f} times the scatter of a batch of 64 for the smallest "
+        "singular value, {2:.2f} for the one in the middle, {1:.2f} for the largest (n = {0.n}). "
+        "Drowned is not lost: the same noise averages out over the steps.",
+        also=(at("certainty", SIZE // 2, 100),),
+    ),
+)  # fmt: skip
+
+EXPERIMENT = Experiment(
+    number=13,
+    title="Signal of every singular value",
+    section="review W3, Q3",
+    question=__doc__,
+    grid=grid(size=(SIZE,)),
+    trials=trials,
+    own=96,
+    effort=6.0,
+    claims=CLAIMS,
+    plot=sheet(
+        *(
+            paths(name, over="place", column="value", epoch=100, title=title, seed=range(32))
+            for name, title in (
+                ("signal", "Slope of the loss"),
+                ("relative", "Slope over singular value"),
+                ("certainty", "Slope over scatter of batches"),
+            )
+        ),
+        spectrum("Singular values after 200 steps", size=SIZE),
+    ),
+    quick={"own": 8},
+)

@@ -1,0 +1,333 @@
+"""What a model or a checkpoint stores: every tensor with its name, and why it is no matrix if so.
+
+The walk is lazy and takes each tensor from its mapping when its turn comes. Weights made of other
+tensors (a parametrization, weight normalization, pruning) come in their place, before those.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import ParametrizationList
+from torch.nn.utils.spectral_norm import SpectralNorm
+
+Contents: TypeAlias = nn.Module | Mapping[Any, Any]
+Path: TypeAlias = tuple[Any, ...]  # keys into nested mappings; a module is a mapping of its weights
+Read: TypeAlias = Callable[[Path], Tensor]
+Firsts: TypeAlias = dict[Hashable, tuple[str, Callable[[], Any]]]  # a name, and what it named
+
+MODEL_KEYS = {"state_dict", "model_state_dict", "model_state", "model", "module"}
+DEEPEST = 8  # checkpoints nest two or three levels; one that contains itself never ends
+
+
+@dataclass(frozen=True, eq=False)
+class Stored:
+    """One stored tensor and its surroundings."""
+
+    key: str
+    value: Any
+    near: Callable[[str], Any]  # what another key holds, or None
+    at: str  # what precedes the key in the name
+    path: Path = ()
+    reason: str | None = None  # to skip it, known without a look at the tensor
+    owner: nn.Module | None = None
+    around: nn.Module | None = None  # what holds the owner
+    made: bool = False  # of other tensors
+    halves: tuple[Stored, ...] = ()  # these, if it is to be made of two
+    factor: str = ""  # what the second of them is
+
+    @property
+    def name(self) -> str:
+        """The key without what wraps it, unless another has that name."""
+        plain = stripped(self.key)
+        taken = plain != self.key and self.near(plain) is not None
+        return self.at + (self.key if taken else plain)
+
+
+def stripped(key: str) -> str:
+    """``key`` without what DDP, FSDP and ``torch.compile`` add to it.
+
+    >>> stripped("module._orig_mod.fc.weight")
+    'fc.weight'
+    """
+    key = re.sub(r"(?<![^.])(_orig_mod|_(fsdp|checkpoint)_wrapped_module)\.", "", key)
+    return re.sub(r"^(module\.)+", "", key)
+
+
+def contents(value: Any) -> Contents | None:
+    """``value`` as something with tensors in it, or None.
+
+    >>> contents([torch.ones(2)])
+    {0: tensor([1., 1.])}
+    """
+    if isinstance(value, list | tuple) and all(isinstance(item, Tensor) for item in value):
+        return dict(enumerate(value))
+    return value if isinstance(value, nn.Module | Mapping) else None
+
+
+def walk(source: Contents) -> Iterator[Stored]:
+    """Everything stored in ``source``, in its order.
+
+    >>> [(stored.name, stored.path) for stored in walk({"model": {"fc.weight": torch.eye(2)}})]
+    [('fc.weight', ('model', 'fc.weight'))]
+    """
+    for stored in _walk(source, "", ()):
+        yield from _composed(stored)
+
+
+def _walk(source: Contents, at: str, path: Path) -> Iterator[Stored]:
+    if isinstance(source, nn.Module):
+        return _module(source, at, path)
+    return _mapping(source, at, path)
+
+
+def _mapping(source: Mapping[Any, Any], at: str, path: Path) -> Iterator[Stored]:
+    keys = {str(key): key for key in source}
+
+    def near(key: str) -> Any:
+        return source[keys[key]] if key in keys else None
+
+    for actual in source:
+        key, value = str(actual), source[actual]
+        inner = contents(value)
+        reason = _foreign(key, inner, len(path))
+        if inner is None or reason:
+            yield Stored(key, value, near, at, (*path, actual), reason)
+        else:
+            deeper = at if key in MODEL_KEYS else f"{at}{key}."
+            yield from _walk(inner, deeper, (*path, actual))
+
+
+def _foreign(key: str, inner: Contents | None, depth: int) -> str | None:
+    """Why what a checkpoint contains is not looked into."""
+    if not isinstance(inner, Mapping):
+        return None
+    if key.startswith("optim") or "param_groups" in inner:
+        return "optimizer state"
+    if depth == DEEPEST:
+        return f"nested more than {DEEPEST} deep"
+    return None if inner else "empty"
+
+
+# --- modules --------------------------------------------------------------------------------------
+
+
+def _module(module: nn.Module, at: str, path: Path) -> Iterator[Stored]:
+    near = {key: tensor for key, tensor, _ in _tensors(module)}.get
+    modules = dict(module.named_modules(remove_duplicate=False))
+    ingredients: dict[str, str] = {}
+    for inside, owner in modules.items():
+        here = f"{inside}." if inside else ""
+        around = modules.get(inside.rpartition(".")[0])
+        store = partial(_within, path, here, near=near, at=at, owner=owner, around=around)
+
+        for name, make, keys in _makings(owner):
+            ingredients |= {here + key: f"read as {at}{stripped(here + name)}" for key in keys}
+            value, reason = _attempt(make)
+            yield store(name, value, reason=reason, made=True)
+        for name, tensor, buffer in _tensors(owner, recurse=False):
+            reason = ingredients.get(here + name, buffer)
+            yield store(name, tensor, reason=reason)
+        if "_packed_params" in vars(owner):  # torch.ao.nn.quantized
+            yield store("_packed_params", None, reason="quantized and packed")
+
+
+def _within(path: Path, here: str, name: str, value: Any, **more: Any) -> Stored:
+    return Stored(here + name, value, path=(*path, here + name), **more)
+
+
+def _tensors(module: nn.Module, recurse: bool = True) -> Iterator[tuple[str, Tensor, str | None]]:
+    for name, parameter in module.named_parameters(recurse=recurse, remove_duplicate=False):
+        yield name, parameter, None
+    for name, buffer in module.named_buffers(recurse=recurse, remove_duplicate=False):
+        yield name, buffer, "a buffer, not a parameter"
+
+
+def _makings(owner: nn.Module) -> Iterator[tuple[str, Callable[[], Tensor], list[str]]]:
+    """Each weight that ``owner`` makes: its name, how to read it without a trace, and of what."""
+    # Not getattr: a compiled module passes off its content's parametrizations as its own.
+    parametrized = dict(owner.named_children()).get("parametrizations", nn.Module())
+    for name, steps in parametrized.named_children():
+        if isinstance(steps, ParametrizationList):
+            keys = [f"parametrizations.{name}.{key}" for key, *_ in _tensors(steps, recurse=False)]
+            yield name, partial(_evaluated, steps), keys
+    for hook in owner._forward_pre_hooks.values():
+        if isinstance(hook, SpectralNorm):
+            make = partial(hook.compute_weight, owner, do_power_iteration=False)
+            yield hook.name, make, [f"{hook.name}_{end}" for end in ("orig", "u", "v")]
+
+
+def _evaluated(steps: ParametrizationList) -> Tensor:
+    # A copy, for in training mode spectral_norm moves its vectors and a dropout draws numbers.
+    devices = {tensor.device for _, tensor, _ in _tensors(steps) if tensor.is_cuda}
+    with torch.random.fork_rng(list(devices)):
+        weight: Tensor = copy.deepcopy(steps).eval()()
+    return weight
+
+
+@torch.no_grad()
+def _attempt(make: Callable[[], Tensor]) -> tuple[Tensor | None, str | None]:
+    try:
+        return make(), None
+    except Exception as error:  # a stranger's code may raise anything; the rest is still read
+        return None, f"could not be made: {error}"
+
+
+def reader(source: Contents) -> Read:
+    """What reads the tensors of ``source`` by their paths, as a checkpoint does from its file.
+
+    >>> reader({"model": {"w": torch.eye(1)}})(("model", "w"))
+    tensor([[1.]])
+    """
+
+    def read(path: Path) -> Tensor:
+        value: Any = source
+        for key in path:
+            inner = contents(value)
+            value = _of_module(inner, key) if isinstance(inner, nn.Module) else (inner or {})[key]
+        tensor: Tensor = value
+        return tensor
+
+    return read
+
+
+@torch.no_grad()
+def _of_module(module: nn.Module, key: str) -> Tensor:
+    path, _, name = key.rpartition(".")
+    owner = module.get_submodule(path)
+    makings = {made: make for made, make, _ in _makings(owner)}
+    tensors = {name: tensor for name, tensor, _ in _tensors(owner, recurse=False)}
+    return makings[name]() if name in makings else tensors[name]
+
+
+# --- weights made of two halves -------------------------------------------------------------------
+
+# What is stored in place of a weight: by weight normalization, old and new, and by pruning.
+_HALVES = (("_v", "_g"), (".original1", ".original0"), ("_orig", "_mask"))
+
+
+def _composed(stored: Stored) -> Iterator[Stored]:
+    """``stored``, and before it the weight of which it is the larger half."""
+    for larger, smaller in _HALVES:
+        base = re.sub(f"({re.escape(larger)}|{re.escape(smaller)})$", "", stored.key)
+        whole = base.replace("parametrizations.", "")
+        if stored.reason or base == stored.key or stored.near(whole) is not None:
+            continue
+        if "weight" not in whole:  # RWKV has vectors that end in _v and _g
+            continue
+        halves = [_half(stored, base + end) for end in (larger, smaller)]
+        weight = _composition(halves, smaller)
+        if weight is None:
+            continue
+        if stored.key.endswith(larger):
+            parts = tuple(halves)
+            yield replace(stored, key=whole, value=weight, made=True, halves=parts, factor=smaller)
+        stored = replace(stored, reason=f"read as {stored.at}{stripped(whole)}")
+    yield stored
+
+
+def _half(stored: Stored, key: str) -> Stored:
+    if key == stored.key:
+        return stored
+    return replace(stored, key=key, value=stored.near(key), path=(*stored.path[:-1], key))
+
+
+def _composition(halves: list[Stored], factor: str) -> Tensor | None:
+    """A valueless tensor like the weight made of two halves, or None if they do not fit."""
+    weight, scale = (half.value for half in halves)
+    if objection(weight) or weight.itemsize == 1 or objection(scale) not in (None, "scalar"):
+        return None
+    return composed(weight.detach().to("meta"), scale.detach().to("meta"), factor)
+
+
+@torch.no_grad()
+def composed(weight: Tensor, scale: Tensor, factor: str) -> Tensor | None:
+    """The weight made of two halves, by shape alone None if they do not fit.
+
+    >>> composed(torch.tensor([[3.0, 4.0]]), torch.tensor([[10.0]]), "_g")
+    tensor([[6., 8.]])
+    """
+    if factor == "_mask":
+        return weight * scale if scale.shape == weight.shape else None
+    ones = [1] * weight.ndim
+    lengths = {(*ones[:d], size, *ones[d + 1 :]): d for d, size in enumerate(weight.shape)}
+    dim = ({(): -1} | lengths).get(tuple(scale.shape))  # one length, or one for each index of dim
+    return None if dim is None else weight * (scale / torch.norm_except_dim(weight, 2, dim))
+
+
+# --- which tensors are matrices -------------------------------------------------------------------
+
+
+def objection(value: object) -> str | None:
+    """Why ``value`` is no matrix whose numbers can be read as they lie there.
+
+    >>> objection(torch.ones(3)), objection(7), objection(torch.ones(2, 2))
+    ('one-dimensional', 'not a tensor (int)', None)
+    """
+    if not isinstance(value, Tensor):
+        return str(getattr(value, "reason", "")) or f"not a tensor ({type(value).__name__})"
+    return next((reason for applies, reason in _objections(value) if applies), None)
+
+
+def _objections(tensor: Tensor) -> Iterator[tuple[bool, str]]:
+    subclass = type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
+    yield is_lazy(tensor), "not initialized yet"
+    yield tensor.is_nested, "nested"
+    yield tensor.layout is not torch.strided, f"layout {tensor.layout}"
+    yield tensor.is_quantized, f"quantized ({tensor.dtype})"
+    yield subclass, f"tensor subclass {type(tensor).__name__}"
+    yield not tensor.is_floating_point(), str(tensor.dtype)
+    # four bits have no arithmetic, and e8m0 holds the scales of other tensors
+    yield tensor.dtype in (torch.float4_e2m1fn_x2, torch.float8_e8m0fnu), str(tensor.dtype)
+    yield tensor.ndim == 0, "scalar"
+    yield tensor.ndim == 1, "one-dimensional"
+    yield tensor.numel() == 0, "empty"
+
+
+def scaled(stored: Stored) -> str | None:
+    """Eight bits are often to be multiplied, block by block, with scales stored beside them.
+
+    >>> eight = torch.ones(2, 2).to(torch.float8_e4m3fn)
+    >>> [scaled(one) for one in walk({"w": eight, "w_scale": torch.ones(())}) if one.key == "w"]
+    ['to be scaled by w_scale']
+    """
+    ends = ("_scale_inv", "_scale") if stored.value.itemsize == 1 else ()
+    keys = [stored.key + end for end in ends if stored.near(stored.key + end) is not None]
+    return f"to be scaled by {keys[0]}" if keys else None
+
+
+def tie(stored: Stored, name: str, firsts: Firsts) -> str | None:
+    """The name, if any, under which the same view of the same memory came before.
+
+    >>> firsts, shared = {}, torch.eye(2)
+    >>> [tie(one, one.name, firsts) for one in walk({"a": shared, "b": shared})]
+    [None, 'a']
+    """
+    it: Any = stored.owner if stored.made and stored.owner is not None else stored.value
+    if stored.halves:
+        it = stored.halves[0].value
+    earlier, named = firsts.get(identity := _identity(stored, it), ("", lambda: None))
+    if named() is not None:
+        return earlier
+    # Weakly, for once it is gone the next tensor of a file may lie in its place, and is no tie.
+    firsts[identity] = name, weakref.ref(it)
+    return None
+
+
+def _identity(stored: Stored, it: Any) -> Hashable:
+    if isinstance(it, nn.Module):  # a shared layer makes it anew under each of its names
+        return id(it), stored.key.rpartition(".")[2]
+    memory: Hashable = it.data_ptr()
+    if it.is_meta:  # no address, but a storage that is shared or not
+        memory = it.untyped_storage()._cdata, it.storage_offset()
+    others = tuple(_identity(replace(half, halves=()), half.value) for half in stored.halves[1:])
+    return memory, it.shape, it.stride(), it.dtype, it.device, others

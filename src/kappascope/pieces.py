@@ -1,0 +1,206 @@
+"""A tensor inside a file: where it lies, and how it is read without reading anything else."""
+
+from __future__ import annotations
+
+import os
+import stat
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kappascope.formats import Malformed
+
+_BLOCK = 1 << 20  # bytes inflated at a time
+_MOST_DIMENSIONS = 64  # what torch's own loops can take
+_AGAIN = "download or save it again"
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Something stored that is no tensor of numbers, and why.
+
+    >>> Unreadable("layout torch.sparse_coo").reason
+    'layout torch.sparse_coo'
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class File:
+    """A regular file as it was when it was first opened; it is not read once it has changed.
+
+    >>> file = File.at(Path(__file__))
+    >>> file.read(0, 10)
+    b'\"\"\"A tenso'
+    """
+
+    path: str
+    device: int
+    inode: int
+    size: int
+    modified: int
+
+    @classmethod
+    def at(cls, path: Path) -> File:
+        """The file at ``path``; links are for the caller to resolve."""
+        with _opened(str(path)) as descriptor:
+            return cls(str(path), *_stamp(descriptor))
+
+    @contextmanager
+    def opened(self) -> Iterator[int]:
+        """A descriptor to read from."""
+        with _opened(self.path) as descriptor:
+            if _stamp(descriptor) != (self.device, self.inode, self.size, self.modified):
+                raise Malformed("changed while it was read", "try again once nothing writes to it")
+            yield descriptor
+
+    def read(self, begin: int, size: int) -> bytes:
+        """The bytes from ``begin``, as many of ``size`` as there are."""
+        data = bytearray(max(0, min(size, self.size - begin)))
+        with self.opened() as descriptor:
+            _fill(descriptor, memoryview(data), begin)
+        return bytes(data)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Where a storage lies in its file; packed, it takes up fewer bytes there than it has."""
+
+    file: File
+    begin: int
+    size: int
+    packed: int | None = None  # bytes of its deflated form
+    checksum: int = 0  # crc32 of all its bytes; 0 if unknown
+
+    def read(self) -> bytes:
+        """All bytes."""
+        data = bytearray(self.size)
+        self.fill(memoryview(data), 0)
+        return bytes(data)
+
+    def fill(self, view: memoryview, skip: int) -> None:
+        """Put the bytes after the first ``skip`` into ``view``."""
+        with self.file.opened() as descriptor:
+            if self.packed is None:
+                _fill(descriptor, view, self.begin + skip)
+            else:
+                _inflate(_blocks(descriptor, self.begin, self.packed), view, skip)
+        if self.checksum and len(view) == self.size and zlib.crc32(view) != self.checksum:
+            raise Malformed("damaged: the checksum of its content is another", _AGAIN)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A tensor as a file holds it: a view of a storage.
+
+    >>> with Path(__file__).open("rb") as source:
+    ...     first = list(source.read(4))
+    >>> room = Room(File.at(Path(__file__)), begin=0, size=4)
+    >>> Piece(room, torch.uint8, (2, 2), (1, 2)).read().T.flatten().tolist() == first
+    True
+    """
+
+    room: Room
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int = 0  # elements of the storage before its first
+
+    @property
+    def span(self) -> int:
+        """Elements of the storage from its first to its last."""
+        if 0 in self.shape:
+            return 0
+        return 1 + sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True))
+
+    def fault(self) -> str | None:
+        """Why there can be no such tensor."""
+        numbers = (*self.shape, *self.stride, self.offset)
+        if len(self.shape) != len(self.stride) or len(self.shape) > _MOST_DIMENSIONS:
+            return f"{len(self.shape)} dimensions with {len(self.stride)} strides"
+        if not all(type(n) is int and 0 <= n < 1 << 63 for n in numbers):
+            return "a size, stride or offset that is no whole number from 0 to 2^63"
+        if prod(n or 1 for n in self.shape) >= 1 << 63:
+            return f"shape {list(self.shape)} overflows"
+        need, have = (self.offset + self.span) * self.dtype.itemsize, self.room.size
+        if need > have:
+            return f"needs {need} bytes of a storage of {have}"
+        # An expanded tensor stands for more numbers than it has: as many as fit into its file pass.
+        return "larger than its file" if self.bytes > max(self.room.file.size, have) else None
+
+    @property
+    def bytes(self) -> int:
+        """What its numbers take up side by side."""
+        return prod(self.shape) * self.dtype.itemsize
+
+    def read(self) -> Tensor:
+        """The tensor; it takes its own memory once."""
+        size = self.dtype.itemsize
+        data = torch.empty(self.span * size, dtype=torch.uint8)
+        self.room.fill(data.numpy().data, self.offset * size)
+        if not self.span:
+            return torch.empty_strided(self.shape, self.stride, dtype=self.dtype)
+        return data.view(self.dtype).as_strided(self.shape, self.stride)
+
+    def meta(self, storage: torch.UntypedStorage) -> Tensor:
+        """The same view of a storage without content."""
+        empty = torch.empty(0, dtype=self.dtype, device="meta")
+        return empty.set_(storage, self.offset, self.shape, self.stride)
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[int]:
+    # Not through a link that came later; and a pipe without a writer must not make us wait.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise Malformed("is not a regular file", "give a checkpoint or its folder")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _stamp(descriptor: int) -> tuple[int, int, int, int]:
+    now = os.fstat(descriptor)
+    return now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns
+
+
+def _fill(descriptor: int, view: memoryview, begin: int) -> None:
+    done = 0
+    while done < len(view):
+        count = os.preadv(descriptor, [view[done:]], begin + done)
+        if not count:
+            have = begin + done
+            raise Malformed(f"truncated: need {begin + len(view)} bytes, have {have}", _AGAIN)
+        done += count
+
+
+def _blocks(descriptor: int, begin: int, size: int) -> Iterator[bytes]:
+    for start in range(0, size, _BLOCK):
+        yield os.pread(descriptor, min(_BLOCK, size - start), begin + start)
+
+
+def _inflate(blocks: Iterable[bytes], view: memoryview, skip: int) -> None:
+    inflater, at = zlib.decompressobj(-zlib.MAX_WBITS), -skip
+    for block in blocks:
+        rest = block
+        while rest and at < len(view):
+            try:
+                data = inflater.decompress(rest, _BLOCK)
+            except zlib.error as error:
+                raise Malformed(f"damaged: {error}", _AGAIN) from error
+            rest = inflater.unconsumed_tail
+            new = data[max(0, -at) : len(view) - at]
+            view[max(0, at) : max(0, at) + len(new)] = new
+            at += len(data)
+    if at < len(view):
+        raise Malformed(
+            f"truncated: {len(view) - at} bytes of a packed storage are missing", _AGAIN
+        )

@@ -1,0 +1,144 @@
+"""Which correction treats which flaw, by the kind of layer: a taxonomy, and code that runs.
+
+A flaw is of scale (norms), of shape (the spectrum), of rank (no spectrum left to correct by a
+gradient), or of scale and shape. What measurement says of a correction belongs to its advice: a
+correction that reaches its own aim need not lower a loss, so every prescription ends in a
+comparison with a run without it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import math
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+from kappascope.examination import Examination
+from kappascope.theory import GaussianNull
+
+
+class Flaw(Enum):
+    """What is wrong with a matrix, as far as a correction could treat it."""
+
+    SCALE = "scale"
+    SHAPE = "shape"
+    RANK = "rank"
+    BOTH = "scale and shape"
+
+
+# Kinds for which no correction is advised, whatever is found, and why.
+LEFT_ALONE = {
+    "embedding": "it is looked up, not multiplied",
+    "head": "its rows scale logits, and factors there hurt (Velikanov et al. 2026)",
+    "adapter": "it is small by design, and merged in the end",
+    "router": "it chooses experts, and its scale is the choice's sharpness",
+    "state": "it is a table of rates, no map",
+    "table": "it is a table of constants, no map",
+}
+# What files hold beside weights, by the last two parts of a name: masks, positions, filters.
+_TABLES = re.compile(
+    r"mask|(^|[._])(pe|pos|position|positions|positional|rope|rotary|tril|window|stft|mel|fbank|"
+    r"basis|anchors?|anchor_grid|inv_freq|freqs?(_cis)?|(cos|sin)_cached|bias)([._]|$)"
+)
+
+
+def kind_of(row: Examination) -> str:
+    """The kind of a matrix, or "table" if it is not learned as a map is.
+
+    >>> kind_of(Examination("h.0.attn.bias", (8, 8), "float32", "ok"))  # GPT-2's causal mask
+    'table'
+    """
+    near = ".".join(stored(row).split(".")[-2:])
+    return "table" if row.kind == "other" and (_TABLES.search(near) or _is_mask(row)) else row.kind
+
+
+def is_left_alone(row: Examination) -> bool:
+    """Whether nothing should be done to a matrix, whatever is found.
+
+    >>> is_left_alone(Examination("wte.weight", (8, 4), "float32", "ok", kind="embedding"))
+    True
+    """
+    return kind_of(row) in LEFT_ALONE
+
+
+def _is_mask(row: Examination) -> bool:
+    """Whether all entries are zeros and ones: only then is their mean that of their squares."""
+    if not row.frobenius_norm or row.entry_mean is None:
+        return False
+    return math.isclose(row.entry_mean, row.frobenius_norm**2 / math.prod(row.shape), rel_tol=1e-9)
+
+
+def stored(row: Examination) -> str:
+    """The name of the weight that holds a matrix: of a part ``name[q]``, the whole.
+
+    >>> stored(Examination("attn.in_proj_weight[q]", (8, 8), "float32", "ok"))
+    'attn.in_proj_weight'
+    """
+    return re.sub(r"(\[[^\]]*\]|')+$", "", row.part_of or row.name)
+
+
+# What was measured of each; the numbers are those of its docstring and benchmarks.
+MEASURED = {
+    "Multipliers": "they fit norms, not kappa, and drift against other factors without their decay",
+    "NormPin": "it holds the scale and takes the freedom to learn it",
+    "SpectralPenalty": "it brings kappa to its target; a gain in loss has not been shown",
+    "SingularValueBound": "it holds kappa for certain; a gain in loss has not been shown",
+    "Hybrid": "in its checks the error fell 1.02 to 1.41 times under AdamW and rose under SGD",
+}
+
+
+@dataclass(frozen=True)
+class Prescription:
+    """A correction by name, the code that attaches it, and a word on both; or none of it."""
+
+    correction: str | None
+    snippet: str
+    advice: str
+
+
+def prescribe(flaw: Flaw, row: Examination) -> Prescription:
+    """What to try for a matrix.
+
+    >>> row = Examination("fc.weight", (32, 8), "float32", "ok")
+    >>> print(prescribe(Flaw.RANK, row).snippet)
+    from kappascope import corrections
+    handle = corrections.SingularValueBound(kappa=3.1).attach(model, optimizer, where='fc.weight')
+    # train as before, compare with a run without it, then:
+    handle.close()
+    >>> prescribe(Flaw.SCALE, dataclasses.replace(row, kind="embedding")).advice
+    'leave it alone: it is looked up, not multiplied'
+    """
+    kind = kind_of(row)
+    if kind in LEFT_ALONE:
+        return Prescription(None, "", f"leave it alone: {LEFT_ALONE[kind]}")
+    correction, arguments = _choice(flaw, row.shape, kind)
+    where = repr(glob.escape(stored(row)))
+    call = f"corrections.{correction}({arguments}).attach(model, optimizer, where={where})"
+    advice = f"try {correction} and measure: {MEASURED[correction]}"
+    return Prescription(correction, _SNIPPET.format(call=call), advice)
+
+
+_SNIPPET = """\
+from kappascope import corrections
+handle = {call}
+# train as before, compare with a run without it, then:
+handle.close()"""
+
+
+def _choice(flaw: Flaw, shape: tuple[int, int], kind: str) -> tuple[str, str]:
+    """The correction and its arguments."""
+    # recurrent layers keep references to their weights: factors cannot be put in front of them
+    plain = kind != "recurrent"
+    if flaw is Flaw.RANK:
+        return "SingularValueBound", f"kappa={_usual(shape):.2g}"
+    if flaw is Flaw.SCALE:
+        # one matrix was chosen by name: it is not left out because another could undo its factors
+        return ("Multipliers", "gauge=True") if plain else ("NormPin", "")
+    return ("Hybrid", "") if flaw is Flaw.BOTH and plain else ("SpectralPenalty", "")
+
+
+def _usual(shape: tuple[int, int]) -> float:
+    """What 19 of 20 random matrices of this shape stay below, as SpectralPenalty's default."""
+    return float(GaussianNull(*shape).quantile(0.95)) if min(shape) > 1 else 1.0

@@ -1,0 +1,327 @@
+const data = JSON.parse(document.getElementById("data").textContent);
+const find = (selector, within = document) => within.querySelector(selector);
+const all = (selector, within = document) => [...within.querySelectorAll(selector)];
+
+// Text is only ever appended as text, never read as markup.
+const make = (name, attributes = {}, ...children) => {
+  const space = MARKS.has(name) ? "http://www.w3.org/2000/svg" : "http://www.w3.org/1999/xhtml";
+  const element = document.createElementNS(space, name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  element.append(...children);
+  return element;
+};
+const MARKS = new Set(["svg", "g", "path", "line", "rect", "text", "circle"]);
+
+// Charts: a box with two axes, each linear or logarithmic, from data to places.
+
+const WIDE = 480, HIGH = 300, LEFT = 58, RIGHT = 12, TOP = 26, BOTTOM = 40;
+const RAISED = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
+const power = (exponent) => "10" + [...String(exponent)].map((c) => RAISED[c]).join("");
+const brief = (x) => {
+  if (x === 0 || (Math.abs(x) >= 1e-3 && Math.abs(x) < 1e5)) return String(Number(x.toPrecision(3)));
+  const [mantissa, exponent] = x.toExponential(2).split("e");
+  return `${Number(mantissa)}×${power(Number(exponent))}`;
+};
+
+const steps = (low, high, many = 5) => {
+  const rough = (high - low) / many, unit = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].find((k) => k * unit >= rough) * unit;
+  const first = Math.ceil(low / step), last = Math.floor(high / step);
+  return Array.from({ length: last - first + 1 }, (_, k) => [(first + k) * step, brief((first + k) * step)]);
+};
+
+const decades = (low, high) => {
+  const first = Math.ceil(Math.log10(low) - 1e-9), last = Math.floor(Math.log10(high) + 1e-9);
+  if (last - first < 1) {
+    const near = [1, 2, 3, 5, 7].flatMap((k) => [k * 10 ** (first - 1), k * 10 ** first, k * 10 ** (first + 1)]);
+    return near.filter((x) => x >= low && x <= high).map((x) => [x, brief(x)]);
+  }
+  const every = Math.ceil((last - first + 1) / 7);
+  const found = [];
+  for (let k = first; k <= last; k += every) found.push([10 ** k, Math.abs(k) < 4 ? brief(10 ** k) : power(k)]);
+  return found;
+};
+
+const axis = (values, from, to, logarithmic) => {
+  let low = Math.min(...values), high = Math.max(...values);
+  if (logarithmic) [low, high] = low === high ? [low / 2, high * 2] : [low / 1.08, high * 1.08];
+  else if (low === high) [low, high] = [low - 0.5, high + 0.5];
+  const scale = logarithmic ? Math.log10 : (x) => x;
+  const a = scale(low), b = scale(high);
+  return {
+    low, high,
+    at: (x) => from + (to - from) * (scale(x) - a) / (b - a),
+    ticks: (logarithmic ? decades : steps)(low, high),
+  };
+};
+
+const box = (title, across, up, labels) => {
+  const bottom = HIGH - BOTTOM, right = WIDE - RIGHT;
+  const picture = make("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img", "aria-label": title });
+  picture.append(make("text", { x: LEFT, y: 14, class: "heading" }, title));
+  for (const [x, text] of across.ticks) picture.append(
+    make("line", { class: "axis", x1: across.at(x), x2: across.at(x), y1: TOP, y2: bottom }),
+    make("text", { x: across.at(x), y: bottom + 16, "text-anchor": "middle" }, text));
+  for (const [y, text] of up.ticks) picture.append(
+    make("line", { class: "axis", x1: LEFT, x2: right, y1: up.at(y), y2: up.at(y) }),
+    make("text", { x: LEFT - 6, y: up.at(y) + 4, "text-anchor": "end" }, text));
+  picture.append(make("text", { x: right, y: HIGH - 4, "text-anchor": "end" }, labels));
+  return picture;
+};
+
+const line = (points, across, up, kind) => make("path", {
+  class: kind,
+  d: points.map(([x, y], k) => `${k ? "L" : "M"}${across.at(x).toFixed(1)} ${up.at(y).toFixed(1)}`).join(""),
+});
+
+const figure = (picture, keys, told = "") => make("figure", {}, picture, make("figcaption", {},
+  make("div", { class: "keys" }, ...keys.map(([text, kind]) => make("span", { class: kind }, text))),
+  make("output", {}, told)));
+
+const positive = (points) => points.filter(([x, y]) => x > 0 && y > 0);
+const zip = (xs, ys, factor = 1) => xs.map((x, k) => [x + (xs[0] === 0), ys[k] * factor]);
+
+const spectrum = (plot) => {
+  const points = plot.spectrum ? zip(data.shelf[plot.spectrum[0]], plot.spectrum[1]) : [];
+  const chance = plot.null ? zip(data.shelf[plot.null[0]], data.shelf[plot.null[1]], plot.null[2]) : [];
+  const seen = positive(points), random = positive(chance);
+  if (!seen.length) return null;
+  const floor = plot.floor > 0 ? [plot.floor] : [];
+  const across = axis([...seen, ...random].map(([x]) => x), LEFT, WIDE - RIGHT, true);
+  const up = axis([...[...seen, ...random].map(([, y]) => y), ...floor], HIGH - BOTTOM, TOP, true);
+  const picture = box("Singular values", across, up, "index, from the largest");
+  if (floor.length) {
+    const y = up.at(floor[0]);
+    picture.append(
+      make("rect", { class: "below", x: LEFT, y, width: WIDE - RIGHT - LEFT, height: Math.max(0, HIGH - BOTTOM - y) }),
+      make("line", { class: "floor", x1: LEFT, x2: WIDE - RIGHT, y1: y, y2: y }));
+  }
+  if (random.length) picture.append(line(random, across, up, "curve null"));
+  picture.append(line(seen, across, up, "curve"));
+  if (seen.length === 1) picture.append(make("circle", { class: "dot", cx: across.at(seen[0][0]), cy: up.at(seen[0][1]), r: 4 }));
+  const zeros = points.length - seen.length;
+  const keys = [["this matrix", ""]];
+  if (random.length) keys.push(["a random matrix", "null"]);
+  if (floor.length) keys.push([`below ${brief(floor[0])} the dtype resolves nothing`, "floor"]);
+  const shown = figure(picture, keys, zeros ? `${zeros} of these values are zero and not drawn.` : "");
+  follow(picture, seen, across, find("output", shown));
+  return shown;
+};
+
+const follow = (picture, points, across, told) => {
+  const dot = make("circle", { class: "dot", r: 4, visibility: "hidden" });
+  picture.append(dot);
+  const curve = find(".curve:not(.null)", picture).getAttribute("d").slice(1).split("L");
+  picture.addEventListener("pointermove", (event) => {
+    const place = picture.getBoundingClientRect();
+    const x = (event.clientX - place.left) * WIDE / place.width;
+    const distance = points.map(([index]) => Math.abs(across.at(index) - x));
+    const nearest = distance.indexOf(Math.min(...distance));
+    const [cx, cy] = curve[nearest].split(" ");
+    for (const [key, value] of Object.entries({ cx, cy, visibility: "visible" })) dot.setAttribute(key, value);
+    told.textContent = `Number ${points[nearest][0]}: σ = ${brief(points[nearest][1])}`;
+  });
+};
+
+const histogram = ({ edges, counts }) => {
+  if (!counts.length || edges.length !== counts.length + 1) return null;
+  const across = axis(edges, LEFT, WIDE - RIGHT, false), up = axis([0, 1.06 * Math.max(...counts)], HIGH - BOTTOM, TOP, false);
+  const picture = box("Row norms", across, up, "norm of a row");
+  counts.forEach((count, k) => {
+    const x = across.at(edges[k]), y = up.at(count);
+    picture.append(make("rect", {
+      class: "bar-of", x: x + 0.5, y, width: Math.max(1, across.at(edges[k + 1]) - x - 1), height: HIGH - BOTTOM - y,
+    }));
+  });
+  const total = counts.reduce((a, b) => a + b, 0);
+  return figure(picture, [], `${total} rows, norms from ${brief(edges[0])} to ${brief(edges.at(-1))}`);
+};
+
+// One matrix, opened on demand
+
+const dialog = find("#matrix");
+const table = find(".vitals");
+const rows = all("tr[data-place]", table);
+let current = null;
+
+const wide = (text) => text.length > 34;
+const snippet = (text) => copyable(make("pre", {}, make("code", {}, text)));
+
+const told = (finding) => make("article", { class: "rule", "data-severity": finding.severity },
+  make("h3", {}, make("span", { class: "badge", "data-severity": finding.severity }, finding.severity), " ",
+    (finding.rule ?? "").replaceAll("-", " ")),
+  make("p", {}, finding.evidence ?? ""), make("p", { class: "advice" }, finding.advice ?? ""),
+  ...(finding.snippet ? [snippet(finding.snippet)] : []));
+
+const order = () => [...table.tBodies[0].rows].filter((row) => chosen.has(row)).map((row) => Number(row.dataset.place));
+
+const open = (place) => {
+  const matrix = data.matrices[place], plot = matrix.plot;
+  current = place;
+  find("h2", dialog).replaceChildren(make("bdi", {}, matrix.name));
+  const drawn = plot ? [spectrum(plot), histogram(plot)].filter(Boolean) : [];
+  const why = rows.length > data.plotted && !plot
+    ? `Plots are kept for the ${data.plotted} worst matrices only, so that the page stays small.`
+    : "No spectrum was kept for this matrix.";
+  find(".charts", dialog).replaceChildren(...(drawn.length ? drawn : [make("p", { class: "absent" }, why)]));
+  find(".own", dialog).replaceChildren(...matrix.findings.map(told));
+  find(".facts", dialog).replaceChildren(...matrix.facts.map(([label, text, reason]) => {
+    const because = data.shelf[reason];
+    return make("div", wide(text) ? { class: "wide" } : {}, make("dt", {}, data.shelf[label]),
+      make("dd", {}, text, ...(because ? [make("small", {}, because)] : [])));
+  }));
+  const places = order(), at = places.indexOf(place);
+  find(".note", dialog).textContent = at < 0 ? "" : `${at + 1} of ${places.length}`;
+  for (const button of all("[data-step]", dialog)) button.disabled = at < 0 || !(at + Number(button.dataset.step) in places);
+  if (!dialog.open) dialog.showModal();
+  dialog.scrollTop = 0;
+};
+
+const step = (by) => {
+  const places = order(), next = places[places.indexOf(current) + by];
+  if (current !== null && next !== undefined) open(next);
+};
+
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("[data-open]");
+  if (button) open(Number(button.dataset.open));
+});
+for (const button of all("[data-step]", dialog)) button.addEventListener("click", () => step(Number(button.dataset.step)));
+find("[data-close]", dialog).addEventListener("click", () => dialog.close());
+dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
+dialog.addEventListener("keydown", (event) => {
+  const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  if (by) step(by);
+});
+
+// Snippets
+
+function copyable(pre) {
+  const button = make("button", { type: "button", class: "copy" }, "Copy");
+  button.addEventListener("click", async () => {
+    const text = find("code", pre).textContent;
+    try { await navigator.clipboard.writeText(text); button.textContent = "Copied"; } catch {
+      getSelection().selectAllChildren(find("code", pre)); // no right to the clipboard: ready for the keys
+      button.textContent = "Selected";
+    }
+  });
+  pre.prepend(button);
+  return pre;
+}
+all("pre").forEach(copyable);
+
+// The table: filters, and a page at a time
+
+const PAGE = 100; // rows that are laid out at first; a thousand take a phone a second
+const controls = find("#matrices .controls");
+const field = (name) => find(`[data-filter=${name}]`, controls);
+let chosen = new Set(rows), limit = PAGE;
+
+const lay = () => {
+  let shown = 0;
+  for (const row of table.tBodies[0].rows) row.hidden = rows.length > 0 && !(chosen.has(row) && shown++ < limit);
+  find(".more").hidden = chosen.size <= limit;
+};
+
+const filter = () => {
+  const severities = all("[aria-pressed=true]", controls).map((button) => button.dataset.severity);
+  const kind = field("kind").value, depth = field("depth").value;
+  const text = field("text").value.trim().toLowerCase();
+  chosen = new Set(rows.filter((row) =>
+    (!severities.length || severities.includes(row.dataset.severity))
+    && (!kind || row.dataset.kind === kind) && (!depth || row.dataset.depth === depth)
+    && data.matrices[row.dataset.place].name.toLowerCase().includes(text)));
+  limit = PAGE;
+  find("output", controls).textContent = `${chosen.size} of ${rows.length} matrices`;
+  lay();
+};
+
+for (const button of all(".tally button", controls)) {
+  button.addEventListener("click", () => {
+    button.setAttribute("aria-pressed", button.getAttribute("aria-pressed") !== "true");
+    filter();
+  });
+}
+for (const input of all("[data-filter]", controls)) input.addEventListener("input", filter);
+find(".more button").addEventListener("click", () => { limit += 10 * PAGE; lay(); });
+table.addEventListener("sorted", lay);
+addEventListener("beforeprint", () => { limit = Infinity; lay(); }); // paper has no button for more
+addEventListener("afterprint", () => { limit = PAGE; lay(); });
+offer(find("[data-sort]", controls), table);
+controls.hidden = rows.length === 0;
+filter();
+
+// The heat map: a cell with one matrix opens it, one with several lists them; arrows move about
+
+const map = find("#glance .heat");
+const reading = find(".reading");
+
+const press = (cell) => {
+  const { kind, depth } = cell.dataset;
+  const own = rows.filter((row) => row.dataset.kind === kind && row.dataset.depth === depth);
+  if (own.length === 1) return open(Number(own[0].dataset.place));
+  for (const button of all(".tally button", controls)) button.setAttribute("aria-pressed", "false");
+  field("kind").value = kind;
+  field("depth").value = depth;
+  field("text").value = "";
+  filter();
+  find("#matrices").scrollIntoView();
+};
+
+const neighbour = (cell, key) => {
+  const [right, down] = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[key] ?? [];
+  if (right === undefined) return null;
+  const lines = [...map.tBodies[0].rows];
+  let x = cell.closest("td").cellIndex + right, y = lines.indexOf(cell.closest("tr")) + down;
+  for (; lines[y]?.cells[x]; x += right, y += down) {
+    const found = find("button", lines[y].cells[x]);
+    if (found) return found;
+  }
+  return cell;
+};
+
+if (map) {
+  const cells = all("button", map);
+  cells.forEach((cell, k) => {
+    cell.tabIndex = k ? -1 : 0; // one stop for the tabulator, arrows inside
+    cell.setAttribute("aria-label", `layer ${cell.dataset.depth}, ${cell.dataset.kind}: ${cell.title}`);
+  });
+  const read = (event) => {
+    const cell = event.target.closest("button");
+    if (cell) reading.textContent = cell.getAttribute("aria-label");
+  };
+  map.addEventListener("pointerover", read);
+  map.addEventListener("focusin", read);
+  map.addEventListener("click", (event) => {
+    const cell = event.target.closest("button");
+    if (cell) press(cell);
+  });
+  map.addEventListener("keydown", (event) => {
+    const next = event.target.closest("button") && neighbour(event.target, event.key);
+    if (!next) return;
+    event.preventDefault();
+    for (const cell of cells) cell.tabIndex = cell === next ? 0 : -1;
+    next.focus();
+  });
+}
+
+// Trajectories, from the tables of their numbers
+
+const tint = (k) => `tint-${k % 8}${k < 8 ? "" : " again"}`; // eight colours, then the same dashed
+
+const path = (source) => {
+  const lines = [...source.tBodies[0].rows].map((row) => [row.cells[0].textContent,
+    positive([...row.cells].slice(1).map((cell, k) => [k + 1, parseFloat(cell.dataset.value)]))]);
+  const points = lines.flatMap(([, found]) => found);
+  if (!points.length) return make("p", { class: "absent" }, `${source.dataset.title}: not known at any checkpoint.`);
+  const many = source.tHead.rows[0].cells.length - 1;
+  const across = axis([1, Math.max(many, 2)], LEFT, WIDE - RIGHT, false);
+  across.ticks = across.ticks.filter(([x]) => Number.isInteger(x));
+  const up = axis(points.map(([, y]) => y), HIGH - BOTTOM, TOP, true);
+  const picture = box(`${source.dataset.title}, median of each kind`, across, up, "checkpoint");
+  lines.forEach(([, found], k) => picture.append(make("g", { class: tint(k) }, line(found, across, up, "curve"),
+    ...found.map(([x, y]) => make("circle", { class: "dot", cx: across.at(x), cy: up.at(y), r: 2.5 })))));
+  return figure(picture, lines.map(([kind], k) => [kind, tint(k)]));
+};
+
+find("#trajectory .charts")?.append(...all("#trajectory .path").map(path));

@@ -1,0 +1,188 @@
+"""The error of the condition number: its law in closed form, and a proven bound.
+
+The law. Kappa does not see a common factor, so W_t = (1-p) W* + ... has to be compared with W* after
+division by 1 - p, p = (1-h)^t. What disturbs it is nearly a matrix Q of independent normal entries:
+the rest of the start and the label noise. To first order Q moves the smallest singular value by
+u' Q v, a normal number of the deviation tau of Q's entries, and a singular value has no sign:
+
+    sigma_min -> |sigma_min + tau g|,    sigma_min = y s / d,    P(y < x) = 1 - exp(-x - x^2 / 2)
+
+(Edelman 1988; s is the target's `hard_edge_scale`). Only r = tau d / s, the `disturbance`, is left:
+
+    kappa / kappa* = 1 / |1 + r g / y|.
+
+The bound. By Weyl's inequality no singular value moves by more than the norm of the disturbance.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import ndtr
+from torch import Tensor
+
+from kappascope import spectra
+from kappascope.theory.relaxation import Relaxation
+
+Array = NDArray[np.float64]
+
+
+def hard_edge_scale(row_deviations: ArrayLike) -> float:
+    """The s of sigma_min = y s / d for diag(a) Z / sqrt(d), Z normal: s^2 is the harmonic mean of a^2.
+
+    From the density of singular values at 0, d / (pi s), by the Dyson equation of a variance profile.
+
+    >>> hard_edge_scale([1.0, 1.0])
+    1.0
+    >>> z = np.random.default_rng(0).standard_normal(100_000)
+    >>> round(hard_edge_scale(2**0.5 * np.exp(0.5 * z)), 2)  # the paper's targets
+    1.1
+    """
+    return float(np.mean(np.asarray(row_deviations, dtype=float) ** -2.0) ** -0.5)
+
+
+HETEROGENEOUS = math.sqrt(2) * math.exp(-1 / 4)  # hard_edge_scale of the paper's targets
+
+
+def smallest_value_quantile(probability: ArrayLike) -> Array:
+    """The y = sigma_min d / s of a large square random matrix: sqrt(1 - 2 log(1 - P)) - 1.
+
+    Its density is 1 at y = 0: nothing keeps a singular value away from zero.
+
+    >>> round(float(smallest_value_quantile(0.5)), 4)
+    0.5448
+    """
+    return np.asarray(np.sqrt(1 - 2 * np.log1p(-np.asarray(probability, dtype=float))) - 1)
+
+
+def disturbance(
+    relaxation: Relaxation, step: float, start: float = 0.1, scale: float = HETEROGENEOUS
+) -> float:
+    """r = tau d / s, tau^2 = ((2/d) start^2 q^t + noise variance) / (1 - p)^2.
+
+    The start's part grows as sqrt(d), the noise's as d.
+
+    >>> [round(disturbance(Relaxation(d), step=200), 3) for d in (32, 128, 512)]
+    [0.113, 0.23, 0.49]
+    >>> [round(disturbance(Relaxation(d), step=5000), 5) for d in (32, 128, 512)]  # the noise floor
+    [0.00258, 0.01035, 0.04205]
+    """
+    d = relaxation.size
+    rest = 2 / d * start**2 * relaxation.mean_square(step) + relaxation.noise_variance(step)
+    return math.sqrt(rest) / (1 - relaxation.mean(step)) * d / scale
+
+
+def kappa_error_cdf(error: ArrayLike, disturbance: float) -> Array:
+    """P(|kappa / kappa* - 1| < x) = P(1 / (1+x) < |1 + r g / y| < 1 / (1-x)).
+
+    Good for r up to about 1. Beyond, the other singular values matter: the formula goes on to 1,
+    while two unrelated random matrices differ by about 0.7.
+
+    >>> round(float(kappa_error_cdf(0.14, disturbance=0.113)), 2)
+    0.51
+    """
+    x = np.asarray(error, dtype=float)[..., None]
+    with np.errstate(divide="ignore"):
+        near, far = 1 / (1 + x), np.where(x < 1, 1 / np.abs(1 - x), np.inf)
+    ends = [ndtr((end - 1) * _smallest_values() / disturbance) for end in (near, far, -near, -far)]
+    return np.asarray((ends[1] - ends[0] + ends[2] - ends[3]).mean(-1))
+
+
+def kappa_error_quantile(probability: float, disturbance: float) -> float:
+    """The error of kappa that is not exceeded with this probability.
+
+    Its median is 1.23 r for small r, whatever the reason for r.
+
+    >>> round(kappa_error_quantile(0.5, disturbance=1e-3) / 1e-3, 2)
+    1.23
+    >>> r = disturbance(Relaxation(32), step=200)
+    >>> round(kappa_error_quantile(0.5, r), 2)  # measured: 0.13; the paper's mean of 15: 0.27
+    0.14
+    """
+    low, high = -40.0, 40.0  # in logs: from nothing to anything
+    for _ in range(60):
+        middle = (low + high) / 2
+        below = kappa_error_cdf(math.exp(middle), disturbance) < probability
+        low, high = (middle, high) if below else (low, middle)
+    return math.exp(low)
+
+
+def kappa_error_tail(disturbance: float) -> float:
+    """c of P(error > x) -> c / x: 2 E[phi(y/r) y/r]. A tail index of 1, so the mean is infinite.
+
+    The learned sigma_min has a positive density at 0, and kappa is its reciprocal.
+
+    >>> round(kappa_error_tail(0.113), 3)  # d = 32 at step 200
+    0.088
+    >>> round(float(1 - kappa_error_cdf(1e3, 0.113)) * 1e3, 3)
+    0.088
+    """
+    z = _smallest_values() / disturbance
+    return float(np.mean(2 * z * np.exp(-(z**2) / 2)) / math.sqrt(2 * math.pi))
+
+
+@cache
+def _smallest_values() -> Array:
+    """Equally likely values of y; 4000 give medians to three digits."""
+    return smallest_value_quantile((np.arange(4000) + 0.5) / 4000)
+
+
+def weyl_bound(
+    disturbance: Tensor | float, largest: Tensor | float, smallest: Tensor | float
+) -> Float[Tensor, "*stack"]:
+    """|log kappa - log kappa*| <= log((1 + e / sigma_1) / (1 - e / sigma_min)), infinite if e is larger.
+
+    For any W = c (W* + D), c > 0, with the norm e of D: every singular value of W* + D lies within
+    e of that of W* (Weyl).
+
+    >>> weyl_bound(0.1, largest=2.0, smallest=0.5)
+    tensor(0.2719)
+    """
+    e, one, last = (torch.as_tensor(value) for value in (disturbance, largest, smallest))
+    room = (1 - e / last).clamp(min=0)
+    return torch.log1p(e / one) - room.log()
+
+
+def log_kappa_bound(
+    relaxation: Relaxation,
+    target: Float[Tensor, "*stack out in"],
+    start: Float[Tensor, "*stack out in"],
+    step: float,
+    risk: float = 0.05,
+) -> Float[Tensor, "*stack"]:
+    """What |log kappa_t - log kappa*| exceeds with a probability of ``risk`` at most.
+
+    `weyl_bound` with e = (p |W_0| + sqrt(2 (q^t - p^2) / risk) |W_0 - W*|_F + n) / (1 - p), where
+    n = noise sqrt(h / (B (2 - h s))) (sqrt(out) + sqrt(in) + sqrt(2 log(4 / risk))) and
+    s = (1 + sqrt(in / B) + sqrt(2 log(4 t / risk) / B))^2; docs/theory.md has the proof. The first
+    two terms fall geometrically, by sqrt(q) a step; the last one is the floor.
+
+    >>> target, start = torch.eye(16) * 2, torch.zeros(16, 16)
+    >>> [round(float(log_kappa_bound(Relaxation(16), target, start, t)), 4) for t in (200, 400, 2000)]
+    [0.5952, 0.0976, 0.001]
+    """
+    r, p = relaxation, relaxation.mean(step)
+    spread = math.sqrt(2 * (r.mean_square(step) - p**2) / risk)
+    left = torch.linalg.matrix_norm(start - target)
+    first = spectra.singular_values(start)[..., 0]
+    s = spectra.singular_values(target)
+    e = (p * first + spread * left + _noise_norm(r, target.shape, step, risk)) / (1 - p)
+    return weyl_bound(e, s[..., 0], s[..., -1])
+
+
+def _noise_norm(
+    relaxation: Relaxation, shape: tuple[int, ...], step: float, risk: float
+) -> float:
+    """What the norm of N exceeds with a probability of half the risk at most."""
+    (out, inputs), h, rows = shape[-2:], relaxation.learning_rate, relaxation.rows
+    largest = 1 + math.sqrt(inputs / rows) + math.sqrt(2 * math.log(4 * step / risk) / rows)
+    room = 2 - h * largest**2
+    if room <= 0:
+        return math.inf
+    entry = relaxation.noise * math.sqrt(h / (rows * room))
+    return entry * (math.sqrt(out) + math.sqrt(inputs) + math.sqrt(2 * math.log(4 / risk)))

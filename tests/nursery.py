@@ -1,0 +1,233 @@
+"""Freshly initialised models of many families, by name: none of them is ill."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from kappascope import roles
+from kappascope.examination import Examination, examine
+from kappascope.matrices import plan, reader
+
+FAMILIES: dict[str, Callable[[], nn.Module]] = {}
+
+
+def family(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    FAMILIES[make.__name__] = make
+    return make
+
+
+def examined(source: nn.Module | dict[str, Tensor]) -> list[Examination]:
+    """Every matrix of a model, as a diagnosis examines them."""
+    from dataclasses import replace
+
+    read = reader(source)
+    return [
+        replace(
+            examine(part.name, matrix), kind=part.kind, depth=part.depth, part_of=part.whole
+        )
+        for unit in plan(source).units
+        for part, matrix in unit.matrices(read)
+    ]
+
+
+def named(name: str, matrix: Tensor) -> Examination:
+    """One matrix, its kind told by its name."""
+    from dataclasses import replace
+
+    return replace(examine(name, matrix), kind=roles.kind(name))
+
+
+def normal(model: nn.Module, deviation: float = 0.02) -> nn.Module:
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            nn.init.normal_(parameter, std=deviation)
+    return model
+
+
+def mlp_of(act: type[nn.Module], *sizes: int) -> nn.Sequential:
+    pairs = zip(sizes, sizes[1:], strict=False)
+    layers = [layer for a, b in pairs for layer in (nn.Linear(a, b), act())]
+    return nn.Sequential(*layers[:-1])
+
+
+@family
+def mlp() -> nn.Module:
+    return mlp_of(nn.ReLU, 784, 256, 128, 64, 10)
+
+
+@family
+def small_mlp() -> nn.Module:
+    return mlp_of(nn.Tanh, 2, 3, 3, 5, 2, 1)
+
+
+@family
+def lstm() -> nn.Module:
+    return nn.ModuleDict({"rnn": nn.LSTM(24, 48, 2, bidirectional=True), "fc": nn.Linear(96, 9)})
+
+
+@family
+def gru() -> nn.Module:
+    return nn.GRU(16, 40, 2)
+
+
+@family
+def resnet() -> nn.Module:
+    def block(a: int, b: int) -> nn.Sequential:
+        return nn.Sequential(
+            nn.Conv2d(a, b, 3, bias=False), nn.BatchNorm2d(b), nn.ReLU(),
+            nn.Conv2d(b, b, 3, bias=False), nn.BatchNorm2d(b),
+        )  # fmt: skip
+
+    model = nn.Sequential(nn.Conv2d(3, 32, 7), *(block(32, 32) for _ in range(3)), block(32, 64))
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out")
+    return nn.ModuleDict({"features": model, "fc": nn.Linear(64, 100)})
+
+
+@family
+def mobile_net() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 64, 3), nn.Conv2d(64, 64, 3, groups=64), nn.Conv2d(64, 128, 1),
+        nn.Conv2d(128, 128, 5, groups=4), nn.ConvTranspose2d(128, 32, 4, 2), nn.Conv1d(1, 80, 1),
+    )  # fmt: skip
+
+
+@family
+def transformer() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True)
+    return nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)  # which clones the layer
+
+
+@family
+def gpt() -> nn.Module:
+    def block() -> nn.ModuleDict:
+        return nn.ModuleDict(
+            {
+                "ln_1": nn.LayerNorm(96),
+                "attn": nn.ModuleDict({"c_attn": nn.Linear(96, 288), "c_proj": nn.Linear(96, 96)}),
+                "mlp": nn.ModuleDict({"c_fc": nn.Linear(96, 384), "c_proj": nn.Linear(384, 96)}),
+            }
+        )
+
+    blocks = nn.ModuleList(block() for _ in range(4))
+    model = normal(nn.ModuleDict({"wte": nn.Embedding(500, 96), "wpe": nn.Embedding(64, 96),
+                                  "h": blocks, "lm_head": nn.Linear(96, 500, bias=False)}))  # fmt: skip
+    for name, parameter in model.named_parameters():
+        if name.endswith("c_proj.weight"):
+            nn.init.normal_(parameter, std=0.02 / math.sqrt(8))
+    return model
+
+
+@family
+def llama() -> nn.Module:
+    def linear(a: int, b: int) -> nn.Linear:
+        return nn.Linear(a, b, bias=False)
+
+    def block() -> nn.ModuleDict:
+        attention = {"q_proj": linear(96, 96), "k_proj": linear(96, 32), "v_proj": linear(96, 32),
+                     "o_proj": linear(96, 96)}  # fmt: skip
+        mlp = {"gate_proj": linear(96, 256), "up_proj": linear(96, 256),
+               "down_proj": linear(256, 96)}  # fmt: skip
+        return nn.ModuleDict({"self_attn": nn.ModuleDict(attention), "mlp": nn.ModuleDict(mlp)})
+
+    layers = nn.ModuleList(block() for _ in range(3))
+    parts = {"embed_tokens": nn.Embedding(400, 96, padding_idx=0), "layers": layers,
+             "lm_head": linear(96, 400)}  # fmt: skip
+    model = normal(nn.ModuleDict(parts))
+    parts["embed_tokens"].weight.data[0] = 0  # as transformers does for padding
+    return model.bfloat16()
+
+
+@family
+def vit() -> nn.Module:
+    model = nn.Module()
+    model.cls_token = nn.Parameter(torch.zeros(1, 1, 64))
+    model.pos_embed = nn.Parameter(torch.zeros(1, 50, 64))
+    model.patch_embed = nn.Conv2d(3, 64, 16, 16)
+    model.blocks = nn.ModuleList(
+        nn.ModuleDict({"qkv": nn.Linear(64, 192), "proj": nn.Linear(64, 64),
+                       "fc1": nn.Linear(64, 256), "fc2": nn.Linear(256, 64)})
+        for _ in range(3)
+    )  # fmt: skip
+    model.head = nn.Linear(64, 10)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            nn.init.trunc_normal_(parameter, std=0.02)
+    nn.init.zeros_(model.head.weight)
+    return model
+
+
+@family
+def masked_autoencoder() -> nn.Module:
+    """Its positions are sines and cosines, of which many are nearly the same."""
+    model = mlp_of(nn.GELU, 64, 256, 64)
+    places = torch.arange(100)[:, None] / 10000 ** (torch.arange(32) / 32)
+    model.pos_embed = nn.Parameter(torch.cat([places.sin(), places.cos()], 1)[None])
+    return model
+
+
+@family
+def orthogonal() -> nn.Module:
+    model = mlp_of(nn.ReLU, 64, 128, 128, 32)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            nn.init.orthogonal_(parameter, gain=math.sqrt(2))
+    return model
+
+
+@family
+def embeddings() -> nn.Module:
+    tables = {"tokens": nn.Embedding(1000, 32, padding_idx=0), "types": nn.Embedding(2, 32),
+              "bag": nn.EmbeddingBag(50, 16)}  # fmt: skip
+    return nn.ModuleDict(tables)
+
+
+@family
+def adapters() -> nn.Module:
+    model = nn.ModuleDict({"base": nn.Linear(64, 64), "lora_A": nn.Linear(64, 8, bias=False),
+                           "lora_B": nn.Linear(8, 64, bias=False)})  # fmt: skip
+    nn.init.zeros_(model["lora_B"].weight)
+    return model
+
+
+@family
+def mamba() -> nn.Module:
+    mixer = nn.Module()
+    mixer.in_proj = nn.Linear(48, 192, bias=False)
+    mixer.conv1d = nn.Conv1d(96, 96, 4, groups=96)
+    mixer.x_proj = nn.Linear(96, 35, bias=False)
+    mixer.dt_proj = nn.Linear(3, 96)
+    mixer.A_log = nn.Parameter(torch.arange(1.0, 17).log().repeat(96, 1))
+    mixer.D = nn.Parameter(torch.ones(96))
+    mixer.out_proj = nn.Linear(96, 48, bias=False)
+    return nn.ModuleDict({"mixer": mixer})
+
+
+@family
+def experts() -> nn.Module:
+    layer = nn.Module()
+    layer.gate = nn.Linear(32, 8, bias=False)
+    layer.experts_up = nn.Parameter(torch.randn(8, 64, 32) * 0.02)
+    layer.experts_down = nn.Parameter(torch.randn(8, 32, 64) * 0.02)
+    return nn.ModuleDict({"moe": layer})
+
+
+@family
+def norms_of_images() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.LayerNorm([8, 14, 14]), nn.Flatten())
+
+
+@family
+def identities() -> nn.Module:
+    """A recurrent identity (Le et al. 2015), a Dirac kernel and a zero-initialised branch."""
+    model = nn.ModuleDict({"rnn": nn.RNN(20, 40), "conv": nn.Conv2d(16, 16, 3),
+                           "branch": nn.Linear(40, 40)})  # fmt: skip
+    nn.init.eye_(model["rnn"].weight_hh_l0)
+    nn.init.dirac_(model["conv"].weight)
+    nn.init.zeros_(model["branch"].weight)
+    return model
