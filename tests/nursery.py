@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
-from kappascope import roles
+from kappascope.chains import Chain, links
 from kappascope.examination import Examination, examine
 from kappascope.matrices import plan, reader
+from kappascope.products import Product, attention
 
 FAMILIES: dict[str, Callable[[], nn.Module]] = {}
 
@@ -22,23 +25,23 @@ def family(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
 
 def examined(source: nn.Module | dict[str, Tensor]) -> list[Examination]:
     """Every matrix of a model, as a diagnosis examines them."""
-    from dataclasses import replace
-
     read = reader(source)
     return [
-        replace(
-            examine(part.name, matrix), kind=part.kind, depth=part.depth, part_of=part.whole
-        )
+        replace(examine(part.name, matrix), kind=part.kind, depth=part.depth, part_of=part.whole)
         for unit in plan(source).units
         for part, matrix in unit.matrices(read)
     ]
 
 
-def named(name: str, matrix: Tensor) -> Examination:
-    """One matrix, its kind told by its name."""
-    from dataclasses import replace
-
-    return replace(examine(name, matrix), kind=roles.kind(name))
+def multiplied(
+    source: nn.Module | dict[str, Tensor], config: dict[str, int] | None = None
+) -> tuple[list[Product], list[Chain]]:
+    """Every product of a model."""
+    read, found = reader(source), plan(source)
+    layers, _ = attention(found, config)
+    return [p for layer in layers for p in layer.products(read)], [
+        each.chain(read) for each in links(found)
+    ]
 
 
 def normal(model: nn.Module, deviation: float = 0.02) -> nn.Module:
@@ -49,8 +52,7 @@ def normal(model: nn.Module, deviation: float = 0.02) -> nn.Module:
 
 
 def mlp_of(act: type[nn.Module], *sizes: int) -> nn.Sequential:
-    pairs = zip(sizes, sizes[1:], strict=False)
-    layers = [layer for a, b in pairs for layer in (nn.Linear(a, b), act())]
+    layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), act())]
     return nn.Sequential(*layers[:-1])
 
 
@@ -115,8 +117,9 @@ def gpt() -> nn.Module:
         )
 
     blocks = nn.ModuleList(block() for _ in range(4))
-    model = normal(nn.ModuleDict({"wte": nn.Embedding(500, 96), "wpe": nn.Embedding(64, 96),
-                                  "h": blocks, "lm_head": nn.Linear(96, 500, bias=False)}))  # fmt: skip
+    tables = {"wte": nn.Embedding(500, 96), "wpe": nn.Embedding(64, 96)}
+    head = nn.Linear(96, 500, bias=False)
+    model = normal(nn.ModuleDict({**tables, "h": blocks, "lm_head": head}))
     for name, parameter in model.named_parameters():
         if name.endswith("c_proj.weight"):
             nn.init.normal_(parameter, std=0.02 / math.sqrt(8))
@@ -231,3 +234,30 @@ def identities() -> nn.Module:
     nn.init.dirac_(model["conv"].weight)
     nn.init.zeros_(model["branch"].weight)
     return model
+
+
+@family
+def tutorial() -> nn.Module:
+    """Positions as a buffer, which a state dict does not tell from a weight; so with the masks."""
+    model = nn.ModuleDict(
+        {"linear": nn.Linear(64, 64), "pos_encoder": nn.Module(), "attn": nn.Module()}
+    )
+    places = torch.arange(200)[:, None] / 10000 ** (torch.arange(32) / 32)
+    model["pos_encoder"].register_buffer("pe", torch.cat([places.sin(), places.cos()], 1)[:, None])
+    model["attn"].register_buffer("bias", torch.ones(64, 64).tril()[None, None])
+    causal = torch.full((64, 64), -math.inf).triu(1)
+    model["attn"].register_buffer("causal_mask", causal)
+    return model
+
+
+@family
+def deep() -> nn.Module:
+    """So many square layers that float64 cannot tell kappa of their product from infinity."""
+    return mlp_of(nn.ReLU, *[32] * 20)
+
+
+@family
+def weight_normalized() -> nn.Module:
+    from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+
+    return nn.Sequential(weight_norm(nn.Linear(48, 64)), spectral_norm(nn.Linear(64, 48)))

@@ -8,16 +8,18 @@ from pathlib import Path
 import pytest
 
 LAYERS = """
-    precision krylov roles heads formats trust
+    precision krylov roles heads makings formats trust tails
     spectra layouts inventory pieces machine folders
+    stacks
+    cuts
     components matrices statistics pairs headers pickles builders
     placement slots claims prose series theory products trees
-    factors archives
-    attachments
-    corrections
-    measures tasks networks engines store drawing
-    training figures inputs checkpoints
-    lab
+    factors archives chains
+    attachments examination
+    corrections prescriptions freshness
+    measures tasks networks engines store drawing rules
+    training figures inputs checkpoints model_rules
+    lab findings
     experiments
     study
     glance

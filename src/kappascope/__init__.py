@@ -5,12 +5,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kappascope.components import Components, errors
+    from kappascope.diagnosing import diagnose
     from kappascope.matrices import matrices
 
 __version__ = "0.1.0"
-__all__ = ["Components", "corrections", "errors", "matrices", "spectra", "theory"]
+__all__ = ["Components", "corrections", "diagnose", "errors", "matrices", "spectra", "theory"]
 
-_HOMES = {"Components": "components", "errors": "components", "matrices": "matrices"}
+_HOMES = {
+    "Components": "components",
+    "diagnose": "diagnosing",
+    "errors": "components",
+    "matrices": "matrices",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 from kappascope import pickles
 from kappascope.builders import BUILDERS, Storage, storage
 from kappascope.formats import Malformed, quoted
-from kappascope.machine import Pairs
+from kappascope.machine import Pairs, refused
 from kappascope.pieces import File, Room
 from kappascope.trees import Found, Grower
 
@@ -44,20 +44,22 @@ def zipped(file: File) -> Found:
     if not rooms:
         raise Malformed("an empty zip archive", _AGAIN)
     mains = [name for name in rooms if re.fullmatch(r"([^/]+/)?data\.pkl", name)]
-    if len(mains) != 1 or any("/code/" in f"/{name}" for name in rooms):
+    if len(mains) != 1:
         raise _other_archive(rooms)
     root, data = mains[0].removesuffix("data.pkl"), rooms[mains[0]]
+    if any(name.startswith((f"{root}code/", f"{root}constants.pkl")) for name in rooms):
+        raise _other_archive(rooms)
     if (order := rooms.get(f"{root}byteorder")) and order.size < 64 and order.read() == b"big":
         raise Malformed("its numbers are big-endian", "save it again on a little-endian machine")
     if data.size > pickles.MOST_BYTES:
         raise Malformed(f"its pickle has {data.size} bytes without any tensor", _SAVE)
-    value, _ = pickles.load(data.read(), BUILDERS, storage)
+    loaded = pickles.load(data.read(), BUILDERS, storage)
 
     def locate(it: Storage) -> Room | str:
         room = rooms.get(f"{root}data/{it.key}")
         return room or f"its storage {quoted(it.key)} is missing from the archive"
 
-    return Grower(locate).grow(value)
+    return Grower(locate).grow(loaded)
 
 
 def _members(file: File) -> dict[str, Room]:
@@ -137,28 +139,39 @@ def legacy(file: File) -> Found:
             seen.setdefault(it.key, it)
         return it
 
-    first, at = pickles.load(data, BUILDERS, persistent)
-    if first != _MAGIC:
-        raise Malformed("a pickle that torch.save did not write", "save a state_dict with torch")
-    version, at = pickles.load(data, BUILDERS, persistent, at)
-    machine, at = pickles.load(data, BUILDERS, persistent, at)
-    if version != _VERSION:
-        raise Malformed(f"torch's format {quoted(version)}, expected {_VERSION}", _SAVE)
-    if isinstance(machine, Pairs) and ("little_endian", False) in machine:
+    def load(at: int) -> pickles.Loaded:
+        return pickles.load(data, BUILDERS, persistent, at)
+
+    first = load(0)
+    if first.value != _MAGIC:
+        wrong = "a pickle that torch.save did not write"
+        if first.asked:
+            raise refused(*first.asked, wrong=f"{wrong} and")
+        raise Malformed(wrong, "save a state_dict with torch")
+    version = load(first.end)
+    machine = load(version.end)
+    if version.value != _VERSION:
+        raise Malformed(f"a format of torch that is not {_VERSION}", _SAVE)
+    if isinstance(machine.value, Pairs) and ("little_endian", False) in machine.value:
         raise Malformed("its numbers are big-endian", "save it again on a little-endian machine")
-    value, at = pickles.load(data, BUILDERS, persistent, at)
-    keys, at = pickles.load(data, BUILDERS, persistent, at)
-    rooms = dict(_rooms(file, keys, at, seen))
+    loaded = load(machine.end)
+    try:
+        keys = load(loaded.end)
+    except Malformed as error:
+        raise refused(*loaded.asked, wrong="a damaged file") if loaded.asked else error from error
+    rooms = dict(_rooms(file, keys.value, keys.end, seen))
 
     def locate(it: Storage) -> Room | str:
         return rooms.get(it.key) or f"its storage {quoted(it.key)} is missing"
 
-    return Grower(locate).grow(value)
+    return Grower(locate).grow(loaded)
 
 
 def _rooms(file: File, keys: Any, at: int, seen: dict[str, Storage]) -> Iterator[tuple[str, Room]]:
     """The storages in the order of their keys: how many numbers, then the numbers."""
-    for key in keys if isinstance(keys, list) else ():
+    if type(keys) is not list:
+        raise Malformed("damaged: a list of storages was expected after its pickle", _AGAIN)
+    for key in keys:
         if not isinstance(key, str) or key not in seen:
             raise Malformed(f"a storage {quoted(key)} that no tensor uses", _AGAIN)
         dtype = seen[key].dtype

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from kappascope.formats import Malformed, quoted
-from kappascope.machine import Builders, Inert, Name, Pairs, built
+from kappascope.machine import Builders, Inert, Name, Pairs, built, refused
 from kappascope.pieces import Unreadable
 
 _SAVE = "where you trust it: torch.save(model.state_dict(), ...) or safetensors"
@@ -59,19 +59,24 @@ _STORAGES = {
     "QUInt4x2": torch.uint8,
     "QUInt2x4": torch.uint8,
 }
-_DTYPES = {str(d): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
+# Formats without a storage of their own come after those that have one.
+_NEWER = "uint16 uint32 uint64 complex32 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz"
+_DTYPES = {str(d): d for d in _STORAGES.values()}
+_DTYPES |= {f"torch.{name}": getattr(torch, name) for name in (*_NEWER.split(), "float8_e8m0fnu")}
 
 
 def storage(identity: Any) -> Any:
     """What a persistent id stands for: a storage, by its type, key, device and size."""
-    match identity:
+    match identity[:6] if isinstance(identity, tuple) else None:
         case ("storage", Name(text=kind), str(key), str(), int(count), *rest) if count >= 0:
             form = re.fullmatch(r"torch\.(cuda\.|storage\.)?_?(\w+)Storage", kind)
             if not form or form[2] not in {*_STORAGES, "Untyped"}:
                 raise Malformed(f"a storage of unknown type {quoted(kind)}", _SAVE)
             dtype = _STORAGES.get(form[2])
-            shift = rest[0][1] if rest and isinstance(rest[0], tuple) and len(rest[0]) > 1 else 0
-            return Storage(key, dtype, count, shift)
+            match rest:
+                case [(_, int(shift), _)]:
+                    return Storage(key, dtype, count, shift)
+            return Storage(key, dtype, count)
         case ("module", it, *_):  # a class with its source, which is of no use here
             return it
     raise ValueError("no such storage")
@@ -80,10 +85,11 @@ def storage(identity: Any) -> Any:
 def _view(storage: Any, offset: Any, shape: Any, stride: Any, *more: Any) -> Any:
     if not isinstance(storage, Storage) or not isinstance(offset, int):
         return Unreadable("not a view of a storage")
-    flags = [bit for rest in more if isinstance(rest, Pairs) for bit, on in rest if on is True]
-    if any(bit in ("conj", "neg") for bit in flags):
+    if not (isinstance(shape, tuple) and isinstance(stride, tuple)):
+        return Unreadable("a shape that is no tuple")
+    if more[2:] and more[2]:  # after requires_grad and hooks; in practice it is one of these two
         return Unreadable("a conjugate or negative view")
-    return View(storage, storage.dtype, offset + storage.shift, tuple(shape), tuple(stride))
+    return View(storage, storage.dtype, offset + storage.shift, shape, stride)
 
 
 def _view_as(*given: Any) -> Any:
@@ -100,17 +106,41 @@ def _unreadable(reason: str) -> Callable[..., Unreadable]:
 
 
 def _sparse(layout: Any, *given: Any) -> Unreadable:
-    return Unreadable(f"layout {layout}" if isinstance(layout, str) else "sparse layout")
+    return Unreadable(f"layout {layout[:40]}" if isinstance(layout, str) else "sparse layout")
+
+
+def _pairs(*given: Any) -> Pairs:
+    """An ordered dict; its items are taken, lest copies of one list fill the memory."""
+    (items,) = given or ([],)
+    if not isinstance(items, list):
+        raise ValueError("not a list of pairs")
+    pairs = Pairs((key, value) for key, value in items)
+    items.clear()
+    return pairs
+
+
+def _items(items: Any = ()) -> Any:
+    if not isinstance(items, list | tuple):
+        raise ValueError("not a sequence")
+    return items
+
+
+def _text(*given: Any) -> str:
+    if not all(
+        isinstance(part, str) or (type(part) is int and part in range(256)) for part in given
+    ):
+        raise ValueError("not a device or layout")
+    return ":".join(str(part)[:40] for part in given)
 
 
 def _typed(function: Any, kind: Any, given: Any, *state: Any) -> Any:
     """A tensor with attributes, or of a class of its own."""
     if not (isinstance(function, Name) and isinstance(kind, Name) and isinstance(given, tuple)):
         raise ValueError("not a tensor of a type")
+    if function.text not in _TENSORS:
+        raise refused(function.text)
     if kind.text not in ("torch.Tensor", "torch._tensor.Tensor", "torch.nn.parameter.Parameter"):
         return Unreadable(f"tensor subclass {kind.text}")
-    if function.text not in _TENSORS:
-        return Unreadable(f"made by {function.text}")
     return built(_TENSORS, function.text, given)
 
 
@@ -133,16 +163,15 @@ _TENSORS: Builders = {
 }
 BUILDERS: Builders = {
     **_TENSORS,
-    "collections.OrderedDict": lambda items=(): Pairs(
-        items if isinstance(items, Pairs) else [(key, value) for key, value in items]
-    ),
+    "collections.OrderedDict": _pairs,
     "collections.defaultdict": lambda *given: Pairs(),
-    "builtins.dict": Pairs,
-    "builtins.set": list,
-    "__builtin__.set": list,
-    "torch.Size": tuple,
-    "torch.device": lambda *given: ":".join(map(str, given))[:40],
-    "torch.serialization._get_layout": str,
+    "builtins.dict": _pairs,
+    "builtins.set": _items,
+    "__builtin__.set": _items,
+    "torch.Size": _items,
+    "torch.device": _text,
+    "_codecs.encode": lambda text, *encoding: text,  # how protocol 2 writes bytes
+    "torch.serialization._get_layout": _text,
     "copyreg._reconstructor": lambda kind, *more: Inert(kind.text),
     "copy_reg._reconstructor": lambda kind, *more: Inert(kind.text),
     "copyreg.__newobj__": lambda kind, *more: Inert(kind.text, more),

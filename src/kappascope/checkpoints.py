@@ -29,6 +29,7 @@ __all__ = ["Checkpoint", "Fault", "Unreadable", "open"]
 
 _LONGEST_INDEX = 1 << 25  # bytes: the index of 300,000 tensors
 _LONGEST_CONFIG = 1 << 22
+_MOST_SHARDS = 10_000
 _FORMATS = {"safetensors": "safetensors", "zip": "PyTorch", "pickle": "PyTorch, before 1.6"}
 _AGAIN = "download it again"
 _REPAIR = "download the index again"
@@ -110,10 +111,15 @@ def open(path: Path | str) -> Checkpoint:
             return _opened_folder(path)
         if path.name.endswith(".index.json"):
             return _opened_index(path.parent, path.name, path)
-        return _checkpoint(path, path.parent, *_load(path.resolve(strict=True), path.name))
+        checkpoint = _checkpoint(path, path.parent, *_load(folders.resolved(path), path.name))
+        note = ("one shard of several: only what it holds is read",)
+        more = note if folders.is_shard(path.name) else ()
+        return replace(checkpoint, notes=more + checkpoint.notes)
 
 
 def _checkpoint(path: Path, folder: Path, found: Found, form: str) -> Checkpoint:
+    if not found.tree:
+        raise Malformed("holds no tensors", "give the file with the weights")
     notes, faults = _said(found)
     config, more = _config(folder)
     return Checkpoint(str(path), form, found.tree, config, notes + more, faults)
@@ -213,6 +219,8 @@ def _opened_index(folder: Path, name: str, path: Path) -> Checkpoint:
     places = headers.parsed(file.read(0, file.size), "index").get("weight_map")
     if not isinstance(places, dict) or not places:
         raise Malformed(f"no weight_map in {quoted(name)}", _REPAIR)
+    if len(set(map(str, places.values()))) > _MOST_SHARDS:
+        raise Malformed(f"an index of more than {_MOST_SHARDS} shards", _REPAIR)
     wanted: dict[str, list[str]] = {}
     for tensor, shard in places.items():
         if not folders.is_plain(shard):
@@ -240,10 +248,12 @@ def _joined(folder: Path, wanted: _Wanted, path: Path) -> Checkpoint:
     tree: Tree = {}
     for shard, (found, _) in loaded.items():
         faults += _place(tree, found.tree, wanted[shard], shard)
+    more = _unlisted(wanted, loaded)
     kinds = {name: holds for found, _ in loaded.values() for name, holds in found.kinds.items()}
-    formats = [form for _, form in loaded.values()]
-    checkpoint = _checkpoint(path, folder, Found(tree, kinds), formats[0])
-    return replace(checkpoint, faults=(*faults, *checkpoint.faults))
+    form = next(form for _, form in loaded.values())
+    checkpoint = _checkpoint(path, folder, Found(tree | more, kinds), form)
+    notes = (f"{len(more)} tensors in the shards that the index does not list",) if more else ()
+    return replace(checkpoint, notes=notes + checkpoint.notes, faults=(*faults, *checkpoint.faults))
 
 
 def _check_unmixed(loaded: Mapping[str, tuple[Found, str]]) -> None:
@@ -258,7 +268,7 @@ def _lost(error: Malformed | OSError, names: list[str]) -> str:
 
 
 def _place(tree: Tree, found: Tree, names: list[str], shard: str) -> Iterator[Fault]:
-    """Put the tensors of a shard into the tree, and tell which of them are amiss."""
+    """Put the tensors of a shard into the tree, and tell which of them are missing."""
     for name in names or found:
         if name not in found:
             yield Fault(name, f"not in {quoted(shard)}, where the index has it")
@@ -266,5 +276,10 @@ def _place(tree: Tree, found: Tree, names: list[str], shard: str) -> Iterator[Fa
             raise Malformed(f"duplicate tensor name {quoted(name)} in {quoted(shard)}", _AGAIN)
         else:
             tree[name] = found[name]
-    if names and (left := [name for name in found if name not in tree]):
-        yield Fault(left[0], f"in {quoted(shard)} and not in the index, as {len(left)} are")
+
+
+def _unlisted(wanted: _Wanted, loaded: Mapping[str, tuple[Found, str]]) -> Tree:
+    """Tensors that are there although the index has them nowhere."""
+    listed = {name for names in wanted.values() for name in names}
+    pairs = [pair for shard, (it, _) in loaded.items() if wanted[shard] for pair in it.tree.items()]
+    return {name: leaf for name, leaf in pairs if name not in listed}

@@ -12,9 +12,10 @@ import signal
 import sys
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,7 +25,12 @@ import typer
 from kappascope.engines import ONE_THREAD, Done, Here, Processes
 
 if TYPE_CHECKING:  # what needs torch is loaded when there is work
+    from rich.console import RenderableType
+
+    from kappascope.diagnosing import Choice, Task
+    from kappascope.diagnosis import Diagnosis
     from kappascope.lab import Experiment
+    from kappascope.matrices import Skipped
     from kappascope.store import Refusal, Store
     from kappascope.study import Block, Plan
 
@@ -36,6 +42,7 @@ app = typer.Typer(
 LONGEST = 240  # characters of an error line
 QUIET = 10.0  # seconds between two lines of progress
 CORES = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+ADVICE = "see whether the file is whole"
 OUTCOMES = ("holds", "fails", "undecided", "ill-posed")
 
 
@@ -104,6 +111,202 @@ def reproduce(
         _conclude(experiments, plan, store, failures)
 
 
+class Spectrum(StrEnum):
+    """How much of the spectra is taken."""
+
+    auto = "auto"
+    full = "full"
+    none = "none"
+
+
+class Severity(StrEnum):
+    """How bad a finding is."""
+
+    info = "info"
+    warning = "warning"
+    critical = "critical"
+
+
+@app.command()
+def diagnose(
+    paths: Annotated[
+        list[str],
+        typer.Argument(metavar="PATH...", help="A checkpoint; several are a trajectory."),
+    ],
+    *,
+    include: Annotated[
+        list[str] | None, typer.Option(help="Only tensors whose name has or matches this.")
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(help="No tensors whose name has or matches this.")
+    ] = None,
+    spectrum: Annotated[
+        Spectrum, typer.Option(help="All singular values up to size 2048, always, or never.")
+    ] = Spectrum.auto,
+    reference: Annotated[
+        str | None, typer.Option(help="A checkpoint to compare every component with.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document, no table.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page to this file.")] = None,
+    table: Annotated[
+        Path | None, typer.Option(help="Write one row per matrix: .parquet or .csv.")
+    ] = None,
+    fail_on: Annotated[
+        Severity | None, typer.Option(help="Exit with 1 from this severity on.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, max=1024, help="Processes to work in.")] = CORES,
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error arose.")] = False,
+) -> None:
+    """Examine the weights in a checkpoint: no model code, no network, no trust in the file.
+
+    A .safetensors file, a Hugging Face folder, or what torch.save wrote. Example:
+
+    kappascope diagnose model.safetensors --html report.html
+    """
+    from kappascope.diagnosing import Choice
+    from kappascope.diagnosis import document
+    from kappascope.store import strict
+
+    choice = Choice(tuple(include or ()), tuple(exclude or ()), spectrum.value)
+    with _answering(as_json):
+        _writable(paths, html, table)
+        pairs = zip(paths, [reference, *paths[:-1]], strict=True)
+        found = [_examined(path, other, choice, jobs) for path, other in pairs]
+        _keep(found, html, table)
+    if as_json:
+        _tell(strict(document(found)).decode())
+    else:
+        _show(found[-1], [one for one in (html, table) if one])
+    _judged(found, fail_on)
+
+
+@contextmanager
+def _answering(as_json: bool) -> Iterator[None]:
+    """Where a document is expected, one that says why there is nothing in it."""
+    try:
+        yield
+    except BaseException as error:
+        if as_json:
+            from kappascope.diagnosis import refused
+            from kappascope.store import strict
+
+            _tell(strict(refused(_refusal(error, ("diagnose",)))).decode())
+        raise
+
+
+def _writable(paths: Sequence[str], html: Path | None, table: Path | None) -> None:
+    """Refuse places that cannot be written to before any work is done."""
+    from kappascope.store import Refusal
+
+    if table and table.suffix not in (".parquet", ".csv"):
+        raise Refusal(4, str(table), "neither .parquet nor .csv", "name a file of one of these")
+    for out in (html, table):
+        if out is None:
+            continue
+        folder = out.resolve().parent
+        if any(Path(path).resolve() in (out.resolve(), *folder.parents, folder) for path in paths):
+            raise Refusal(4, str(out), "lies in the checkpoint", "write it somewhere else")
+        if out.is_dir():
+            raise Refusal(4, str(out), "is a folder", "name a file")
+        if not folder.is_dir() or not os.access(folder, os.W_OK):
+            raise Refusal(5, str(out), "its folder cannot be written to", "name another place")
+
+
+def _examined(path: str, reference: str | None, choice: Choice, jobs: int) -> Diagnosis:
+    """One checkpoint, under a bar."""
+    from kappascope import diagnosing
+    from kappascope.store import Refusal
+
+    with _waiting(f"Opening {path}"):
+        case = diagnosing.case(path, reference, choice, jobs)
+    for note in case.summary.notes:
+        _say(note)
+    rows = []
+    with _counting(case.tasks) as advance, closing(case.examine()) as ended:
+        for done in ended:
+            advance(done.item)
+            rows += done.result
+    found = case.concluded(rows)
+    if not found.matrices:
+        reason = f", first {_first(found.skipped)}" if found.skipped else ""
+        wrong = f"no matrix to examine in it ({len(found.skipped)} tensors{reason})"
+        raise Refusal(2, path, wrong, "see --include and --exclude, or name a checkpoint")
+    return found
+
+
+def _first(skipped: Sequence[Skipped]) -> str:
+    return f"{skipped[0].name}: {skipped[0].reason}"
+
+
+@contextmanager
+def _waiting(what: str) -> Iterator[None]:
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(_clean(what)):
+        yield
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of a bar."""
+
+    experiment: str
+    cost: float
+
+
+@contextmanager
+def _counting(tasks: Sequence[Task]) -> Iterator[Callable[[Task], None]]:
+    """A bar with the time left, by the work that is in each task."""
+    from kappascope.diagnosing import effort
+
+    with _progress([_Part("matrices", effort(task)) for task in tasks]) as advance:
+        yield lambda task: advance(_Part("matrices", effort(task)))
+
+
+def _keep(found: Sequence[Diagnosis], html: Path | None, table: Path | None) -> None:
+    """The files that were asked for."""
+    from kappascope import clinic, diagnosis, store
+
+    if html:
+        store.write(html, clinic.page(diagnosis.document(found, plots=True)).encode())
+    if table:
+        rows = diagnosis.joined(found)
+        make = store.parquet if table.suffix == ".parquet" else diagnosis.spreadsheet
+        store.write(table, make(rows))
+
+
+def _show(found: Diagnosis, written: Sequence[Path]) -> None:
+    from rich.console import Console
+
+    from kappascope import bulletin
+
+    _draw(bulletin.table(found, Console().width))
+    for line in bulletin.lines(found):
+        _draw(line)
+    for path in written:
+        _tell(f"Written: {_clean(str(path))}")
+
+
+def _judged(found: Sequence[Diagnosis], fail_on: Severity | None) -> None:
+    """The exit code, if it is not 0."""
+    from kappascope.store import Refusal
+
+    bad = [one for each in found for one in (each.above(fail_on.value) if fail_on else ())]
+    if bad:
+        wrong = f"{len(bad)} findings of severity {fail_on} or worse, first {bad[0].rule}"
+        raise Refusal(1, bad[0].subject, f"{wrong}: {bad[0].evidence}", bad[0].advice)
+    for each in found:
+        if each.failed and not each.analysed:
+            raise Refusal(2, each.source, f"nothing analysed: {_first(each.failed)}", ADVICE)
+        if each.failed:
+            wrong = f"{len(each.failed)} items not analysed, first {_first(each.failed)}"
+            raise Refusal(3, each.source, wrong, "the rest is above; --json lists them all")
+
+
 @app.command()
 def verify(
     folder: Annotated[Path, typer.Argument(help="Folder of results.")],
@@ -159,7 +362,7 @@ def _run(plan: Plan, store: Store, engine: Processes | Here) -> list[Done[Block]
 
 
 @contextmanager
-def _progress(todo: Sequence[Block]) -> Iterator[Callable[[Block], None]]:
+def _progress(todo: Sequence[Block | _Part]) -> Iterator[Callable[[Block | _Part], None]]:
     """Bars with the time left on a terminal, now and then a line elsewhere."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
@@ -169,30 +372,32 @@ def _progress(todo: Sequence[Block]) -> Iterator[Callable[[Block], None]]:
         yield _lines(todo)
         return
     columns = "{task.description}", BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
-    costs = Counter[str]()
-    for block in sorted(todo, key=lambda block: int(block.experiment[1:])):
-        costs[block.experiment] += block.cost
+    costs: dict[str, float] = {}
+    for block in sorted(todo, key=lambda block: (len(block.experiment), block.experiment)):
+        costs[block.experiment] = costs.get(block.experiment, 0.0) + block.cost
     with Progress(*columns, console=console, speed_estimate_period=120) as bars:
-        whole = bars.add_task("all", total=costs.total())
-        tasks = {name: bars.add_task(name, total=cost) for name, cost in costs.items()}
+        whole = bars.add_task("all", total=sum(costs.values()))
+        parts = costs if len(costs) > 1 else {}
+        tasks = {name: bars.add_task(name, total=cost) for name, cost in parts.items()}
 
-        def advance(block: Block) -> None:
-            bars.advance(tasks[block.experiment], block.cost)
+        def advance(block: Block | _Part) -> None:
             bars.advance(whole, block.cost)
+            if tasks:
+                bars.advance(tasks[block.experiment], block.cost)
 
         yield advance
 
 
-def _lines(todo: Sequence[Block]) -> Callable[[Block], None]:
+def _lines(todo: Sequence[Block | _Part]) -> Callable[[Block | _Part], None]:
     whole, start = sum(block.cost for block in todo), time.monotonic()
-    done, said = 0, start
+    done, said = 0.0, start
 
-    def advance(block: Block) -> None:
+    def advance(block: Block | _Part) -> None:
         nonlocal done, said
         done, now = done + block.cost, time.monotonic()
         if now - said > QUIET and done < whole:
             said, left = now, (now - start) * (whole / done - 1)
-            _say(f"{done / whole:.0%} of the trials are run, about {left:.0f} s left")
+            _say(f"{done / whole:.0%} done, about {left:.0f} s left")
 
     return advance
 
@@ -219,7 +424,6 @@ def _conclude(
 
 
 def _table(experiments: Sequence[Experiment], verdicts: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("experiment", *OUTCOMES, "figures matched")
@@ -234,9 +438,15 @@ def _table(experiments: Sequence[Experiment], verdicts: dict[str, Any]) -> None:
         matched = f"{sum(figures)} of {len(figures)}" if figures else ""
         counts = (str(claims.count(outcome)) for outcome in OUTCOMES)
         table.add_row(title, *counts, matched)
+    _draw(table)
+
+
+def _draw(what: RenderableType) -> None:
+    from rich.console import Console
+
     console = Console()
     with console.capture() as drawn:
-        console.print(table)
+        console.print(what)
     _tell(drawn.get().rstrip("\n"))
 
 

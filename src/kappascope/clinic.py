@@ -15,17 +15,28 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kappascope import glance, pages
-from kappascope.facts import breakable, columns, complete, facts, kappa, legible, short, shown
+from kappascope.facts import (
+    breakable,
+    columns,
+    complete,
+    facts,
+    kappa,
+    legible,
+    short,
+    shown,
+    sortable,
+)
 from kappascope.glance import Row
 from kappascope.prose import Record
 
 PLOTTED = 1000  # spectra on one page: 2 kB each, and a page beyond 5 MB opens slowly
 LISTED = 200  # findings of one rule: nobody reads more, and the table has them all
+ROWS = 100  # of the table that are laid out at once: a thousand take a phone a second
+TOLD = ("severity", "rule", "evidence", "advice", "snippet")  # of a finding, beside its matrix
 SEVERITIES = ("critical", "warning", "info")
-NO_MATRIX = ("one-dimensional", "scalar", "empty", "tied to", "read as", "excluded")
 EMPTY: Mapping[str, Any] = {
-    "source": "", "matrices": [], "products": [], "chains": [], "skipped": [], "faults": [],
-    "notes": [], "findings": [], "summary": {}, "reference": None, "provenance": {},
+    "source": "", "matrices": [], "products": [], "chains": [], "skipped": [], "failed": [],
+    "findings": [], "summary": {}, "reference": None, "provenance": {},
     "trajectory": [],
 }  # fmt: skip
 
@@ -38,10 +49,10 @@ def page(document: Mapping[str, Any]) -> str:
     told = findings(known)
     return pages.render(
         "diagnosis",
-        filters=(kappa, shown, short, breakable, columns, glance.moved),
+        filters=(kappa, shown, short, sortable, breakable, columns, glance.moved),
         document=known,
         opening=opening(known, rows),
-        verdict=_sentences(known["summary"].get("verdict")),
+        verdict=str(known["summary"].get("verdict") or "").splitlines(),
         rows=rows,
         heat=glance.heat(rows),
         change=glance.change(rows),
@@ -49,6 +60,7 @@ def page(document: Mapping[str, Any]) -> str:
         groups=groups(told),
         severities=SEVERITIES,
         listed=LISTED,
+        at_once=ROWS,
         data=_data(rows, plots),
     )
 
@@ -65,10 +77,6 @@ def _bare(document: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _sentences(verdict: str | Sequence[str] | None) -> list[str]:
-    return verdict.splitlines() if isinstance(verdict, str) else list(verdict or ())
-
-
 @dataclass(frozen=True)
 class Opening:
     """The first line of the page; what is incomplete must not look complete."""
@@ -82,33 +90,25 @@ def opening(document: Record, rows: Sequence[Row]) -> Opening:
     """What was read and what was not.
 
     >>> bias = {"name": "b", "reason": "one-dimensional"}
-    >>> opening({"skipped": [bias], "faults": [], "summary": {}}, []).first
+    >>> opening({"skipped": [bias], "failed": [], "summary": {}}, []).first
     'Nothing could be analysed.'
     >>> good = Row({"name": "w", "status": "ok: all values"})
-    >>> opening({"skipped": [bias], "faults": [], "summary": {}}, [good])
+    >>> opening({"skipped": [bias], "failed": [], "summary": {}}, [good])
     Opening(alarm=False, first='1 matrix analysed.', rest='Skipped: 1 one-dimensional.')
     """
-    skipped, faults = document["skipped"], document["faults"]
-    causes = [f"{one['name']}: {one['reason']}" for one in faults]
-    causes += [
-        f"{row.name}: {row.matrix['status'].partition(': ')[2]}" for row in rows if row.failed
-    ]
-    failed = max(len(causes), int(document["summary"].get("failed") or 0))
+    failures = {row.name: row.matrix["status"].partition(": ")[2] for row in rows if row.failed}
+    failures |= {one["name"]: one["reason"] for one in document["failed"]}
+    failed = max(len(failures), int(document["summary"].get("failed") or 0))
     analysed = sum(not row.failed for row in rows)
+    causes = [f"{name}: {reason}" for name, reason in failures.items()]
     rest = [_listed(f"{failed:,} failed", causes)] if failed else []
-    rest += [_listed("Skipped", _reasons(skipped))] if skipped else []
+    rest += [_listed("Skipped", _reasons(document["skipped"]))] if document["skipped"] else []
     first = f"{analysed:,} {'matrix' if analysed == 1 else 'matrices'} analysed."
-    incomplete = bool(failed) or any(map(_is_lost, skipped))
-    if incomplete:
+    if failed:
         first = f"This diagnosis is incomplete: {first}"
     if not analysed:
         first = "Nothing could be analysed."
-    return Opening(incomplete or not analysed, first, " ".join(rest))
-
-
-def _is_lost(skipped: Record) -> bool:
-    """Whether it holds weights that nobody has looked at."""
-    return bool(skipped.get("lost", not str(skipped["reason"]).startswith(NO_MATRIX)))
+    return Opening(bool(failed) or not analysed, first, " ".join(rest))
 
 
 def _reasons(skipped: Sequence[Record]) -> list[str]:
@@ -188,7 +188,8 @@ class _Shelf:
     items: list[Any] = field(default_factory=list)
     known: dict[Any, int] = field(default_factory=dict)
 
-    def place(self, key: Any, item: Any) -> int:
+    def place(self, item: Any, key: Any = None) -> int:
+        key = item if key is None else key
         if key not in self.known:
             self.known[key] = len(self.items)
             self.items.append(item)
@@ -203,15 +204,18 @@ def _data(rows: Sequence[Row], plots: Sequence[Any]) -> dict[str, Any]:
         {
             "name": row.name,
             "facts": [
-                [shelf.place(label, label), value, shelf.place(reason, reason)]
+                [shelf.place(label), value, *([shelf.place(reason)] if reason else [])]
                 for label, value, reason in facts(row)
             ],
-            "findings": row.matrix["findings"],
+            "findings": [
+                [shelf.place(one.get(name) or "") for name in TOLD]
+                for one in row.matrix["findings"]
+            ],
             "plot": drawn.get(row.place),
         }
         for row in sorted(rows, key=lambda row: row.place)
     ]
-    return {"shelf": shelf.items, "matrices": matrices, "plotted": PLOTTED}
+    return {"shelf": shelf.items, "matrices": matrices, "plotted": PLOTTED, "rows": ROWS}
 
 
 def _plot(row: Row, plot: Record | None, shelf: _Shelf) -> dict[str, Any] | None:
@@ -219,11 +223,12 @@ def _plot(row: Row, plot: Record | None, shelf: _Shelf) -> dict[str, Any] | None
     if not plot:
         return None
     histogram = plot.get("rows") or {}
+    edges = histogram.get("edges") or [None]
     return {
         "spectrum": _curve(plot.get("spectrum"), shelf),
         "null": _scaled(row, plot.get("null"), shelf),
         "floor": _digits(plot.get("floor")),
-        "edges": [_digits(x) for x in histogram.get("edges") or ()],
+        "ends": [_digits(edges[0]), _digits(edges[-1])],  # bars are equally wide
         "counts": list(histogram.get("counts") or ()),
     }
 
@@ -231,8 +236,8 @@ def _plot(row: Row, plot: Record | None, shelf: _Shelf) -> dict[str, Any] | None
 def _curve(points: Any, shelf: _Shelf) -> list[Any] | None:
     if not points:
         return None
-    places = [place for place, _ in points]
-    return [shelf.place(tuple(places), places), [_digits(value) for _, value in points]]
+    places = tuple(place for place, _ in points)
+    return [shelf.place(places), [_digits(value) for _, value in points]]
 
 
 def _scaled(row: Row, points: Any, shelf: _Shelf) -> list[Any] | None:
@@ -243,7 +248,7 @@ def _scaled(row: Row, points: Any, shelf: _Shelf) -> list[Any] | None:
     factor = values[0]
     key = (tuple(row.matrix.get("shape") or ()), places)
     curve = [_digits(value / factor) for value in values]
-    return [shelf.place(places, list(places)), shelf.place(key, curve), _digits(factor)]
+    return [shelf.place(places), shelf.place(curve, key), _digits(factor)]
 
 
 def _digits(value: float | None) -> float | None:

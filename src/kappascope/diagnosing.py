@@ -29,12 +29,16 @@ from kappascope.engines import Done, Engine, Here, Processes
 from kappascope.examination import Depth, Examination, examine
 from kappascope.inventory import Read
 from kappascope.matrices import Plan, Skipped, Unit, plan, reader
+from kappascope.products import Attention, Product, attention
 from kappascope.store import Refusal
 
 Model: TypeAlias = nn.Module | Mapping[Any, Any]
+Task: TypeAlias = Unit | Attention
+Row: TypeAlias = Examination | Product
 
 GIGABYTE = 2**30
 LIBRARIES = GIGABYTE // 2  # what torch and scipy hold before any tensor is read
+MODULES = ("torch", "scipy.optimize", "kappascope.diagnosing")  # what a worker needs
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -69,6 +73,7 @@ class Opened:
     source: str
     plan: Plan
     read: Read
+    config: Mapping[str, Any] | None = None
     faults: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -87,7 +92,8 @@ def _opened(path: str, stamp: int) -> Opened:
     """A checkpoint on disk, opened once by each process."""
     found = checkpoints.open(Path(path))
     faults = tuple(Skipped(*fault) for fault in found.faults)
-    return Opened(found.source, plan(found.contents, found.config), found.read, faults, found.notes)
+    planned = plan(found.contents, found.config)
+    return Opened(found.source, planned, found.read, found.config, faults, found.notes)
 
 
 @dataclass(frozen=True)
@@ -101,10 +107,13 @@ class File:
     def at(cls, path: str | Path) -> File:
         """The file or folder of this name."""
         try:
-            return cls(str(path), os.stat(path).st_mtime_ns)
+            return cls(str(path), Path(path).stat().st_mtime_ns)
         except (OSError, ValueError) as error:
             wrong = getattr(error, "strerror", None) or str(error)
             raise Refusal(2, str(path), wrong, "give a checkpoint or its folder") from error
+
+    def __str__(self) -> str:
+        return self.path
 
     def opened(self) -> Opened:
         """Parsed; to be called where a hostile file does no harm."""
@@ -125,10 +134,12 @@ class Memory:
 
     model: Model
 
+    def __str__(self) -> str:
+        return type(self.model).__name__
+
     def opened(self) -> Opened:
         """As it is."""
-        kind = type(self.model).__name__
-        return Opened(kind, plan(self.model), reader(self.model))
+        return Opened(str(self), plan(self.model), reader(self.model))
 
 
 Place: TypeAlias = File | Memory
@@ -140,48 +151,68 @@ class Summary:
 
     source: str
     plan: Plan
+    attention: tuple[Attention, ...]
+    skipped: tuple[Skipped, ...]
     faults: tuple[Skipped, ...]
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model to be examined: the units of work, the largest first, and where they are done."""
+    """A model to be examined: the tasks, the largest first, and where they are done."""
 
     place: Place
     reference: Place | None
     choice: Choice
     summary: Summary
-    units: tuple[Unit, ...]
+    tasks: tuple[Task, ...]
     engine: Engine
 
-    def examine(self) -> Generator[Done[Unit]]:
-        """Each unit as it ends; its ``result`` is the rows of its matrices."""
+    def examine(self) -> Generator[Done[Task]]:
+        """Each task as it ends; its ``result`` is the rows of its matrices or products."""
         work = partial(_work, self.place, self.reference, self.choice)
-        with closing(self.engine.run(work, self.units)) as ended:
+        with closing(self.engine.run(work, self.tasks)) as ended:
             for done in ended:
                 rows = self._failures(done) if done.failure else done.result
                 yield replace(done, result=rows)
 
-    def _failures(self, done: Done[Unit]) -> list[Examination]:
+    def _failures(self, done: Done[Task]) -> list[Row]:
+        """Rows that say why there are no others."""
         reason = done.failure.removeprefix("Refusal: ")
         if isinstance(done.error, MemoryError) or "not enough memory" in reason:
             reason = "more memory needed than a worker may use"
-        wanted = (part for part in done.item.parts if self.choice.takes(part.name))
-        return [_told(Examination("", (0, 0), "", f"failed: {reason}"), part) for part in wanted]
+        item, status = done.item, f"failed: {reason}"
+        if isinstance(item, Attention):
+            shape = (item.query.shape[1], item.key.shape[1])
+            return [Product(f"{item.name}[qk]", "QK", item.depth, shape, (), None, status)]
+        wanted = (part for part in item.parts if self.choice.takes(part.name))
+        return [_told(Examination("", (0, 0), "", status), part) for part in wanted]
 
-    def concluded(self, rows: Iterable[Examination]) -> Diagnosis:
+    def concluded(self, rows: Iterable[Row]) -> Diagnosis:
         """The diagnosis, with the rows in the order of the model."""
+        rows = list(rows)
+        layers = {one.name: place for place, one in enumerate(self.summary.attention)}
         names = [part.name for unit in self.summary.plan.units for part in unit.parts]
         order = {name: place for place, name in enumerate(names)}
         passed = [Skipped(name, "not chosen") for name in names if not self.choice.takes(name)]
         return Diagnosis(
             source=self.summary.source,
-            matrices=tuple(sorted(rows, key=lambda row: order[row.name])),
-            skipped=(*self.summary.plan.skipped, *passed),
+            matrices=tuple(
+                sorted(
+                    (row for row in rows if isinstance(row, Examination)),
+                    key=lambda row: order[row.name],
+                )
+            ),
+            products=tuple(
+                sorted(
+                    (row for row in rows if isinstance(row, Product)),
+                    key=lambda row: layers[row.name.rpartition("[")[0]],
+                )
+            ),
+            skipped=(*self.summary.skipped, *passed),
             faults=self.summary.faults,
             notes=self.summary.notes,
-            reference=getattr(self.reference, "path", None) or (self.reference and "a model"),
+            reference=str(self.reference) if self.reference else None,
             settings={
                 "spectrum": self.choice.spectrum,
                 "include": list(self.choice.include),
@@ -203,14 +234,18 @@ def case(
     if isinstance(other, File):
         _summary(other)
     units = [u for u in summary.plan.units if any(choice.takes(part.name) for part in u.parts)]
-    units.sort(key=lambda unit: -_effort(unit))
+    layers = [
+        a for a in summary.attention if choice.takes(a.query.name) and choice.takes(a.key.name)
+    ]
+    tasks: list[Task] = [*units, *layers]
+    tasks.sort(key=effort, reverse=True)
     engine: Engine = Here()
     if isinstance(place, File):
         largest = max((_bytes(unit) for unit in units), default=0)
         room = max(GIGABYTE, 3 * largest) * (1 if other is None else 2)
-        slowest = max(map(_effort, units), default=0.0)
-        engine = Processes(jobs, limit=slowest, retries=0, memory=LIBRARIES + room)
-    return Case(place, other, choice, summary, tuple(units), engine)
+        slowest = max(map(effort, tasks), default=0.0)
+        engine = Processes(jobs, limit=slowest, retries=0, memory=LIBRARIES + room, loaded=MODULES)
+    return Case(place, other, choice, summary, tuple(tasks), engine)
 
 
 def diagnose(
@@ -243,7 +278,8 @@ def _place(source: str | Path | Model) -> Place:
 def _summary(place: Place) -> Summary:
     if isinstance(place, Memory):
         return _summarized(place)
-    engine = Processes(1, limit=place.patience, retries=0, memory=LIBRARIES + GIGABYTE)
+    memory = LIBRARIES + GIGABYTE
+    engine = Processes(1, limit=place.patience, retries=0, memory=memory, loaded=MODULES)
     (done,) = engine.run(_summarized, [place])
     if not done.failure:
         return done.result
@@ -258,14 +294,18 @@ def _summary(place: Place) -> Summary:
 
 def _summarized(place: Place) -> Summary:
     found = place.opened()
-    return Summary(found.source, found.plan, found.faults, found.notes)
+    layers, without = attention(found.plan, found.config)
+    skipped = (*found.plan.skipped, *without)
+    return Summary(found.source, found.plan, layers, skipped, found.faults, found.notes)
 
 
-def _work(place: Place, reference: Place | None, choice: Choice, unit: Unit) -> list[Examination]:
-    """The rows of one unit."""
+def _work(place: Place, reference: Place | None, choice: Choice, task: Task) -> list[Row]:
+    """The rows of one task."""
+    if isinstance(task, Attention):
+        return list(task.products(place.opened().read))
     other = reference.opened() if reference else None
-    rows = []
-    for logical, matrix in unit.matrices(place.opened().read):
+    rows: list[Row] = []
+    for logical, matrix in task.matrices(place.opened().read):
         if choice.takes(logical.name):
             twin = other.matrix(logical.name) if other else None
             row = _told(examine(logical.name, matrix, choice.spectrum, twin), logical)
@@ -293,7 +333,15 @@ def _bytes(unit: Unit) -> int:
     return math.prod(unit.parts[0].shape) * unit.parts[0].dtype.itemsize
 
 
-def _effort(unit: Unit) -> float:
-    """Seconds that are more than enough for all its matrices: a full SVD at two gigaflops."""
-    shapes = [sorted(part.shape) for part in unit.parts]
+def effort(task: Task) -> float:
+    """Seconds that are more than enough for all its matrices: a full SVD at two gigaflops.
+
+    >>> import torch
+    >>> (unit,) = plan({"weight": torch.empty(1000, 1000, device="meta")}).units
+    >>> effort(unit)
+    64.0
+    """
+    if isinstance(task, Attention):
+        return sum(map(effort, task.units))
+    shapes = [sorted(part.shape) for part in task.parts]
     return 60 + sum(8 * long * short * short for short, long in shapes) / 2e9

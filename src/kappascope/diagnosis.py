@@ -15,6 +15,7 @@ from kappascope import findings, store
 from kappascope.examination import Examination
 from kappascope.findings import SEVERITIES, Finding
 from kappascope.matrices import Skipped
+from kappascope.products import Product
 from kappascope.prose import number
 
 SCHEMA = "kappascope.diagnosis/1"
@@ -31,8 +32,8 @@ class Diagnosis:
 
     source: str
     matrices: tuple[Examination, ...] = ()
-    products: tuple[Mapping[str, Any], ...] = ()
-    chains: tuple[Mapping[str, Any], ...] = ()
+    products: tuple[Product, ...] = ()
+    chains: tuple[Any, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     faults: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
@@ -47,7 +48,9 @@ class Diagnosis:
     @cached_property
     def failed(self) -> tuple[Skipped, ...]:
         """What should have been examined and could not be, and why."""
-        failures = (Skipped(row.name, row.status) for row in self.matrices if row.failed)
+        rows: tuple[Examination | Product, ...] = (*self.matrices, *self.products)
+        bad = [one for one in rows if one.status.startswith("failed")]
+        failures = [Skipped(one.name, one.status.removeprefix("failed: ")) for one in bad]
         return (*self.faults, *failures, *(one for one in self.skipped if one.lost))
 
     @property
@@ -121,8 +124,8 @@ class Diagnosis:
             "source": self.source,
             "reference": self.reference,
             "matrices": [_row(row, own.get(row.name, ()), plots) for row in self.matrices],
-            "products": [finite(one) for one in self.products],
-            "chains": [finite(one) for one in self.chains],
+            "products": [_product(one) for one in self.products],
+            "chains": [finite(asdict(one)) for one in self.chains],
             "findings": [asdict(one) for one in self.findings if one.subject not in names],
             "skipped": [{"name": one.name, "reason": one.reason} for one in self.skipped],
             "failed": [{"name": one.name, "reason": one.reason} for one in self.failed],
@@ -177,6 +180,24 @@ def _row(row: Examination, own: Sequence[Finding], plots: bool) -> dict[str, Any
     return plain
 
 
+def _product(one: Product) -> dict[str, Any]:
+    """Without the list of its values; what follows from it instead."""
+    told: dict[str, Any] = finite(asdict(one) | {"head": _head(one.name), "reasons": {}})
+    values = told.pop("values")
+    told |= {"sigma_max": None, "sigma_min": None, "stable_rank": None}
+    if values and values[0]:
+        squares = sum((value / values[0]) ** 2 for value in values)
+        told |= {"sigma_max": values[0], "sigma_min": values[-1], "stable_rank": squares}
+    if told["condition_number"] is None:
+        told["reasons"] = {"condition_number": one.status.partition(": ")[2] or one.status}
+    return told
+
+
+def _head(name: str) -> int | None:
+    digits = name.rpartition(".")[2].rstrip("]")
+    return int(digits) if digits.isdigit() else None
+
+
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     """Without nests: ``row_norms.cv`` for a number in one, text for a list."""
     flat: dict[str, Any] = {}
@@ -213,3 +234,44 @@ def spreadsheet(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     csv.write_csv(pa.table(columns), sink)
     return bytes(sink.getvalue())
+
+
+def document(found: Sequence[Diagnosis], plots: bool = False) -> dict[str, Any]:
+    """The document of one diagnosis, or of the last of several with the way that led to it.
+
+    >>> document([Diagnosis("a"), Diagnosis("b")])["trajectory"][0]["source"]
+    'a'
+    """
+    last = found[-1].document(plots)
+    if len(found) > 1:
+        last["trajectory"] = [_step(one) for one in found]
+    return last
+
+
+def _step(one: Diagnosis) -> dict[str, Any]:
+    whole = one.document()
+    return {name: whole[name] for name in ("source", "reference", "matrices", "summary")}
+
+
+def joined(found: Sequence[Diagnosis]) -> pa.Table:
+    """The tables of several diagnoses, each row with its source.
+
+    >>> joined([Diagnosis("a")]).column_names
+    ['source', 'name']
+    """
+    tables = [
+        one.table().add_column(0, "source", pa.array([one.source] * len(one.matrices), pa.string()))
+        for one in found
+    ]
+    return pa.concat_tables(tables, promote_options="permissive")
+
+
+def refused(refusal: store.Refusal) -> dict[str, Any]:
+    """The document of a checkpoint that was not examined.
+
+    >>> refused(store.Refusal(2, "x.pt", "is empty", "download it again"))["error"]
+    {'code': 2, 'given': 'x.pt', 'wrong': 'is empty', 'advice': 'download it again'}
+    """
+    code, given, wrong, advice = refusal.args
+    error = {"code": code, "given": given, "wrong": wrong, "advice": advice}
+    return Diagnosis(given).document() | {"error": error}

@@ -83,6 +83,7 @@ class Processes:
     limit: float = 900.0  # seconds; a unit of the paper's experiments takes some of them
     retries: int = 1  # a process killed for its memory may find more of it the second time
     memory: int | None = None
+    loaded: tuple[str, ...] = ("torch", "scipy.linalg")  # modules that no process loads again
 
     def run(self, work: Callable[[T], object], items: Sequence[T]) -> Generator[Done[T]]:
         """Every process takes the next item when it has done its last."""
@@ -90,7 +91,7 @@ class Processes:
         busy: dict[Future[Done[T]], tuple[T, int, Any]] = {}
         with _one_thread():
             # One pool for each process: if it dies holding its pool's lock, it blocks no other.
-            idle = [_pool(self.memory) for _ in range(min(self.jobs, len(items)))]
+            idle = [self._pool() for _ in range(min(self.jobs, len(items)))]
             try:
                 while todo or busy:
                     while todo and idle:
@@ -115,7 +116,19 @@ class Processes:
 
     def _renewed(self, pool: Any) -> Any:
         _stop(pool)
-        return _pool(self.memory)
+        return self._pool()
+
+    def _pool(self) -> Any:
+        from pebble import ProcessPool
+
+        # Not fork: such a child hangs in a factorization if its parent ran one with two threads.
+        # Not spawn: each would load torch anew, for seconds; here one server does, then it forks.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(list(self.loaded))
+        with _deaf():
+            forkserver.ensure_running()
+        arguments = os.getpid(), self.memory
+        return ProcessPool(1, initializer=_enter, initargs=arguments, context=context)
 
     def _outcome(self, future: Future[Done[T]], item: T) -> Done[T]:
         try:
@@ -128,19 +141,6 @@ class Processes:
             code = getattr(error, "exitcode", None) or 0
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             return Done(item, 0.0, f"its process died: {how}", ChildProcessError(how))
-
-
-def _pool(memory: int | None) -> Any:
-    from pebble import ProcessPool
-
-    # Not fork: such a child hangs in a factorization if its parent ran one with two threads. Not
-    # spawn: each would load torch anew, which takes seconds; here one server does, then it forks.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "scipy.linalg"])
-    with _deaf():
-        forkserver.ensure_running()
-    arguments = os.getpid(), memory
-    return ProcessPool(1, initializer=_enter, initargs=arguments, context=context)
 
 
 def _enter(parent: int, memory: int | None) -> None:

@@ -148,7 +148,9 @@ def examine(
         "errors": _errors(matrix, found, reference, complete),
     }
     reasons = {key: fact.reason for key, fact in facts.items() if isinstance(fact, _Absent)}
-    known = {key: None if isinstance(fact, _Absent) else fact for key, fact in facts.items()}
+    known: dict[str, Any] = {
+        key: None if isinstance(fact, _Absent) else fact for key, fact in facts.items()
+    }
     return replace(row, **known, reasons=reasons, plot=_plot(row.shape, found, values))
 
 
@@ -276,15 +278,18 @@ def _spectrum(
     if not found.frobenius_norm:
         zero = ZERO if found.frobenius_norm == 0 else RANGE
         return dict.fromkeys((*facts, "edge"), zero)
-    null = MarchenkoPastur(*shape, found.frobenius_norm / math.sqrt(shape[0] * shape[1]))
-    facts["edge"] = null.edges[1]
+    deviation = found.frobenius_norm / math.sqrt(shape[0] * shape[1])
+    null = MarchenkoPastur(*shape)
+    facts["edge"] = null.edges[1] * deviation
     if values is None:
         return facts
-    facts["outliers"] = int((values > _limit(shape) * null.edges[1]).sum())
-    facts["null_distance"] = _kolmogorov(null, values.numpy(force=True)[::-1])
+    in_units = (values / deviation).numpy(force=True)  # of chance; nothing squared overflows
+    facts["outliers"] = int((in_units > _limit(shape) * null.edges[1]).sum())
+    facts["null_distance"] = _kolmogorov(null, in_units[::-1])
     fitted = tails.power_law((values / values[0]).square().numpy(force=True))
     if isinstance(fitted, tails.PowerLaw):
-        xmin = fitted.xmin * float(values[0]) ** 2
+        xmin = fitted.xmin * float(values[0]) * float(values[0])
+        xmin = xmin if 0 < xmin < math.inf else RANGE
         found_tail = fitted.alpha, xmin, fitted.distance, fitted.count
         return facts | dict(zip(names, found_tail, strict=True))
     return facts | dict.fromkeys(names, _Absent(str(fitted)))
@@ -345,8 +350,7 @@ def _plot(shape: tuple[int, int], found: spectra.Vitals, values: Tensor | None) 
     drawn: dict[str, Any] = {"spectrum": [], "null": [], "floor": found.resolution, "rows": None}
     rows = found.row_norms
     if rows is not None and len(rows):
-        counts, edges = np.histogram(rows.numpy(force=True), bins=min(BARS, len(rows)))
-        drawn["rows"] = {"edges": edges.tolist(), "counts": counts.tolist()}
+        drawn["rows"] = _bars(rows.numpy(force=True))
     if values is None or not found.frobenius_norm:
         return drawn
     indices = _indices(len(values))
@@ -354,6 +358,14 @@ def _plot(shape: tuple[int, int], found: spectra.Vitals, values: Tensor | None) 
     drawn["spectrum"] = [[int(i) + 1, float(values[i])] for i in indices]
     drawn["null"] = [[int(i) + 1, float(x)] for i, x in zip(indices, null, strict=True)]
     return drawn
+
+
+def _bars(norms: np.ndarray[Any, Any]) -> dict[str, list[float]]:
+    largest = norms.max() or 1.0
+    relative = norms / largest
+    limits = min(relative.min(), 1 - 1e-6), 1.0  # norms that are all the same fall into one bar
+    counts, edges = np.histogram(relative, bins=min(BARS, len(norms)), range=limits)
+    return {"edges": (edges * largest).tolist(), "counts": counts.tolist()}
 
 
 def _indices(count: int) -> np.ndarray[Any, Any]:

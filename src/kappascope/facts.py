@@ -14,7 +14,7 @@ from kappascope.prose import Record, interval, number, words
 LABELS = {
     "status": "Status", "method": "Method", "shape": "Shape", "dtype": "Stored as",
     "storage": "Values lie on the grid of", "kind": "Kind", "depth": "Layer",
-    "part_of": "Part of", "condition_number": "κ", "interval": "κ lies in",
+    "part_of": "Part of", "condition_number": "κ", "bound": "Product of their κ", "interval": "κ lies in",
     "resolved": "κ resolved by the dtype", "null_z": "z of log κ against chance",
     "null_tail": "Chance of a larger κ", "sigma_max": "σ₁, the largest", "sigma_2": "σ₂",
     "sigma_min": "σ, the smallest", "spectral_gap": "Spectral gap",
@@ -117,6 +117,17 @@ def shown(value: Any) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return " × ".join(shown(one) for one in value)
     return str(value)
+
+
+def sortable(value: float | None) -> str:
+    """A number to sort by: six digits tell as much as can be seen.
+
+    >>> sortable(1 / 3), sortable(None), sortable(math.inf)
+    ('0.333333', '', 'Infinity')
+    """
+    if value is None or not math.isinf(value):
+        return "" if value is None else f"{value:.6g}"
+    return "Infinity"  # as scripts read it
 
 
 def columns(products: Sequence[Record]) -> dict[str, str]:

@@ -1,45 +1,27 @@
 """What is wrong with the matrices of a model, in plain words, and what to try.
 
-A rule is one function, registered by its decorator; its docstring says what it looks for and why
-its threshold is where it is. Chance is the measure: a limit is a quantile of what random matrices
-of the same shape do, shared by all matrices of the model (Bonferroni), so that of a thousand fresh
-models about one gets a false warning from a rule. What chance excludes is not yet an illness: a
-trained matrix is no random one. Hence each rule also has a size below which nobody would act.
-
-- ``info``: worth knowing, nothing to do;
-- ``warning``: somebody should look at this layer;
-- ``critical``: the model cannot work as it is.
+Findings are what the rules of :mod:`kappascope.rules` say, with the correction that treats it where
+:mod:`kappascope.prescriptions` has one for this kind of layer.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
-from scipy.stats import chi2
-
+from kappascope import model_rules  # noqa: F401 - registers its rules
+from kappascope.chains import Chain
 from kappascope.examination import Examination
-from kappascope.prescriptions import Flaw, is_left_alone, prescribe
-from kappascope.theory import GaussianNull, MarchenkoPastur
+from kappascope.prescriptions import Prescription, is_left_alone, prescribe
+from kappascope.products import Product
+from kappascope.rules import MODEL_RULES, RULES, Model, Severity, Symptom
 
-Severity: TypeAlias = Literal["info", "warning", "critical"]
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
-
-FALSE_ALARM = 1e-3  # the share of fresh models that a rule may accuse
-NOTABLE, GRAVE = 10.0, 100.0  # times kappa's usual value: one digit lost beyond chance, and two
-TALL, TALLEST = 3.0, 10.0  # times the median norm: beyond what is common, and all the others' scale
-UNEVEN, VERY_UNEVEN = 0.5, 1.0  # coefficients of variation: trained layers have 0.05 to 0.35
-LOST = 0.5  # of the rank that chance gives
-ENOUGH = 32  # singular values from which a spectrum tells a fresh matrix from another
-EXACT = 1e-3  # by which kappa of a float32 or bfloat16 orthogonal matrix misses 1, and norms 1
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one rule says of one matrix, or of the model.
+    """What one rule says of one matrix, of a product, or of the model.
 
     >>> Finding("zero", "info", "fc.weight", "all entries are zero", "check that it is trained")
     Finding(rule='zero', severity='info', subject='fc.weight', evidence='all entries are zero', ...)
@@ -54,60 +36,8 @@ class Finding:
     snippet: str = ""
 
 
-@dataclass(frozen=True)
-class Symptom:
-    """What a rule returns: a finding without what follows from the rule and the matrix."""
-
-    severity: Severity
-    evidence: str
-    advice: str = ""
-    flaw: Flaw | None = None
-
-
-@dataclass(frozen=True)
-class Model:
-    """All examinations of a model: what a matrix is compared with, and shares its chance with."""
-
-    rows: tuple[Examination, ...]
-    products: tuple[Any, ...] = ()
-    chains: tuple[Any, ...] = ()
-
-    @property
-    def chance(self) -> float:
-        """How unlikely a matrix must be to be noticed among so many."""
-        return FALSE_ALARM / max(1, len(self.rows) + len(self.products) + len(self.chains))
-
-    @cached_property
-    def is_fresh(self) -> bool:
-        """Whether most matrices that can tell look as initialised."""
-        told = [fresh(row) for row in self.rows if _can_tell(row)]
-        return 2 * sum(told) >= len(told)
-
-
-MatrixRule: TypeAlias = Callable[[Examination, Model], Symptom | None]
-ModelRule: TypeAlias = Callable[[Model], Iterator[Finding]]
-RULES: dict[str, MatrixRule] = {}
-MODEL_RULES: dict[str, ModelRule] = {}
-
-
-def rule(judge: MatrixRule) -> MatrixRule:
-    """Register a rule for every matrix; its name is its id."""
-    RULES[_id(judge)] = judge
-    return judge
-
-
-def model_rule(judge: ModelRule) -> ModelRule:
-    """Register a rule for the model as a whole."""
-    MODEL_RULES[_id(judge)] = judge
-    return judge
-
-
-def _id(judge: Callable[..., Any]) -> str:
-    return judge.__name__.replace("_", "-")
-
-
 def findings(
-    rows: Iterable[Examination], products: Iterable[Any] = (), chains: Iterable[Any] = ()
+    rows: Iterable[Examination], products: Iterable[Product] = (), chains: Iterable[Chain] = ()
 ) -> tuple[Finding, ...]:
     """What all rules say, worst first.
 
@@ -118,305 +48,32 @@ def findings(
     [('non-finite', 'critical')]
     """
     model = Model(tuple(rows), tuple(products), tuple(chains))
-    found = [one for row in model.rows for one in _of(row, model)]
-    found += [one for judge in MODEL_RULES.values() for one in judge(model)]
+    found = [_finding(*case) for case in _cases(model)]
     return tuple(sorted(found, key=lambda one: -SEVERITIES.index(one.severity)))
 
 
-def _of(row: Examination, model: Model) -> Iterator[Finding]:
-    """What the rules say of one matrix."""
-    for name, judge in RULES.items():
-        symptom = judge(row, model)
-        if symptom is not None:
-            yield _finding(name, row, symptom)
-
-
-def _finding(name: str, row: Examination, symptom: Symptom) -> Finding:
-    plain = Finding(name, symptom.severity, row.name, symptom.evidence, symptom.advice)
-    if symptom.flaw is None:
-        return plain
-    treated = prescribe(symptom.flaw, row)
-    # where nothing is to be done about it, nobody is to be alarmed
-    severity: Severity = "info" if is_left_alone(row) else symptom.severity
-    mild = severity == "info" and treated.correction
-    advice = (
-        f"no need to act; if the layer trains badly, {treated.advice}" if mild else treated.advice
-    )
-    return replace(
-        plain,
-        severity=severity,
-        advice=advice,
-        correction=treated.correction,
-        snippet=treated.snippet,
-    )
-
-
-# --- numbers that are none, or none left ----------------------------------------------------------
-
-
-@rule
-def non_finite(row: Examination, model: Model) -> Symptom | None:
-    """A NaN or an infinity spreads to every output: critical, at any count."""
-    if "non-finite" not in row.status:
-        return None
-    evidence = row.status.removeprefix("failed: ")
-    if "mask" in row.name:
-        return Symptom("info", evidence, "fine in a mask, which adds minus infinity to logits")
-    advice = "the file is damaged or training diverged: go back to an earlier checkpoint"
-    return Symptom("critical", evidence, advice)
-
-
-@rule
-def zero(row: Examination, model: Model) -> Symptom | None:
-    """All entries zero: usual for what is to start as nothing (adapters, last layers of branches).
-
-    In a model whose other matrices are trained, a layer that passes nothing on is a warning.
-    """
-    if row.frobenius_norm != 0 or not min(row.shape):
-        return None
-    meant = model.is_fresh or is_left_alone(row)
-    advice = "fine where a layer is to start as nothing; otherwise it was not loaded or not trained"
-    return Symptom("info" if meant else "warning", "all entries are zero", advice)
-
-
-# --- rows and columns -----------------------------------------------------------------------------
-
-
-@rule
-def dead_rows(row: Examination, model: Model) -> Symptom | None:
-    """Rows that are nothing beside the median: outputs that do not depend on the input.
-
-    No initialisation in use makes some rows zero, but a lookup table has them for padding, by its
-    kind or, where the name does not tell, by being the only dead row of a tall matrix.
-    """
-    dead, rows = row.dead_rows or 0, row.shape[0]
-    if not dead or not row.frobenius_norm:
-        return None
-    padding = dead == 1 and rows > row.shape[1] and row.kind == "other"
-    expected = padding or is_left_alone(row)
-    advice = "usual for padding and tokens never seen" if expected else _DEAD.format("outputs")
-    return Symptom("info" if expected else "warning", f"{dead} of {rows} rows are dead", advice)
-
-
-@rule
-def dead_columns(row: Examination, model: Model) -> Symptom | None:
-    """Columns that are nothing beside the median: inputs that nothing reads.
-
-    A masked or identity-like convolution has columns of zeros by design.
-    """
-    dead, columns = row.dead_columns or 0, row.shape[1]
-    if not dead or not row.frobenius_norm:
-        return None
-    expected = is_left_alone(row) or row.kind == "convolution"
-    advice = "usual for masked kernels" if row.kind == "convolution" else _DEAD.format("inputs")
-    evidence = f"{dead} of {columns} columns are dead"
-    return Symptom("info" if expected else "warning", evidence, advice)
-
-
-_DEAD = "prune them, or look for {} that were constant during training"
-
-
-@rule
-def outlier_rows(row: Examination, model: Model) -> Symptom | None:
-    """A row far longer than the median one; see :func:`_outlying`."""
-    return _outlying("row", row.row_norms, row.outlier_rows, row.shape[1], model)
-
-
-@rule
-def outlier_columns(row: Examination, model: Model) -> Symptom | None:
-    """A column far longer than the median one; see :func:`_outlying`."""
-    return _outlying("column", row.column_norms, row.outlier_columns, row.shape[0], model)
-
-
-def _outlying(
-    what: str, norms: Any, count: int | None, length: int, model: Model
-) -> Symptom | None:
-    """Norms beyond chance: squared, those of ``length`` normal entries are chi-square.
-
-    The limit is the quantile that the longest of a million stays below as often as a model is not
-    to be accused. Three times the median is the least worth a word (trained transformers have two
-    to five); from ten on one vector decides sigma_1 and the scale of quantization: a warning.
-    """
-    if norms is None or not norms.median or not count:
-        return None
-    ratio = norms.max / norms.median
-    chance = chi2.isf(model.chance / 1e6, length) / chi2.median(length)
-    if ratio < max(TALL, math.sqrt(chance)):
-        return None
-    evidence = f"the longest {what} has {ratio:.1f} times the median norm; {count} stand out"
-    return Symptom("warning" if ratio >= TALLEST else "info", evidence, flaw=Flaw.SCALE)
-
-
-@rule
-def uneven_norms(row: Examination, model: Model) -> Symptom | None:
-    """Row or column norms that vary far more than those of a random matrix, 1/sqrt(2 n).
-
-    Worth a word from a coefficient of variation of 0.5 on (trained transformers have 0.05 to
-    0.35); from 1 on the norms differ as much as they measure: a warning.
-    """
-    spread, what = max(_spreads(row), default=(0.0, ""))
-    if spread < UNEVEN:
-        return None
-    evidence = f"{what} norms vary by {spread:.2f} of their mean"
-    return Symptom("warning" if spread >= VERY_UNEVEN else "info", evidence, flaw=Flaw.SCALE)
-
-
-def _spreads(row: Examination) -> Iterator[tuple[float, str]]:
-    """Coefficients of variation at least three times those of chance, dead ones left out."""
-    rows = ("row", row.row_norms, row.dead_rows, *row.shape)
-    columns = ("column", row.column_norms, row.dead_columns, *row.shape[::-1])
-    for what, norms, dead, count, length in (rows, columns):
-        if norms is not None and norms.cv is not None:
-            # with a share p of the norms and none else, 1 + cv^2 is (1 + their own cv^2) / p
-            own = math.sqrt(max(0.0, (1 + norms.cv**2) * (1 - (dead or 0) / count) - 1))
-            if own >= 3 / math.sqrt(2 * length):
-                yield own, what
-
-
-# --- the spectrum ---------------------------------------------------------------------------------
-
-
-@rule
-def ill_conditioned(row: Examination, model: Model) -> Symptom | None:
-    """Kappa beyond chance, by the low end of its interval: what is certain despite rounding.
-
-    A square random matrix has a kappa beyond x with probability 2 n / x, so that the tail
-    probability, not the number of deviations, decides. A rectangular one hardly varies, and every
-    trained one is beyond chance: worth a word is ten times the usual kappa, a warning a hundred.
-    """
-    times = _times_usual(row, row.condition_number_low or row.condition_number, model)
-    if times < NOTABLE:
-        return None
-    m, n = row.shape
-    evidence = f"kappa {row.condition_number:.2g} is beyond chance: at least {times:.0f} times that"
-    flaw = Flaw.BOTH if uneven_norms(row, model) else Flaw.SHAPE
-    severity: Severity = "warning" if times >= GRAVE else "info"
-    return Symptom(severity, f"{evidence} of a random {m} x {n} matrix", flaw=flaw)
-
-
-def _times_usual(row: Examination, kappa: float | None, model: Model) -> float:
-    """Kappa over that of a random matrix of the shape; 0 if it is not beyond chance."""
-    # the stored null_tail spares a look at the null in most cases
-    if kappa is None or row.null_tail is None or row.null_tail > model.chance:
-        return 0.0
-    null = GaussianNull(*row.shape)
-    if null.tail(kappa) > model.chance:
-        return 0.0
-    return kappa / math.exp(null.log_condition_number)
-
-
-@rule
-def unresolved(row: Examination, model: Model) -> Symptom | None:
-    """Kappa not known to a factor of two, because of how the matrix is stored.
-
-    Usual for large square matrices in 16 bits. A warning if the stored kappa looks grave and might
-    be nothing but rounding: somebody might act on it.
-    """
-    kappa, low, high = row.condition_number, row.condition_number_low, row.condition_number_high
-    if row.resolved or kappa is None or low is None or min(row.shape) < 2:
-        return None
-    top = "infinity" if high is None else f"{high:.2g}"
-    evidence = f"{row.storage} leaves kappa open between {low:.2g} and {top}"
-    grave = _times_usual(row, kappa, model) >= GRAVE > _times_usual(row, low, model)
-    advice = "do not act on kappa; examine a checkpoint with more digits"
-    return Symptom("warning" if grave else "info", evidence, advice)
-
-
-@rule
-def rank_deficient(row: Examination, model: Model) -> Symptom | None:
-    """Singular to the last digit, or with less than half the effective rank that chance gives.
-
-    Chance gives Marchenko and Pastur's share of singular values above 1 % of the largest, almost
-    all of them, and fluctuates by one or two. Dead rows or columns are told elsewhere.
-    """
-    if not row.sigma_max or row.effective_rank is None or min(row.shape) < 2:
-        return None
-    alive = _alive(row)
-    singular = row.condition_number is None and alive == min(row.shape)
-    null = MarchenkoPastur(*row.shape)
-    usual = alive * float(1 - null.cdf(0.01 * null.edges[1]))
-    if not singular and row.effective_rank >= LOST * usual:
-        return None
-    rank = f"effective rank {row.effective_rank}, where chance gives {usual:.0f}"
-    evidence = f"numerically singular, {rank}" if singular else rank
-    return _table(row, evidence) or Symptom("warning", evidence, flaw=Flaw.RANK)
-
-
-def _alive(row: Examination) -> int:
-    """The rank that rows and columns which are not dead could have."""
-    rows, columns = row.shape
-    return max(1, min(rows - (row.dead_rows or 0), columns - (row.dead_columns or 0)))
-
-
-def _table(row: Examination, evidence: str) -> Symptom | None:
-    """A matrix of equal rows or columns is a table of constants: norm layers and rates are."""
-    spreads = [norms.cv for norms in (row.row_norms, row.column_norms) if norms is not None]
-    if row.effective_rank == 1 and any(cv is not None and cv < EXACT for cv in spreads):
-        advice = "fine for a table of constants, which is no map"
-        return Symptom("info", f"{evidence}: all rows or columns are alike", advice)
-    return None
-
-
-@rule
-def untrained(row: Examination, model: Model) -> Symptom | None:
-    """A spectrum that chance alone explains; see :func:`fresh`."""
-    if not _can_tell(row) or not fresh(row):
-        return None
-    advice = "fine if it is new or frozen; otherwise it was not loaded or not trained"
-    if _is_orthogonal(row):
-        return Symptom(
-            "info", "all singular values are equal, as orthogonal initialisation", advice
-        )
-    law = "uniform" if (row.entry_kurtosis or 0.0) < -0.6 else "normal"  # -1.2 and 0
-    distance = f"{row.null_distance:.4f}, below the {_usual_distance(row):.4f} of chance"
-    return Symptom(
-        "info", f"its spectrum is that of fresh {law} entries: distance {distance}", advice
-    )
-
-
-def fresh(row: Examination) -> bool:
-    """Whether a spectrum is Marchenko and Pastur's as closely as a random matrix's, or orthogonal.
-
-    Singular values of a random matrix repel each other: their distance from the law is of order
-    log(n) / n, not 1/sqrt(n), so that very little training shows.
-    """
-    if row.null_distance is None:
-        return False
-    return _is_orthogonal(row) or (not row.outliers and row.null_distance < _usual_distance(row))
-
-
-def _can_tell(row: Examination) -> bool:
-    return row.null_distance is not None and min(row.shape) >= ENOUGH
-
-
-def _usual_distance(row: Examination) -> float:
-    """What 999 of 1000 normal or uniform matrices of 8 to 1024 rows stay below, by simulation."""
-    n = min(row.shape)
-    return (1.5 + 0.4 * math.log(n)) / n
-
-
-def _is_orthogonal(row: Examination) -> bool:
-    return row.condition_number is not None and row.condition_number < 1 + EXACT
-
-
-# --- the model ------------------------------------------------------------------------------------
-
-
-@model_rule
-def duplicates(model: Model) -> Iterator[Finding]:
-    """Matrices with all the same numbers, stored apart: clones that were not trained, or errors."""
-    groups: dict[tuple[Any, ...], list[str]] = {}
+def _cases(model: Model) -> Iterator[tuple[str, Symptom, str, tuple[Examination, ...]]]:
+    """Rule, symptom, its subject, and the matrices that it is about."""
     for row in model.rows:
-        if row.sigma_max and row.entry_std and row.part_of is None:
-            key = (row.shape, row.frobenius_norm, row.sigma_max, row.sigma_2, row.sigma_min,
-                   row.entry_mean, row.entry_kurtosis, row.row_norms, row.column_norms)  # fmt: skip
-            groups.setdefault(key, []).append(row.name)
-    for first, *others in (names for names in groups.values() if len(names) > 1):
-        evidence = f"{len(others)} more are equal to it: {_listed(others)}"
-        advice = "fine in a fresh model of cloned layers; otherwise tie them, or check the loading"
-        yield Finding("duplicates", "info", first, evidence, advice)
+        for name, judge in RULES.items():
+            symptom = judge(row, model)
+            if symptom is not None:
+                yield name, symptom, row.name, (row,)
+    for name, ask in MODEL_RULES.items():
+        for symptom in ask(model):
+            yield name, symptom, symptom.subject or "model", symptom.about
 
 
-def _listed(names: Sequence[str]) -> str:
-    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + rest
+def _finding(rule: str, symptom: Symptom, subject: str, about: tuple[Examination, ...]) -> Finding:
+    treated = Prescription(None, "", symptom.advice)
+    severity = symptom.severity
+    if symptom.flaw is not None and about:
+        treated = prescribe(symptom.flaw, *about)
+        # where nothing is to be done about it, nobody is to be alarmed
+        severity = "info" if all(map(is_left_alone, about)) else severity
+    calm = "no need to act; if the layer trains badly, "
+    mild = severity == "info" and treated.correction
+    advice = f"{calm if mild else ''}{treated.advice}"
+    return Finding(
+        rule, severity, subject, symptom.evidence, advice, treated.correction, treated.snippet
+    )

@@ -90,7 +90,7 @@ def inside(folder: Path, name: str) -> Path:
         wrong = f"shard name is not a plain file name: {quoted(name)}"
         raise Malformed(wrong, "repair the index")
     root = folder.resolve()
-    real = (root / name).resolve()
+    real = resolved(root / name)
     roots = [root]
     for parent in (root, *root.parents):
         if parent.parent.name == "snapshots":  # .../snapshots/<revision>/x -> ../../blobs/<digest>
@@ -99,6 +99,23 @@ def inside(folder: Path, name: str) -> Path:
     if not any(real.is_relative_to(root) for root in roots):
         raise Malformed(f"{quoted(name)} is a link out of the folder", "copy the file into it")
     return real
+
+
+def resolved(path: Path) -> Path:
+    """Where a path leads; Python's own word for a circle of links depends on its version."""
+    try:
+        return path.resolve()
+    except RuntimeError:
+        raise Malformed("is a circle of links", "give a checkpoint or its folder") from None
+
+
+def is_shard(name: str) -> bool:
+    """Whether a file is one of several, by its name.
+
+    >>> is_shard("model-00001-of-00002.safetensors")
+    True
+    """
+    return bool(re.fullmatch(_SHARD, name))
 
 
 def is_plain(name: object) -> bool:

@@ -29,7 +29,8 @@ def quoted(name: object) -> str:
     >>> quoted("a\nb" + 100 * "c")
     "'a\\nbccccccccccccccccccccccccccccccccccccccccccccccc...'"
     """
-    text = str(name)
+    # Only text: another value of a file may be endless to print.
+    text = name if isinstance(name, str) else f"a {type(name).__name__}"
     return repr(text if len(text) <= 53 else text[:50] + "...")
 
 

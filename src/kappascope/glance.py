@@ -45,8 +45,8 @@ class Row:
 
     @property
     def name(self) -> str:
-        """On one line."""
-        return str(self.matrix.get("name", "")).replace("\n", "\\n")
+        """On one line, and something to press."""
+        return str(self.matrix.get("name", "")).replace("\n", "\\n") or "(no name)"
 
     @property
     def place(self) -> int:
@@ -128,14 +128,18 @@ def ranked(matrices: Iterable[Matrix]) -> list[Row]:
 
 @dataclass(frozen=True)
 class Cell:
-    """The matrices of one kind in one layer; the farthest above chance gives the colour."""
+    """The matrices of one kind in one layer; one that failed or is farthest above chance is shown.
+
+    >>> Cell((Row({"shape": [1, 2], "condition_number": 1.0}), Row({"status": "failed: NaN"}))).text
+    '✗'
+    """
 
     rows: tuple[Row, ...]
 
     @property
     def worst(self) -> Row:
         """The one shown."""
-        return max(self.rows, key=lambda row: -1.0 if row.ratio is None else row.ratio)
+        return max(self.rows, key=lambda row: (row.failed, row.ratio or 0.0))
 
     @property
     def severity(self) -> str:
@@ -145,8 +149,9 @@ class Cell:
     @property
     def text(self) -> str:
         """What stands in it."""
-        ratio = self.worst.ratio
-        return "·" if ratio is None else f"×{number(ratio, 2)}"
+        if self.worst.ratio is None:
+            return "✗" if self.worst.failed else "·"
+        return f"×{number(self.worst.ratio, 2)}"
 
     @property
     def label(self) -> str:
@@ -163,6 +168,8 @@ class Cell:
 
 
 def _compared(row: Row) -> str:
+    if row.failed:
+        return str(row.matrix["status"])
     if row.ratio is None:
         return str((row.matrix.get("reasons") or {}).get("condition_number") or "κ unknown")
     z = row.matrix.get("null_z")

@@ -144,12 +144,12 @@ def _entry(name: str, value: Any) -> _Entry:
     if not isinstance(shape, list) or not all(map(_whole, shape)):
         raise malformed("its shape is not a list of whole numbers")
     if not (_whole(begin) and _whole(end) and begin <= end):
-        raise malformed(f"its offsets {quoted([begin, end])} are not two rising whole numbers")
+        raise malformed("its offsets are not two rising whole numbers")
     if any(size >= 1 << 64 for size in accumulate(shape, lambda a, b: a * b)):
-        raise malformed(f"its shape {quoted(shape)} overflows")
+        raise malformed(f"its shape {quoted(str(shape))} overflows")
     bits = prod(shape) * _DTYPES[dtype][0]
     if bits != 8 * (end - begin):
-        raise malformed(f"{dtype} of shape {quoted(shape)} is not {end - begin} bytes long")
+        raise malformed(f"{dtype} of shape {quoted(str(shape))} is not {end - begin} bytes long")
     return _Entry(name, dtype, shape, begin, end)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 _WIDTHS = ("hidden_size", "n_embd", "d_model", "dim", "embed_dim", "model_dim", "width")
@@ -28,7 +29,7 @@ _COUNTING = {
 }
 _SIZING = ("q_norm.weight", "q_layernorm.weight", "query_layernorm.weight", "norm_q.weight")
 _LARGEST = 2**20  # no model has more of anything; a file nobody vouches for may say so
-_SECTIONS = 64  # as many as are looked at, three levels deep: configs have two or three, one deep
+_SECTIONS = 64  # as many are looked at; configs have a handful
 _SYNONYMS = {"vision": ("vision", "visual", "image"), "text": ("text", "language", "llm")}
 
 
@@ -71,7 +72,7 @@ def heads(config: Mapping[str, Any], name: str, fits: Callable[[Heads], bool]) -
 def count_beside(
     path: str, rows: int, near: Callable[[str], tuple[int, ...] | None], *modules: object
 ) -> int:
-    """The heads of the queries at ``path``, by modules around it or tensors beside it; 0 if unknown.
+    """The heads of the queries at ``path`` by modules around or tensors beside it, 0 if unknown.
 
     >>> count_beside("attn.q_proj", 64, {"attn.q_norm.weight": (16,)}.get)
     4
@@ -84,7 +85,7 @@ def count_beside(
     for key in _SIZING:
         shape = near(stem + key) or (rows,)
         counts += [rows // shape[0]] if len(shape) == 1 and 0 < shape[0] < rows else []
-    return next((n for n in counts if type(n) is int and 0 < n and rows % n == 0), 0)
+    return next((n for n in counts if type(n) is int and n > 0 and rows % n == 0), 0)
 
 
 def _speaks_of(label: str, name: str) -> bool:
@@ -118,18 +119,17 @@ def _keys(section: Mapping[str, Any], queries: int, keys: int) -> Iterator[int]:
         yield queries
 
 
-def sections(
-    config: Mapping[str, Any], label: str = "", deep: int = 3
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def sections(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """``config`` and the configs inside it, each with its name.
 
     >>> [label for label, _ in sections({"text_config": {"n_head": 2}})]
     ['', 'text_config']
     """
-    yield label, config
-    inside = [(str(key), value) for key, value in config.items() if isinstance(value, Mapping)]
-    for key, value in inside[:_SECTIONS] if deep else ():
-        yield from sections(value, key, deep - 1)
+    waiting = [("", config)]
+    for label, section in waiting:  # which grows as it is gone through
+        yield label, section
+        inside = ((str(key), value) for key, value in section.items() if isinstance(value, Mapping))
+        waiting.extend(islice(inside, _SECTIONS - len(waiting)))
 
 
 def model_types(config: Mapping[str, Any]) -> set[str]:

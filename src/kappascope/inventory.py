@@ -6,7 +6,6 @@ tensors (a parametrization, weight normalization, pruning) come in their place, 
 
 from __future__ import annotations
 
-import copy
 import re
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -17,8 +16,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.nn.utils.parametrize import ParametrizationList
-from torch.nn.utils.spectral_norm import SpectralNorm
+
+from kappascope.makings import attempt, composed, makings, tensors
 
 Contents: TypeAlias = nn.Module | Mapping[Any, Any]
 Path: TypeAlias = tuple[Any, ...]  # keys into nested mappings; a module is a mapping of its weights
@@ -122,7 +121,7 @@ def _foreign(key: str, inner: Contents | None, depth: int) -> str | None:
 
 
 def _module(module: nn.Module, at: str, path: Path) -> Iterator[Stored]:
-    near = {key: tensor for key, tensor, _ in _tensors(module)}.get
+    near = {key: tensor for key, tensor, _ in tensors(module)}.get
     modules = dict(module.named_modules(remove_duplicate=False))
     ingredients: dict[str, str] = {}
     for inside, owner in modules.items():
@@ -130,11 +129,11 @@ def _module(module: nn.Module, at: str, path: Path) -> Iterator[Stored]:
         around = modules.get(inside.rpartition(".")[0])
         store = partial(_within, path, here, near=near, at=at, owner=owner, around=around)
 
-        for name, make, keys in _makings(owner):
+        for name, make, keys in makings(owner):
             ingredients |= {here + key: f"read as {at}{stripped(here + name)}" for key in keys}
-            value, reason = _attempt(make)
+            value, reason = attempt(make)
             yield store(name, value, reason=reason, made=True)
-        for name, tensor, buffer in _tensors(owner, recurse=False):
+        for name, tensor, buffer in tensors(owner, recurse=False):
             reason = ingredients.get(here + name, buffer)
             yield store(name, tensor, reason=reason)
         if "_packed_params" in vars(owner):  # torch.ao.nn.quantized
@@ -143,43 +142,6 @@ def _module(module: nn.Module, at: str, path: Path) -> Iterator[Stored]:
 
 def _within(path: Path, here: str, name: str, value: Any, **more: Any) -> Stored:
     return Stored(here + name, value, path=(*path, here + name), **more)
-
-
-def _tensors(module: nn.Module, recurse: bool = True) -> Iterator[tuple[str, Tensor, str | None]]:
-    for name, parameter in module.named_parameters(recurse=recurse, remove_duplicate=False):
-        yield name, parameter, None
-    for name, buffer in module.named_buffers(recurse=recurse, remove_duplicate=False):
-        yield name, buffer, "a buffer, not a parameter"
-
-
-def _makings(owner: nn.Module) -> Iterator[tuple[str, Callable[[], Tensor], list[str]]]:
-    """Each weight that ``owner`` makes: its name, how to read it without a trace, and of what."""
-    # Not getattr: a compiled module passes off its content's parametrizations as its own.
-    parametrized = dict(owner.named_children()).get("parametrizations", nn.Module())
-    for name, steps in parametrized.named_children():
-        if isinstance(steps, ParametrizationList):
-            keys = [f"parametrizations.{name}.{key}" for key, *_ in _tensors(steps, recurse=False)]
-            yield name, partial(_evaluated, steps), keys
-    for hook in owner._forward_pre_hooks.values():
-        if isinstance(hook, SpectralNorm):
-            make = partial(hook.compute_weight, owner, do_power_iteration=False)
-            yield hook.name, make, [f"{hook.name}_{end}" for end in ("orig", "u", "v")]
-
-
-def _evaluated(steps: ParametrizationList) -> Tensor:
-    # A copy, for in training mode spectral_norm moves its vectors and a dropout draws numbers.
-    devices = {tensor.device for _, tensor, _ in _tensors(steps) if tensor.is_cuda}
-    with torch.random.fork_rng(list(devices)):
-        weight: Tensor = copy.deepcopy(steps).eval()()
-    return weight
-
-
-@torch.no_grad()
-def _attempt(make: Callable[[], Tensor]) -> tuple[Tensor | None, str | None]:
-    try:
-        return make(), None
-    except Exception as error:  # a stranger's code may raise anything; the rest is still read
-        return None, f"could not be made: {error}"
 
 
 def reader(source: Contents) -> Read:
@@ -204,9 +166,9 @@ def reader(source: Contents) -> Read:
 def _of_module(module: nn.Module, key: str) -> Tensor:
     path, _, name = key.rpartition(".")
     owner = module.get_submodule(path)
-    makings = {made: make for made, make, _ in _makings(owner)}
-    tensors = {name: tensor for name, tensor, _ in _tensors(owner, recurse=False)}
-    return makings[name]() if name in makings else tensors[name]
+    made = {name: make for name, make, _ in makings(owner)}
+    kept = {name: tensor for name, tensor, _ in tensors(owner, recurse=False)}
+    return made[name]() if name in made else kept[name]
 
 
 # --- weights made of two halves -------------------------------------------------------------------
@@ -249,21 +211,6 @@ def _composition(halves: list[Stored], factor: str) -> Tensor | None:
     return composed(weight.detach().to("meta"), scale.detach().to("meta"), factor)
 
 
-@torch.no_grad()
-def composed(weight: Tensor, scale: Tensor, factor: str) -> Tensor | None:
-    """The weight made of two halves, by shape alone None if they do not fit.
-
-    >>> composed(torch.tensor([[3.0, 4.0]]), torch.tensor([[10.0]]), "_g")
-    tensor([[6., 8.]])
-    """
-    if factor == "_mask":
-        return weight * scale if scale.shape == weight.shape else None
-    ones = [1] * weight.ndim
-    lengths = {(*ones[:d], size, *ones[d + 1 :]): d for d, size in enumerate(weight.shape)}
-    dim = ({(): -1} | lengths).get(tuple(scale.shape))  # one length, or one for each index of dim
-    return None if dim is None else weight * (scale / torch.norm_except_dim(weight, 2, dim))
-
-
 # --- which tensors are matrices -------------------------------------------------------------------
 
 
@@ -291,6 +238,23 @@ def _objections(tensor: Tensor) -> Iterator[tuple[bool, str]]:
     yield tensor.ndim == 0, "scalar"
     yield tensor.ndim == 1, "one-dimensional"
     yield tensor.numel() == 0, "empty"
+
+
+def bystander(stored: Stored) -> str | None:
+    """Why a tensor in the shape of a matrix is none, by the names of those that models keep.
+
+    >>> kept = {"attn.bias": torch.ones(1, 1, 4, 4), "rotary_emb.cos_cached": torch.ones(4, 4)}
+    >>> [bystander(stored) for stored in walk(kept)]
+    ['a buffer, the mask of attention', 'a buffer, a table of rotations']
+    """
+    leaf, shape = stored.key.rpartition(".")[2], tuple(stored.value.shape)
+    if leaf == "bias" and len(shape) == 4 and shape[:2] == (1, 1):  # GPT-2
+        return "a buffer, the mask of attention"
+    if re.fullmatch("(cos|sin)_cached?", leaf):
+        return "a buffer, a table of rotations"
+    if "expert" in stored.key and leaf.endswith("bias") and len(shape) == 2:
+        return "one-dimensional for each expert"
+    return None
 
 
 def scaled(stored: Stored) -> str | None:

@@ -7,6 +7,7 @@ chose, and no nesting is followed: a hostile pickle costs no more than a large o
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,13 @@ from kappascope.formats import Malformed, quoted
 
 Builders: TypeAlias = Mapping[str, Callable[..., Any]]
 _AGAIN = "download or save it again"
+_LONGEST_NAME = 300  # letters of a module's name, and of a name in it
+_MOST_GIVEN = 16  # values that a builder is given; to hand over a million time and again would take
+# Names that tell no more than a dtype, a kind of storage, or a plain type.
+_OWN = re.compile(
+    r"torch\.(q?u?int\w*|b?float\w*|complex\d+|bool|half|double|short|long|Tensor|nn\.parameter\.Parameter|(cuda\.|storage\.)?\w*Storage)"
+    r"|(builtins|__builtin__)\.\w+|collections\.\w+"
+)
 
 
 class Asks(Malformed):
@@ -25,6 +33,8 @@ class Asks(Malformed):
 
 class Pairs(list[tuple[Any, Any]]):
     """What a dict is made of, in order. A list, since hostile keys can make a dict crawl."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +55,16 @@ class Inert:
     items: list[Any] = field(default_factory=list)
 
 
-def refused(name: str) -> Asks:
-    """What to say of a pickle that wants ``name`` to be run."""
-    return Asks(
-        f"a pickle that asks for {quoted(name)}",
-        "ask its author for safetensors",
-    )
+def refused(*names: str, wrong: str = "a pickle") -> Asks:
+    """What to say of a pickle that wants these names to be run."""
+    asked = ", ".join(quoted(name) for name in names[:2])
+    return Asks(f"{wrong} that asks for {asked}", "ask its author for safetensors")
 
 
 def built(builders: Builders, name: str, given: tuple[Any, ...]) -> Any:
     """What the builder makes of arguments that may be anything."""
+    if len(given) > _MOST_GIVEN:
+        raise Malformed(f"damaged pickle: {name} is given {len(given)} values", _AGAIN)
     try:
         return builders[name](*given)
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -64,15 +74,19 @@ def built(builders: Builders, name: str, given: tuple[Any, ...]) -> Any:
 
 @dataclass
 class Machine:
+    """The state between two steps; a method is what one or several opcodes do."""
+
     data: bytes
-    at: int
+    at: int  # where the next opcode is
     builders: Builders
     persistent: Callable[[Any], Any]
     stack: list[Any] = field(default_factory=list)
     marks: list[list[Any]] = field(default_factory=list)
     memo: dict[int, Any] = field(default_factory=dict)
+    asked: dict[str, None] = field(default_factory=dict)  # names of what is neither built nor known
 
     def take(self, size: int) -> bytes:
+        """The next bytes."""
         end = self.at + size
         if not self.at <= end <= len(self.data):
             raise Malformed("truncated: its pickle ends early", _AGAIN)
@@ -81,9 +95,11 @@ class Machine:
         return taken
 
     def number(self, layout: str) -> Any:
+        """The next bytes as a number."""
         return struct.unpack(layout, self.take(struct.calcsize(layout)))[0]
 
     def line(self) -> bytes:
+        """The bytes up to the end of the line."""
         end = self.data.index(b"\n", self.at)
         return self.take(end + 1 - self.at)[:-1]
 
@@ -92,15 +108,20 @@ class Machine:
         items, self.stack = self.stack, self.marks.pop()
         return items
 
-    def name(self, module: Any, name: Any) -> None:
-        if not (isinstance(module, str) and isinstance(name, str)):
-            raise ValueError("a name is two texts")
+    def name(self, module: Any, name: Any) -> Name:
+        """A name of a module; some are refused at the mere mention."""
+        if not all(isinstance(text, str) and len(text) < _LONGEST_NAME for text in (module, name)):
+            raise ValueError("a name is two short texts")
         full = f"{module}.{name}"
-        if full not in self.builders and trust.is_refused(full):
-            raise refused(full)
-        self.stack.append(Name(full))
+        if full not in self.builders:
+            if trust.is_refused(full):
+                raise refused(full)
+            if not _OWN.fullmatch(full):
+                self.asked[full] = None
+        return Name(full)
 
     def call(self, what: Any, given: Any) -> Any:
+        """What a call makes: the builder's value, or an inert object."""
         if not isinstance(what, Name) or not isinstance(given, tuple):
             raise ValueError("only what has a name is called")
         if what.text in self.builders:
@@ -117,6 +138,7 @@ class Machine:
         return self.call(kind, given) if known else Inert(kind.text, given)
 
     def put(self, items: list[Any]) -> None:
+        """Put keys and values into the dict on top."""
         it = self.stack[-1]
         if len(items) % 2 or not isinstance(it, Pairs | Inert):
             raise ValueError("pairs are put into a dict")
@@ -124,18 +146,22 @@ class Machine:
         pairs.extend(zip(items[::2], items[1::2], strict=True))
 
     def extend(self, items: list[Any]) -> None:
+        """Put items into the list on top."""
         it = self.stack[-1]
         if type(it) is not list and not isinstance(it, Inert):
             raise ValueError("items are put into a list")
         (it.items if isinstance(it, Inert) else it).extend(items)
 
     def build(self, state: Any) -> None:
+        """Give the object on top its attributes."""
         it = self.stack[-1]
         if isinstance(it, Inert):
             it.state = state  # anything else keeps what it is: attributes hold no tensor's numbers
 
     def keep(self, index: int) -> None:
+        """Remember what is on top."""
         self.memo[index] = self.stack[-1]
 
     def again(self, index: int) -> None:
+        """Put what was remembered on top."""
         self.stack.append(self.memo[index])

@@ -40,6 +40,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from kappascope import roles
+from kappascope.cuts import layout
 from kappascope.heads import count_beside
 from kappascope.inventory import (
     Contents,
@@ -47,7 +48,7 @@ from kappascope.inventory import (
     Path,
     Read,
     Stored,
-    composed,
+    bystander,
     contents,
     objection,
     reader,
@@ -55,7 +56,8 @@ from kappascope.inventory import (
     tie,
     walk,
 )
-from kappascope.layouts import Layout, Place, layout
+from kappascope.layouts import Layout, Place
+from kappascope.makings import composed
 
 __all__ = ["Logical", "Matrices", "Plan", "Skipped", "Unit", "matrices", "plan", "reader"]
 
@@ -69,6 +71,23 @@ class Skipped(NamedTuple):
 
     name: str
     reason: str
+
+    @property
+    def lost(self) -> bool:
+        """Whether it may well be a weight, stored in a way that is not understood here.
+
+        >>> Skipped("scale", "torch.int8").lost, Skipped("w", "layout torch.sparse_coo").lost
+        (False, True)
+        """
+        return not _HARMLESS.match(self.reason)
+
+
+# Reasons of what is no weight matrix, or is examined under another name
+_HARMLESS = re.compile(
+    r"one-dimensional|scalar|empty|torch\.(u?int\d+|bool)$|tied to |read as |optimizer state"
+    r"|a buffer|not a tensor|not chosen"
+    r"|number of heads unknown|expected one query|no value and output"  # products, not tensors
+)
 
 
 @dataclass(frozen=True)
@@ -222,12 +241,16 @@ def _survey(
     firsts: Firsts = {}
     for stored in walk(source):
         name = _claim(stored.name, used)
-        if reason := stored.reason or objection(stored.value) or scaled(stored):
+        if reason := stored.reason or _refused(stored):
             yield Skipped(name, reason)
         elif earlier := tie(stored, name, firsts):
             yield Skipped(name, f"tied to {earlier}")
         else:
             yield _unit(stored, config, partial(_claim, used=used), name), stored
+
+
+def _refused(stored: Stored) -> str | None:
+    return objection(stored.value) or scaled(stored) or bystander(stored)
 
 
 def _config(source: Contents) -> Mapping[str, Any]:

@@ -10,10 +10,10 @@ import codecs
 import re
 import struct
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from kappascope.formats import Malformed
-from kappascope.machine import Builders, Machine, Pairs
+from kappascope.machine import Asks, Builders, Machine, Pairs, refused
 
 # 100,000 tensors take about 2.5 million steps; a step makes at most one object of about 100 bytes.
 MOST_STEPS = 6_000_000
@@ -21,13 +21,21 @@ MOST_BYTES = 1 << 26  # the names of 100,000 tensors take less than a quarter of
 _LONGEST_NUMBER = 4000  # digits; Python itself stops at 4300, for the time it takes
 
 
+class Loaded(NamedTuple):
+    """The value of a pickle, where the pickle ends, and the foreign names it asks for."""
+
+    value: Any
+    end: int
+    asked: dict[str, None]
+
+
 def load(
     data: bytes, builders: Builders, persistent: Callable[[Any], Any], begin: int = 0
-) -> tuple[Any, int]:
-    r"""The value of the pickle that begins at ``begin``, and where it ends.
+) -> Loaded:
+    r"""Work out the pickle that begins at ``begin``.
 
     >>> import pickle
-    >>> load(pickle.dumps([1, ("a", None)]), {}, persistent=str)[0]
+    >>> load(pickle.dumps([1, ("a", None)]), {}, persistent=str).value
     [1, ('a', None)]
     >>> load(b"cos\nsystem\n(S'true'\ntR.", {}, persistent=str)
     Traceback (most recent call last):
@@ -35,8 +43,14 @@ def load(
     """
     machine = Machine(data, begin, builders, persistent)
     try:
-        return _run(machine), machine.at
-    except (IndexError, KeyError, ValueError, OverflowError, struct.error) as error:
+        return Loaded(_run(machine), machine.at, machine.asked)
+    except (IndexError, KeyError, ValueError, OverflowError, struct.error, Malformed) as error:
+        if isinstance(error, Asks):
+            raise
+        if machine.asked:
+            raise refused(*machine.asked, wrong="a damaged pickle") from error
+        if isinstance(error, Malformed):
+            raise
         wrong = f"damaged pickle: nothing sensible at byte {machine.at}"
         raise Malformed(wrong, "download or save it again") from error
 
@@ -50,10 +64,14 @@ def _run(machine: Machine) -> Any:
     raise Malformed(f"its pickle takes more than {MOST_STEPS} steps", "save the tensors alone")
 
 
-def _text(data: bytes, encoding: str = "utf-8") -> str:
+def _text(data: bytes) -> str:
     # Half a surrogate is no text: it could be neither printed nor written to a file.
-    text = data.decode(encoding, "backslashreplace")
-    return text.encode("utf-8", "backslashreplace").decode()
+    return data.decode("utf-8", "backslashreplace")
+
+
+def _escaped(data: bytes) -> str:
+    text, _ = codecs.raw_unicode_escape_decode(data, "backslashreplace")
+    return _text(text.encode("utf-8", "surrogatepass"))
 
 
 def _whole(line: bytes) -> int | bool:
@@ -91,8 +109,7 @@ def _popped(m: Machine, count: int) -> tuple[Any, ...]:
 
 
 def _instance(m: Machine) -> Any:
-    m.name(_text(m.line()), _text(m.line()))
-    kind = m.stack.pop()
+    kind = m.name(_text(m.line()), _text(m.line()))
     return m.call(kind, tuple(m.above()))
 
 
@@ -125,7 +142,7 @@ _PUSHED: dict[bytes, _Step] = {
     b"S": lambda m: _plain(m.line()),
     b"T": lambda m: _text(_sized("<i")(m)),
     b"U": lambda m: _text(_sized("<B")(m)),
-    b"V": lambda m: _text(m.line(), "raw-unicode-escape"),
+    b"V": lambda m: _escaped(m.line()),
     b"X": lambda m: _text(_sized("<I")(m)),
     b"\x8c": lambda m: _text(_sized("<B")(m)),
     b"\x8d": lambda m: _text(_sized("<Q")(m)),
@@ -148,6 +165,8 @@ _PUSHED: dict[bytes, _Step] = {
     b"R": lambda m: m.call(*_popped(m, 2)),
     b"\x81": lambda m: m.new(*_popped(m, 2)),
     b"\x92": lambda m: m.new(*_popped(m, 3)[:2]),
+    b"c": lambda m: m.name(_text(m.line()), _text(m.line())),
+    b"\x93": lambda m: m.name(*_popped(m, 2)),
     b"i": _instance,
     b"o": _object,
     b"P": lambda m: m.persistent(_text(m.line())),
@@ -194,8 +213,6 @@ _DONE: dict[bytes, _Step] = {
     b"q": lambda m: m.keep(m.number("<B")),
     b"r": lambda m: m.keep(m.number("<I")),
     b"\x94": lambda m: m.keep(len(m.memo)),
-    b"c": lambda m: m.name(_text(m.line()), _text(m.line())),
-    b"\x93": lambda m: m.name(*_popped(m, 2)),
     b"\x80": _protocol,
     b"\x95": lambda m: m.number("<Q"),  # the length of a frame, which reading ahead would need
 }

@@ -143,7 +143,10 @@ class Piece:
     def read(self) -> Tensor:
         """The tensor; it takes its own memory once."""
         size = self.dtype.itemsize
-        data = torch.empty(self.span * size, dtype=torch.uint8)
+        try:
+            data = torch.empty(self.span * size, dtype=torch.uint8)
+        except RuntimeError as error:  # torch's word for too little memory
+            raise MemoryError(f"{self.span * size} bytes") from error
         self.room.fill(data.numpy().data, self.offset * size)
         if not self.span:
             return torch.empty_strided(self.shape, self.stride, dtype=self.dtype)

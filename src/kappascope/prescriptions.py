@@ -8,7 +8,6 @@ comparison with a run without it.
 
 from __future__ import annotations
 
-import dataclasses
 import glob
 import math
 import re
@@ -98,24 +97,26 @@ class Prescription:
     advice: str
 
 
-def prescribe(flaw: Flaw, row: Examination) -> Prescription:
-    """What to try for a matrix.
+def prescribe(flaw: Flaw, *rows: Examination) -> Prescription:
+    """What to try for a matrix, or for several of one kind that act together.
 
+    >>> from dataclasses import replace
     >>> row = Examination("fc.weight", (32, 8), "float32", "ok")
     >>> print(prescribe(Flaw.RANK, row).snippet)
     from kappascope import corrections
     handle = corrections.SingularValueBound(kappa=3.1).attach(model, optimizer, where='fc.weight')
     # train as before, compare with a run without it, then:
     handle.close()
-    >>> prescribe(Flaw.SCALE, dataclasses.replace(row, kind="embedding")).advice
+    >>> prescribe(Flaw.SCALE, replace(row, kind="embedding")).advice
     'leave it alone: it is looked up, not multiplied'
     """
-    kind = kind_of(row)
+    kind = kind_of(rows[0])
     if kind in LEFT_ALONE:
         return Prescription(None, "", f"leave it alone: {LEFT_ALONE[kind]}")
-    correction, arguments = _choice(flaw, row.shape, kind)
-    where = repr(glob.escape(stored(row)))
-    call = f"corrections.{correction}({arguments}).attach(model, optimizer, where={where})"
+    correction, arguments = _choice(flaw, rows[0].shape, kind)
+    where = [glob.escape(name) for name in dict.fromkeys(map(stored, rows))]
+    selected = repr(where if len(where) > 1 else where[0])
+    call = f"corrections.{correction}({arguments}).attach(model, optimizer, where={selected})"
     advice = f"try {correction} and measure: {MEASURED[correction]}"
     return Prescription(correction, _SNIPPET.format(call=call), advice)
 

@@ -16,7 +16,7 @@ ROLES = {
     "up": "up_proj|w3|fc1|c_fc|linear1|dense_h_to_4h|fc_in|wi|wi_1|up|lin1|ffn|Wi|ff_proj",
     "gate": "gate_proj|w1|wi_0|gate",
     "down": "down_proj|w2|fc2|linear2|dense_4h_to_h|fc_out|down|lin2|ffn_output|ff_out",
-    "out": "o_proj|out_proj|wo|to_out|out_lin|proj|dense|o|out|Wo|attn_out|to_add_out",
+    "out": "o_proj|out_proj|wo|to_out|out_lin|proj|dense|o|out|output|Wo|attn_out|to_add_out",
     "writer": "c_proj",  # of GPT-2, in attention and in the perceptron
 }
 # A role is what a kind is called, but for these.

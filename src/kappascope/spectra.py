@@ -448,5 +448,5 @@ def product_singular_values(
     # r terms add up in the core, and a reflection's sums of m terms wander like a random walk
     steps = max(left.shape[-1], math.sqrt(max(left.shape[-2], right.shape[-1])))
     floor = ldexp(steps * EPS * terms.sum(-1), first + second)
-    finite = floor.isfinite()
-    return torch.where(finite[..., None], ldexp(values, (first + second)[..., None]), torch.nan), floor
+    values = ldexp(values, (first + second)[..., None])
+    return torch.where(floor.isfinite()[..., None], values, torch.nan), floor

@@ -11,18 +11,19 @@ import torch
 from kappascope.builders import Storage, View
 from kappascope.formats import Malformed, quoted
 from kappascope.machine import Inert, Name, Pairs
+from kappascope.pickles import Loaded
 from kappascope.pieces import Piece, Room, Unreadable
 
 _AGAIN = "download or save it again"
 _SAVE = "where you trust it: torch.save(model.state_dict(), ...) or safetensors"
-_MOST_NODES = 2_000_000  # of the tree: 100,000 tensors with their optimizer's state, four times
+_MOST_NODES = 1_000_000  # of the tree: 100,000 tensors with their optimizer's state, twice
 _DEEPEST = 32  # checkpoints nest two or three levels; one that contains itself never ends
 
 Tree: TypeAlias = dict[str, Any]
 
 
 class Found(NamedTuple):
-    """What a file holds, and the foreign classes it asks for (true: with tensors inside)."""
+    """What a file holds, and the foreign names it asks for (true: a class with tensors inside)."""
 
     tree: Tree
     kinds: dict[str, bool]
@@ -33,41 +34,43 @@ class Grower:
     """Turns what a pickle holds into a tree, node by node within a budget."""
 
     locate: Callable[[Storage], Room | str]
+    kinds: dict[str, bool] = field(default_factory=dict)
+    plain: dict[int, bool] = field(
+        default_factory=dict
+    )  # which sequences hold no more than numbers
     nodes: int = 0
     tensors: int = 0
-    kinds: dict[str, bool] = field(default_factory=dict)
 
-    def grow(self, value: Any) -> Found:
+    def grow(self, loaded: Loaded) -> Found:
         """The tree; refused if there is no tensor in it."""
-        tree = self._node(value, 0)
+        self.kinds = dict.fromkeys(loaded.asked, False)
+        tree = self._node(loaded.value, 0)
         if not self.tensors:
-            asked = [quoted(kind) for kind in self.kinds][:2]
-            raise Malformed("; it asks for ".join(["holds no tensors", *asked]), _SAVE)
+            asked = ", ".join([quoted(kind) for kind in self.kinds][:2])
+            raise Malformed(f"holds no tensors{'; it asks for ' if asked else ''}{asked}", _SAVE)
         return Found(tree if isinstance(tree, dict) else {"0": tree}, self.kinds)
 
     def _node(self, value: Any, depth: int) -> Any:
         self.nodes += 1
         if self.nodes > _MOST_NODES:
             raise Malformed(f"more than {_MOST_NODES} values beside one another", _SAVE)
-        match value:
-            case View():
-                self.tensors += 1
-                return self._leaf(value)
-            case Unreadable():
-                self.tensors += 1
-                return value
-            case Name(text=text):
-                return text
-            case list() | tuple() | Inert() if depth == _DEEPEST:
+        if isinstance(value, View | Unreadable):
+            self.tensors += 1
+            return self._leaf(value) if isinstance(value, View) else value
+        if isinstance(value, Pairs | list | tuple | Inert):
+            if depth == _DEEPEST:
                 return Unreadable(f"nested more than {_DEEPEST} deep")
-            case Inert():
-                return self._object(value, depth)
-            case Pairs():
-                return self._mapping(value, depth)
-            case list() | tuple():
-                plain = all(isinstance(item, _PLAIN) for item in value)
-                return list(value) if plain else self._mapping(enumerate(value), depth)
-        return value
+            return self._branch(value, depth)
+        return value.text if isinstance(value, Name) else value
+
+    def _branch(self, value: Any, depth: int) -> Any:
+        if isinstance(value, Inert):
+            return self._object(value, depth)
+        if isinstance(value, Pairs):
+            return self._mapping(value, depth)
+        if id(value) not in self.plain:
+            self.plain[id(value)] = all(isinstance(item, _PLAIN) for item in value)
+        return value if self.plain[id(value)] else self._mapping(enumerate(value), depth)
 
     def _mapping(self, pairs: Iterable[tuple[Any, Any]], depth: int) -> Tree:
         tree: Tree = {}
@@ -81,7 +84,7 @@ class Grower:
     def _object(self, it: Inert, depth: int) -> Any:
         """The tensors that an object of a foreign class keeps, if there are any."""
         before = self.tensors
-        states = it.state if isinstance(it.state, tuple) else (it.state,)  # of its dict, its slots
+        states = it.state[:2] if isinstance(it.state, tuple) else (it.state,)  # dict and slots
         tree: Tree = {}
         for pairs in (*(s for s in states if isinstance(s, Pairs)), it.pairs, enumerate(it.items)):
             tree |= self._mapping(pairs, depth)
@@ -105,8 +108,8 @@ _PLAIN = (str, bytes, int, float, type(None))
 
 
 def _label(key: Any, index: int) -> str:
-    if isinstance(key, str):
-        return key
+    if isinstance(key, str | Name):
+        return key if isinstance(key, str) else key.text
     if isinstance(key, int) and abs(key) < 1 << 63:  # longer ones may be too long to print
         return str(key)
     return f"{type(key).__name__} {index}"
@@ -117,4 +120,5 @@ def _module(tree: Tree) -> Tree:
     if not {"_parameters", "_buffers", "_modules"} <= tree.keys():
         return tree
     parts = [tree[part] for part in ("_parameters", "_buffers", "_modules")]
-    return {key: value for part in parts if isinstance(part, dict) for key, value in part.items()}
+    pairs = [pair for part in parts if isinstance(part, dict) for pair in part.items()]
+    return {key: value for key, value in pairs if value is not None}  # as a bias that is not there

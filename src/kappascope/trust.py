@@ -43,10 +43,8 @@ _REBUILD = re.compile(
     r"numpy\.(_?core\.(multiarray|numeric)\.(_reconstruct|scalar|_frombuffer)"
     r"|dtype|ndarray|random\._pickle\.__\w+_ctor)"
 )
-_PYTHON2 = set(
-    "__builtin__ __builtins__ commands copy_reg cPickle cStringIO urllib2 popen2 dummy_thread thread "
-    "exceptions imp distutils os2 ce".split()
-)
+_PYTHON2 = {"__builtin__", "__builtins__", "commands", "copy_reg", "cPickle", "cStringIO"}
+_PYTHON2 |= {"urllib2", "popen2", "dummy_thread", "thread", "exceptions", "imp", "distutils"}
 _SYSTEM = (set(sys.stdlib_module_names) | _PYTHON2) - {"__main__"}
 _PACKAGERS = {"pip", "setuptools", "pkg_resources", "_distutils_hack", "ensurepip", "pytest", "py"}
 

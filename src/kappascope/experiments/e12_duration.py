@@ -81,7 +81,7 @@ CLAIMS = (
         "R Q2, W9; P 4.9",
         left(LOG), Above(0.5),
         "20,000 steps leave {0:.2f} of the error after 2,000 (n = {0.n}, size 32), a median of "
-        "{1:.2g}; of the row norms' error they leave {2:.2f}: both have a floor.",
+        "{1:.2g}; of the row norms' error they leave {2:.2f}.",
         also=(end("none"), left(ROWS)),
     ),
     Claim(
@@ -99,7 +99,7 @@ CLAIMS = (
         "R Q2, W9",
         end("no noise"), Below(1e-9),
         "After 20,000 steps without label noise its median is {0:.2g}, the row norms' {1:.2g} "
-        "(n = {0.n}); with noise it is {2:.2g}: nothing is out of reach of gradient descent.",
+        "(n = {0.n}); with noise log kappa's is {2:.2g}.",
         also=(end("no noise", ROWS), end("none")),
     ),
     Claim(

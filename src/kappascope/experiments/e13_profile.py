@@ -96,8 +96,8 @@ CLAIMS = (
         "R W3, Q3",
         bottom_to_top("relative", 50), Between(0.5, 2),
         "At step 50 the slope over the singular value is {0:.2f} times as large for the smallest "
-        "as for the largest, at step 200 {1:.2f} times (n = {0.n}): where the start did not "
-        "happen to point, every direction lacks the same share of itself.",
+        "as for the largest, at step 200 {1:.2f} times (n = {0.n}). It would be 1 but for the "
+        "start, which is no multiple of the target.",
         also=(bottom_to_top("relative", 200),),
     ),
     Claim(
@@ -108,8 +108,8 @@ CLAIMS = (
         (at("certainty", SIZE - 1, 100), at("certainty", 0, 100)),
         (Below(1), Above(1)),
         "The slope at step 100 is {0:.2f} times the scatter of a batch of 64 for the smallest "
-        "singular value, {2:.2f} for the one in the middle, {1:.2f} for the largest (n = {0.n}). "
-        "Drowned is not lost: the same noise averages out over the steps.",
+        "singular value, {2:.2f} for the one in the middle, {1:.2f} for the largest (n = {0.n}); "
+        "noise that is new in every batch averages out over the steps.",
         also=(at("certainty", SIZE // 2, 100),),
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What experiment 14 decides: which corrections help, and which only because they know the answer."""
+"""What experiment 14 decides: which corrections help, and which only as they know the answer."""
 
 from collections.abc import Callable
 from typing import Any
@@ -55,13 +55,14 @@ CLAIMS = (
         "R Q6, W4(c)",
         gain("value multipliers", LOG),
         Above(50),
-        "They change the error of log kappa by -({0:.0f}) %, trial by trial (n = {0.n}), that of "
-        "the row norms by -({1:.0f}) % and that of the matrix by -({2:.0f}) %; row and column "
-        "multipliers log kappa's by -({3:.0f}) %.",
+        "Of log kappa's error they take {0:.0f} % away, trial by trial (n = {0.n}), of the row "
+        "norms' {1:.0f} % and of the matrix's {2:.0f} %; row and column multipliers take {3:.0f} % "
+        "of log kappa's and {4:.0f} % of the matrix's.",
         also=(
             gain("value multipliers", ROWS),
             gain("value multipliers", WHOLE),
             gain("multipliers", LOG),
+            gain("multipliers", WHOLE),
         ),
     ),
     Claim(

@@ -7,6 +7,7 @@ told the target's spectrum it runs with it and without. The same target, start a
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +16,8 @@ from torch.optim import SGD
 
 from kappascope import corrections as c
 from kappascope.components import Components
-from kappascope.experiments.e14_claims import CLAIMS, LOG
 from kappascope.experiments.e4_strategies import fit
+from kappascope.experiments.e14_claims import CLAIMS, LOG
 from kappascope.figures import sheet, spectrum, strips
 from kappascope.lab import Batch, Experiment, grid
 from kappascope.networks import Matrix
@@ -54,19 +55,28 @@ def oracle(spectrum: Tensor) -> dict[str, c.Correction]:
     }
 
 
+def _normed(weight: Tensor, u: Tensor, vt: Tensor) -> nn.Linear:
+    """A layer under spectral normalization that begins at the true singular vectors.
+
+    Torch begins at random ones of its global generator, which is no trial's own.
+    """
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, dtype=weight.dtype)
+    layer.weight = nn.Parameter(weight.clone())
+    normed: Any = parametrizations.spectral_norm(layer)
+    power = normed.parametrizations.weight[0]
+    power._u, power._v = u[:, 0].clone(), vt[0].clone()
+    return layer
+
+
 class Normalized(nn.Module):
     """A matrix for each trial under torch's own spectral normalization, times a given norm."""
 
     def __init__(self, starts: Tensor, norms: Tensor) -> None:
         super().__init__()
         self.norms = norms[:, None, None]
-        self.layers = nn.ModuleList(nn.Linear(*x.shape, False, dtype=x.dtype) for x in starts)
         u, _, vt = decomposition(starts)
-        for layer, weight, left, right in zip(self.layers, starts, u, vt, strict=True):
-            layer.weight = nn.Parameter(weight.clone())
-            parametrizations.spectral_norm(layer)
-            power = layer.parametrizations.weight[0]  # begins at a random vector, no trial's own
-            power._u, power._v = left[:, 0].clone(), right[0].clone()
+        self.layers = [_normed(*trial) for trial in zip(starts, u, vt, strict=True)]
+        self.each = nn.ModuleList(self.layers)
 
     def forward(self) -> Tensor:
         """The matrices, each with its norm."""

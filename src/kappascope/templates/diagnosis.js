@@ -123,8 +123,9 @@ const follow = (picture, points, across, told) => {
   });
 };
 
-const histogram = ({ edges, counts }) => {
-  if (!counts.length || edges.length !== counts.length + 1) return null;
+const histogram = ({ ends: [low, high], counts }) => {
+  if (!counts.length || low === null) return null;
+  const edges = Array.from({ length: counts.length + 1 }, (_, k) => low + (high - low) * k / counts.length);
   const across = axis(edges, LEFT, WIDE - RIGHT, false), up = axis([0, 1.06 * Math.max(...counts)], HIGH - BOTTOM, TOP, false);
   const picture = box("Row norms", across, up, "norm of a row");
   counts.forEach((count, k) => {
@@ -134,7 +135,7 @@ const histogram = ({ edges, counts }) => {
     }));
   });
   const total = counts.reduce((a, b) => a + b, 0);
-  return figure(picture, [], `${total} rows, norms from ${brief(edges[0])} to ${brief(edges.at(-1))}`);
+  return figure(picture, [], `${total} rows, norms from ${brief(low)} to ${brief(high)}`);
 };
 
 // One matrix, opened on demand
@@ -147,11 +148,12 @@ let current = null;
 const wide = (text) => text.length > 34;
 const snippet = (text) => copyable(make("pre", {}, make("code", {}, text)));
 
-const told = (finding) => make("article", { class: "rule", "data-severity": finding.severity },
-  make("h3", {}, make("span", { class: "badge", "data-severity": finding.severity }, finding.severity), " ",
-    (finding.rule ?? "").replaceAll("-", " ")),
-  make("p", {}, finding.evidence ?? ""), make("p", { class: "advice" }, finding.advice ?? ""),
-  ...(finding.snippet ? [snippet(finding.snippet)] : []));
+const told = (finding) => {
+  const [severity, rule, evidence, advice, code] = finding.map((place) => data.shelf[place]);
+  return make("article", { class: "rule", "data-severity": severity },
+    make("h3", {}, make("span", { class: "badge", "data-severity": severity }, severity), " ", rule.replaceAll("-", " ")),
+    make("p", {}, evidence), make("p", { class: "advice" }, advice), ...(code ? [snippet(code)] : []));
+};
 
 const order = () => [...table.tBodies[0].rows].filter((row) => chosen.has(row)).map((row) => Number(row.dataset.place));
 
@@ -166,7 +168,7 @@ const open = (place) => {
   find(".charts", dialog).replaceChildren(...(drawn.length ? drawn : [make("p", { class: "absent" }, why)]));
   find(".own", dialog).replaceChildren(...matrix.findings.map(told));
   find(".facts", dialog).replaceChildren(...matrix.facts.map(([label, text, reason]) => {
-    const because = data.shelf[reason];
+    const because = data.shelf[reason] ?? "";
     return make("div", wide(text) ? { class: "wide" } : {}, make("dt", {}, data.shelf[label]),
       make("dd", {}, text, ...(because ? [make("small", {}, because)] : [])));
   }));
@@ -212,10 +214,9 @@ all("pre").forEach(copyable);
 
 // The table: filters, and a page at a time
 
-const PAGE = 100; // rows that are laid out at first; a thousand take a phone a second
 const controls = find("#matrices .controls");
 const field = (name) => find(`[data-filter=${name}]`, controls);
-let chosen = new Set(rows), limit = PAGE;
+let chosen = new Set(rows), limit = data.rows;
 
 const lay = () => {
   let shown = 0;
@@ -231,7 +232,7 @@ const filter = () => {
     (!severities.length || severities.includes(row.dataset.severity))
     && (!kind || row.dataset.kind === kind) && (!depth || row.dataset.depth === depth)
     && data.matrices[row.dataset.place].name.toLowerCase().includes(text)));
-  limit = PAGE;
+  limit = data.rows;
   find("output", controls).textContent = `${chosen.size} of ${rows.length} matrices`;
   lay();
 };
@@ -243,12 +244,13 @@ for (const button of all(".tally button", controls)) {
   });
 }
 for (const input of all("[data-filter]", controls)) input.addEventListener("input", filter);
-find(".more button").addEventListener("click", () => { limit += 10 * PAGE; lay(); });
+find(".more button").addEventListener("click", () => { limit += 10 * data.rows; lay(); });
 table.addEventListener("sorted", lay);
 addEventListener("beforeprint", () => { limit = Infinity; lay(); }); // paper has no button for more
-addEventListener("afterprint", () => { limit = PAGE; lay(); });
+addEventListener("afterprint", () => { limit = data.rows; lay(); });
 offer(find("[data-sort]", controls), table);
 controls.hidden = rows.length === 0;
+for (const row of rows) row.classList.remove("later"); // from here on the script hides and shows
 filter();
 
 // The heat map: a cell with one matrix opens it, one with several lists them; arrows move about

@@ -175,9 +175,7 @@ def log_kappa_bound(
     return weyl_bound(e, s[..., 0], s[..., -1])
 
 
-def _noise_norm(
-    relaxation: Relaxation, shape: tuple[int, ...], step: float, risk: float
-) -> float:
+def _noise_norm(relaxation: Relaxation, shape: tuple[int, ...], step: float, risk: float) -> float:
     """What the norm of N exceeds with a probability of half the risk at most."""
     (out, inputs), h, rows = shape[-2:], relaxation.learning_rate, relaxation.rows
     largest = 1 + math.sqrt(inputs / rows) + math.sqrt(2 * math.log(4 * step / risk) / rows)

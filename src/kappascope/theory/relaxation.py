@@ -31,18 +31,14 @@ Normal = Callable[..., Tensor]
 """Draws independent standard normal numbers, ``normal(*shape)``, with a leading axis of trials."""
 
 
-
 class Model(Protocol):
     """What a walk asks of a model of the batches."""
 
     def factors(self, span: float) -> int:
         """How many coarse factors stand for the batches of so many steps."""
 
-    def factor(self, span: float, normal: Normal) -> Tensor:
-        """One of them."""
-
-    def noise_deviation(self, span: float) -> Tensor:
-        """What label noise adds to each entry meanwhile."""
+    def advance(self, left: Tensor, span: float, normal: Normal) -> Tensor:
+        """The error after one of them, and the label noise that joins meanwhile."""
 
 
 COARSE = 0.1  # the growth of E|P|^2 / |E P|^2 that one factor may carry; halving it changes nothing
@@ -136,7 +132,10 @@ class Relaxation:
         return math.sqrt(each / (1 - q)) if self.converges else math.inf
 
     def overall_error(
-        self, target: Float[Tensor, "*stack out in"], start: Float[Tensor, "*stack out in"], step: float
+        self,
+        target: Float[Tensor, "*stack out in"],
+        start: Float[Tensor, "*stack out in"],
+        step: float,
     ) -> Float[Tensor, "*stack"]:
         """Root of E|W_t - W*|^2 / |W*|^2, exactly: q^t |W_0 - W*|^2 plus the noise's entries.
 
@@ -165,7 +164,9 @@ class Relaxation:
         >>> draw = torch.Generator().manual_seed(0)
         >>> f = Relaxation(3).factor(20, lambda *shape: torch.randn(1, *shape, generator=draw))
         >>> f.round(decimals=3)
-        XX
+        tensor([[[ 0.8280,  0.0010, -0.0060],
+                 [ 0.0010,  0.8110, -0.0020],
+                 [-0.0060, -0.0020,  0.8130]]])
         """
         z = normal(self.size, self.size)
         a = self.mean(span)
@@ -174,9 +175,11 @@ class Relaxation:
         factor.diagonal(dim1=-2, dim2=-1).add_(a)
         return factor
 
-    def noise_deviation(self, span: float) -> Tensor:
-        """Root of `noise_variance`: what the label noise of a factor's span adds to each entry."""
-        return torch.tensor(math.sqrt(self.noise_variance(span)))
+    def advance(self, left: Tensor, span: float, normal: Normal) -> Tensor:
+        """The error after one factor; the label noise of its span has the exact mean square."""
+        left = left @ self.factor(span, normal)
+        deviation = math.sqrt(self.noise_variance(span))
+        return left + deviation * normal(*left.shape[-2:]) if deviation else left
 
 
 def walk(
@@ -184,21 +187,18 @@ def walk(
 ) -> Iterator[Float[Tensor, "trials out in"]]:
     """Draws of W_t - W* at rising ``steps``, from ``left`` = W_0 - W*.
 
-    A few matrix products instead of hundreds of batches; the label noise of a factor's span joins
-    after it, with its exact mean square.
+    A few matrix products instead of hundreds of batches.
 
     >>> quiet = Relaxation(2, learning_rate=0.5, rows=10**9, noise=0.0)  # full gradients
-    >>> [float(left[0, 0, 0]) for left in walk(quiet, torch.eye(2)[None], [1, 2, 4], torch.zeros)]
+    >>> path = walk(quiet, torch.eye(2)[None], [1, 2, 4], normal=torch.zeros)
+    >>> [round(float(left[0, 0, 0]), 4) for left in path]
     [0.5, 0.25, 0.0625]
     """
     for before, after in pairwise((0.0, *steps)):
         count = model.factors(after - before)
         span = (after - before) / count
-        deviation = model.noise_deviation(span)
         for _ in range(count):
-            left = left @ model.factor(span, normal)
-            if deviation.any():
-                left = left + deviation.to(left) * normal(*left.shape[-2:])
+            left = model.advance(left, span, normal)
         yield left
 
 

@@ -1,0 +1,149 @@
+"""A diagnosis on the terminal: a table, the worst first, then a line for every kind of finding."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from kappascope.diagnosis import Diagnosis
+from kappascope.examination import Examination
+from kappascope.findings import SEVERITIES, Finding
+from kappascope.prose import number
+
+ROWS = 24  # of the table: what a screen holds
+WIDEST = 60  # characters of a name
+HEADS = "matrix", "shape", "κ", "z", "rank", "stable", "gap", "α", "finding"
+OPTIONAL = 7, 6, 5, 1  # columns that make room, the first to go first
+GAP = 3  # between columns
+COLOURS = {"critical": "bold red", "warning": "yellow", "info": "dim"}
+
+
+def plain(text: str, most: int = 10_000) -> str:
+    r"""Text that moves no cursor and hides nothing, cut in the middle if it is long.
+
+    >>> plain("a\x1b[31mb"), plain("layers.0.self_attn.q_proj.weight", most=16)
+    ('a?[31mb', 'layers.…j.weight')
+    """
+    clean = "".join(c if c.isprintable() else "?" for c in text)
+    half = (most - 1) // 2
+    return clean if len(clean) <= most else f"{clean[: most - 1 - half]}…{clean[-half:]}"
+
+
+def table(diagnosis: Diagnosis, width: int) -> RenderableType:
+    """The matrices, worst first, as many as a screen of this width holds.
+
+    Names get the room they need, at the cost of some columns.
+    """
+    own = _own(diagnosis)
+    rows = sorted(diagnosis.matrices, key=lambda row: _badness(row, own.get(row.name, ())))
+    rows = rows[: -ROWS - 1 : -1]
+    cells = [[*_cells(row), _mark(own.get(row.name, ()))] for row in rows]
+    widths = [max(map(len, column)) for column in zip(HEADS, *cells, strict=True)]
+    kept = _kept([min(widths[0], WIDEST), *widths[1:]], width)
+    room = max(20, width - sum(widths[i] + GAP for i in kept if i))
+    drawn = Table(*(HEADS[i] for i in kept), box=SIMPLE_HEAD, pad_edge=False)
+    for column, i in zip(drawn.columns, kept, strict=True):
+        column.no_wrap, column.justify = True, "left" if i in (0, len(HEADS) - 1) else "right"
+    for name, *rest in cells:
+        row = [Text(plain(name.plain, room)), *rest]
+        drawn.add_row(*(row[i] for i in kept))
+    return drawn
+
+
+def _kept(widths: Sequence[int], width: int) -> list[int]:
+    """The columns that fit, or cannot be done without."""
+    kept = list(range(len(widths)))
+    for one in OPTIONAL:
+        if sum(widths[i] + GAP for i in kept) > width:
+            kept.remove(one)
+    return kept
+
+
+def _own(diagnosis: Diagnosis) -> dict[str, list[Finding]]:
+    found: dict[str, list[Finding]] = {}
+    for one in diagnosis.findings:
+        found.setdefault(one.subject, []).append(one)
+    return found
+
+
+def _badness(row: Examination, own: Sequence[Finding]) -> tuple[float, ...]:
+    worst = max((SEVERITIES.index(one.severity) for one in own), default=-1)
+    infinite = "condition_number" in row.reasons
+    z = math.inf if infinite else -math.inf if row.null_z is None else row.null_z
+    return row.failed, worst, z
+
+
+def _cells(row: Examination) -> Iterator[Text]:
+    yield Text(plain(row.name))
+    yield Text("×".join(map(str, row.shape)))
+    if row.failed:
+        yield from (Text("–") for _ in range(5))
+        yield Text("failed", COLOURS["critical"])
+        return
+    yield Text(_kappa(row))
+    yield Text("–" if row.null_z is None else f"{row.null_z:+.1f}")
+    yield Text("–" if row.effective_rank is None else f"{row.effective_rank}/{min(row.shape)}")
+    yield Text(number(row.stable_rank))
+    yield Text(number(row.spectral_gap, 2))
+    yield Text(number(row.alpha))
+
+
+def _kappa(row: Examination) -> str:
+    """Kappa with as much of its interval as says something."""
+    if row.condition_number is None:
+        low = row.condition_number_low
+        return "–" if low is None else f"> {number(low)}"
+    if row.resolved:
+        return number(row.condition_number)
+    high = row.condition_number_high
+    return f"{number(row.condition_number_low, 2)} … {'∞' if high is None else number(high, 2)}"
+
+
+def _mark(found: Sequence[Finding]) -> Text:
+    worst = max(found, key=lambda one: SEVERITIES.index(one.severity), default=None)
+    return Text(worst.rule, COLOURS[worst.severity]) if worst else Text("")
+
+
+def lines(diagnosis: Diagnosis) -> Iterator[Text]:
+    """What was left out, the verdict, and a paragraph for every rule that found something."""
+    hidden = len(diagnosis.matrices) - ROWS
+    if hidden > 0:
+        yield Text(f"{hidden} more matrices; --html or --table shows all of them.", "dim")
+    for sentence in diagnosis.verdict:
+        yield Text(plain(sentence))
+    for name, reason in _failed(diagnosis):
+        yield Text(f"failed: {plain(name, WIDEST)}: {plain(reason)}", COLOURS["critical"])
+    for group in _groups(diagnosis.findings):
+        yield _paragraph(group)
+
+
+def _failed(diagnosis: Diagnosis, most: int = 8) -> Iterator[tuple[str, str]]:
+    for one in diagnosis.failed[:most]:
+        yield one.name, one.reason.removeprefix("failed: ")
+    if len(diagnosis.failed) > most:
+        yield "…", f"{len(diagnosis.failed) - most} more, all in --json"
+
+
+def _groups(findings: Sequence[Finding]) -> list[list[Finding]]:
+    found: dict[tuple[str, str], list[Finding]] = {}
+    for one in findings:
+        found.setdefault((one.severity, one.rule), []).append(one)
+    return list(found.values())
+
+
+def _paragraph(group: Sequence[Finding]) -> Text:
+    first = group[0]
+    more = f" and {len(group) - 1} more" if len(group) > 1 else ""
+    text = Text(f"{first.severity}: {first.rule}", COLOURS[first.severity])
+    text.append(f" in {plain(first.subject, WIDEST)}{more}: {plain(first.evidence)}.", "default")
+    if first.advice:
+        text.append(f" {plain(first.advice).capitalize()}.", "default")
+    if first.snippet and first.severity != "info":
+        text.append(f"\n{textwrap.indent(first.snippet.rstrip(), '    ')}", "cyan")
+    return text

@@ -1,0 +1,98 @@
+"""Rules for a model as a whole: matrices that are equal, and products of several."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from kappascope.chains import Chain
+from kappascope.examination import Examination
+from kappascope.prescriptions import Flaw
+from kappascope.products import Product
+from kappascope.rules import GRAVE, NOTABLE, Model, Severity, Symptom, model_rule
+from kappascope.theory import GaussianNull
+
+
+@model_rule
+def duplicates(model: Model) -> Iterator[Symptom]:
+    """Matrices with all the same numbers, stored apart: clones that were not trained, or errors."""
+    groups: dict[tuple[Any, ...], list[str]] = {}
+    for row in model.rows:
+        if row.sigma_max and row.entry_std and row.part_of is None:
+            groups.setdefault(_fingerprint(row), []).append(row.name)
+    for first, *others in groups.values():
+        if others:
+            evidence = f"{len(others)} more are equal to it: {_listed(others)}"
+            advice = "fine among cloned fresh layers; otherwise tie them, or check the loading"
+            yield Symptom("info", evidence, advice, subject=first)
+
+
+def _fingerprint(row: Examination) -> tuple[Any, ...]:
+    """Numbers that no two different matrices share by accident."""
+    extremes = (row.sigma_max, row.sigma_2, row.sigma_min, row.frobenius_norm)
+    entries = (row.entry_mean, row.entry_kurtosis)
+    return (row.shape, *extremes, *entries, row.row_norms, row.column_norms)
+
+
+def _listed(names: Sequence[str]) -> str:
+    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + rest
+
+
+@model_rule
+def exploding_product(model: Model) -> Iterator[Symptom]:
+    """Kappa of a head's QK or OV, or of a chain of layers, beyond that of random factors.
+
+    A product of rank r sends r directions through each factor, which sees them as a random matrix
+    with r columns would. Kappas multiply at most, so that of n factors one has to be beyond the
+    n-th root: the sum of their tails bounds the probability. Sizes as for one matrix; heads of
+    trained models have up to 30 times the usual kappa.
+    """
+    for product in model.products:
+        widths = (product.shape[1], len(product.values), product.shape[0])
+        if product.values and product.values[0] > 0:
+            yield from _explodes(product, widths, _factors(product, model), model)
+    for chain in model.chains:
+        members = tuple(row for row in model.rows if row.name in chain.members)
+        if all(row.condition_number is not None for row in members):  # else told of a member
+            yield from _explodes(chain, chain.widths, members, model)
+
+
+def _explodes(
+    it: Product | Chain, widths: tuple[int, ...], about: tuple[Examination, ...], model: Model
+) -> Iterator[Symptom]:
+    if it.condition_number is None or min(widths) < 2:
+        return
+    # float64 cannot tell more; the product of many fresh layers is beyond that
+    kappa = min(it.condition_number, 1 / (sys.float_info.epsilon * max(widths)))
+    times = _times_usual(kappa, widths, model.chance)
+    if times >= NOTABLE:
+        severity: Severity = "warning" if times >= GRAVE else "info"
+        evidence = f"kappa {it.condition_number:.2g} of the product is at least {times:.0f} times"
+        said = f"{evidence} that of random factors"
+        yield Symptom(severity, said, flaw=Flaw.SHAPE, subject=it.name, about=about)
+
+
+def _times_usual(kappa: float, widths: tuple[int, ...], chance: float) -> float:
+    """Kappa over the usual kappas of all factors; 0 if it is not beyond chance."""
+    narrowest = widths.index(min(widths))
+    others = [*widths[:narrowest], *widths[narrowest + 1 :]]
+    nulls = [GaussianNull(widths[narrowest], width) for width in others]
+    usual = math.exp(sum(null.log_condition_number for null in nulls))
+    if kappa < NOTABLE * usual:
+        return 0.0
+    root = kappa ** (1 / len(nulls))
+    return kappa / usual if sum(float(null.tail(root)) for null in nulls) < chance else 0.0
+
+
+_FACTORS = {"QK": ("query", "key"), "OV": ("output", "value")}
+
+
+def _factors(product: Product, model: Model) -> tuple[Examination, ...]:
+    """The matrices whose heads a product multiplies: by kind, in the same layer."""
+    layer, kinds = product.name.partition("[")[0], _FACTORS.get(product.kind, ())
+    near = [row for row in model.rows if row.depth == product.depth and row.kind in kinds]
+    inside = [row for row in near if row.name.startswith(layer)]
+    return tuple(inside or near)

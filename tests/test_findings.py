@@ -1,0 +1,355 @@
+"""Rules: what is ill is found and named, what is fresh is left in peace, and snippets run."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from nursery import FAMILIES, examined, multiplied
+from torch import Tensor, nn
+
+from kappascope import corrections
+from kappascope.chains import chain
+from kappascope.examination import Examination, Spread, examine
+from kappascope.findings import SEVERITIES, Finding, findings
+from kappascope.freshness import is_fresh, usual_distance
+from kappascope.prescriptions import LEFT_ALONE, MEASURED, Flaw, prescribe
+from kappascope.products import Product
+from kappascope.rules import MODEL_RULES, RULES
+
+HEADS = {"hidden_size": 64, "num_attention_heads": 4}
+
+
+def gaussian(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def with_values(values: Tensor, rows: int, columns: int) -> Tensor:
+    u, _, vt = torch.linalg.svd(gaussian(rows, columns), full_matrices=False)
+    return (u * values) @ vt
+
+
+def trained(rows: int = 96, columns: int = 64, seed: int = 0) -> Tensor:
+    """A spectrum that chance does not give, and nothing else remarkable."""
+    values = torch.linspace(3, 0.5, min(rows, columns), dtype=torch.float64)
+    return with_values(values, rows, columns) + 0 * gaussian(rows, columns, seed=seed)
+
+
+def changed(change: Callable[[Tensor], None], matrix: Tensor | None = None) -> Tensor:
+    result = (trained() if matrix is None else matrix).clone()
+    change(result)
+    return result
+
+
+def sick(matrix: Tensor, kind: str = "up", name: str = "ill.weight") -> tuple[Finding, ...]:
+    """The findings of a matrix among healthy, trained ones."""
+    healthy = [examine(f"{i}.weight", trained(80 + i)) for i in range(3)]
+    rows = [*healthy, replace(examine(name, matrix), kind=kind)]
+    return tuple(one for one in findings(rows) if one.subject == name)
+
+
+def severities(found: tuple[Finding, ...]) -> dict[str, str]:
+    return {one.rule: one.severity for one in found}
+
+
+def ill_square() -> Tensor:
+    values = torch.ones(64, dtype=torch.float64)
+    values[-1] = 1e-11
+    return with_values(values, 64, 64)
+
+
+# Of each rule for a matrix, one that it is about, and what it must say.
+ILL: dict[str, tuple[Callable[[], Tensor], str]] = {
+    "non-finite": (lambda: changed(lambda w: w[3, 4].fill_(math.nan)), "critical"),
+    "zero": (lambda: torch.zeros(40, 30), "warning"),
+    "dead-rows": (lambda: changed(lambda w: w[[2, 5, 9]].zero_() and w[[2, 5]].zero_()), "warning"),
+    "dead-columns": (lambda: changed(lambda w: w[:, 7].zero_()), "warning"),
+    "outlier-rows": (lambda: changed(lambda w: w[7].mul_(30)), "warning"),
+    "outlier-columns": (lambda: changed(lambda w: w[:, 7].mul_(30)), "warning"),
+    "uneven-norms": (lambda: trained() * (1.5 * gaussian(96, 1)).exp(), "warning"),
+    "ill-conditioned": (ill_square, "warning"),
+    "unresolved": (lambda: gaussian(200, 200).bfloat16(), "info"),
+    "rank-deficient": (lambda: gaussian(60, 5) @ gaussian(5, 40), "warning"),
+    "untrained": (lambda: gaussian(100, 64), "info"),
+}
+ILL["dead-rows"] = (
+    lambda: changed(lambda w: w.index_fill_(0, torch.tensor([2, 5]), 0.0)),
+    "warning",
+)
+
+
+def test_every_rule_has_an_example() -> None:
+    assert set(ILL) == set(RULES)
+    assert set(MODEL_RULES) == {"duplicates", "exploding-product"}
+
+
+@pytest.mark.parametrize("rule", ILL)
+def test_what_is_ill_is_found(rule: str) -> None:
+    matrix, severity = ILL[rule]
+    found = {one.rule: one for one in sick(matrix())}
+    assert found[rule].severity == severity
+    assert found[rule].evidence and found[rule].advice
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
+def test_every_rule_tells_its_reason(rule: Callable[..., object]) -> None:
+    assert rule.__doc__
+
+
+def test_a_healthy_trained_matrix_has_no_findings() -> None:
+    assert not sick(trained())
+
+
+def test_the_worst_comes_first() -> None:
+    rows = [examine(name, make()) for name, (make, _) in ILL.items()]
+    ranks = [SEVERITIES.index(one.severity) for one in findings(rows)]
+    assert ranks == sorted(ranks, reverse=True) and ranks[0] == 2
+
+
+def test_no_matrices_have_no_findings() -> None:
+    assert findings([]) == ()
+
+
+# --- false alarms ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("form", ["module", "state dict"])
+def test_a_fresh_model_is_not_ill(name: str, form: str) -> None:
+    torch.manual_seed(20)
+    model = FAMILIES[name]()
+    source = model if form == "module" else dict(model.state_dict())
+    found = findings(examined(source), *multiplied(source, HEADS))
+    assert [one for one in found if one.severity != "info"] == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_fresh_model_of_a_thousand_matrices_is_not_ill(dtype: torch.dtype) -> None:
+    # the shapes whose kappa, norms and ranks vary most
+    shapes = [(2, 2), (3, 3), (1, 9), (500, 1), (400, 2), (8, 8), (16, 16), (24, 25), (5, 40)]
+    rows = []
+    for i in range(1000):
+        rows_, columns = shapes[i % len(shapes)]
+        matrix = torch.empty(rows_, columns)
+        make = nn.init.normal_ if i % 2 else nn.init.uniform_
+        random = torch.Generator().manual_seed(i)
+        rows.append(examine(f"{i}.weight", make(matrix, -0.5, 0.5, generator=random).to(dtype)))
+    assert [one for one in findings(rows) if one.severity != "info"] == []
+
+
+def test_a_fresh_model_looks_fresh() -> None:
+    torch.manual_seed(3)
+    rows = examined(FAMILIES["gpt"]())
+    large = [row for row in rows if min(row.shape) >= 32]
+    assert sum(map(is_fresh, large)) >= 0.99 * len(large)
+
+
+@pytest.mark.parametrize("shape", [(32, 32), (40, 400), (128, 96)])
+def test_fresh_spectra_stay_below_the_usual_distance(shape: tuple[int, int]) -> None:
+    rows = [examine("w", gaussian(*shape, seed=seed)) for seed in range(100)]
+    beyond = sum(row.null_distance > usual_distance(row) for row in rows)
+    assert beyond <= 2  # one in a thousand
+
+
+def test_little_training_shows() -> None:
+    weight = gaussian(256, 256) / 16
+    weight += 0.1 * torch.outer(*gaussian(2, 256)) / 16  # one direction, a tenth of the norm
+    assert not is_fresh(examine("w", weight))
+
+
+# --- what is expected in one place and not in another ---------------------------------------------
+
+
+@pytest.mark.parametrize("rule", sorted(set(ILL) - {"non-finite"}))
+def test_what_is_left_alone_alarms_nobody(rule: str) -> None:
+    for kind in LEFT_ALONE:
+        found = sick(ILL[rule][0](), kind=kind)
+        assert {one.severity for one in found} == {"info"}
+        assert all(one.correction is None and not one.snippet for one in found)
+
+
+def test_a_mask_may_be_infinite_and_a_weight_may_not() -> None:
+    mask = torch.zeros(4, 4).masked_fill(torch.ones(4, 4).triu(1) > 0, -math.inf)
+    assert severities(sick(mask, name="attn.causal_mask")) == {"non-finite": "info"}
+    assert severities(sick(mask)) == {"non-finite": "critical"}
+
+
+def test_a_triangle_of_ones_is_a_table() -> None:
+    found = sick(torch.ones(64, 64).tril(), kind="other")
+    assert found and {one.severity for one in found} == {"info"}
+
+
+def test_a_padding_row_is_expected_in_a_table_of_unknown_name() -> None:
+    table = changed(lambda w: w[0].zero_(), trained(200, 32))
+    assert severities(sick(table, kind="other")) == {"dead-rows": "info"}
+    assert severities(sick(table, kind="up")) == {"dead-rows": "warning"}
+
+
+def test_a_zero_matrix_is_expected_among_fresh_ones() -> None:
+    fresh = [examine(f"{i}.weight", gaussian(64, 64, seed=i)) for i in range(3)]
+    found = findings([*fresh, examine("zero", torch.zeros(64, 64))])
+    assert {one.severity for one in found if one.rule == "zero"} == {"info"}
+
+
+def test_dead_rows_are_not_told_again_as_rank_or_dispersion() -> None:
+    half = changed(lambda w: w[:40].zero_(), trained(64, 64))
+    assert severities(sick(half)) == {"dead-rows": "warning"}
+
+
+def test_scale_and_shape_together_get_the_hybrid() -> None:
+    both = with_values(torch.logspace(0, -4, 32, dtype=torch.float64), 400, 32)
+    found = {one.rule: one for one in sick(both * (1.5 * gaussian(400, 1)).exp())}
+    assert found["ill-conditioned"].correction == "Hybrid"
+
+
+def test_a_square_matrix_needs_far_more_kappa_than_a_wide_one() -> None:
+    def judged(rows: int, columns: int) -> dict[str, str]:
+        values = torch.linspace(1, 0.9, 64, dtype=torch.float64)
+        values[-1] = 1e-4
+        return severities(sick(with_values(values, rows, columns)))
+
+    assert judged(64, 400)["ill-conditioned"] == "warning"
+    assert "ill-conditioned" not in judged(64, 64)  # kappa 1e4, as chance gives in 1 of 100
+
+
+def test_bonferroni_shares_the_chance_among_all_matrices() -> None:
+    row = examine("w", with_values(torch.tensor([1.0] * 63 + [1e-8]), 64, 64))
+    alone = {one.rule for one in findings([row])}
+    many = findings([row, *(examine(f"{i}", trained()) for i in range(200))])
+    assert "ill-conditioned" in alone
+    assert "ill-conditioned" not in {one.rule for one in many}
+
+
+def test_rounding_that_may_explain_kappa_is_a_warning() -> None:
+    values = torch.linspace(1, 0.5, 64, dtype=torch.float64)
+    values[-1] = 1e-9
+    row = examine("w", with_values(values, 64, 300).float())
+    rounded = replace(row, condition_number_low=5.0, condition_number_high=None, resolved=False,
+                      storage="bfloat16")  # fmt: skip
+    assert severities(findings([rounded])) == {"unresolved": "warning"}
+
+
+def test_nothing_known_is_nothing_found() -> None:
+    assert (
+        findings([Examination("w", (30, 20), "float32", "failed: outside float64's range")]) == ()
+    )
+    bare = Examination("w", (30, 20), "float32", "ok", row_norms=Spread(0.0, 0.0, 0.0, None))
+    assert findings([bare]) == ()
+
+
+def test_without_a_full_spectrum_rules_still_work() -> None:
+    row = examine("w", ill_square(), spectrum="none")
+    assert severities(findings([row]))["ill-conditioned"] == "warning"
+
+
+# --- the model ------------------------------------------------------------------------------------
+
+
+def test_equal_matrices_are_told_once() -> None:
+    rows = [examine(f"layers.{i}.weight", trained()) for i in range(5)]
+    (one,) = findings(rows)
+    assert (one.rule, one.severity, one.subject) == ("duplicates", "info", "layers.0.weight")
+    assert one.evidence.endswith("layers.1.weight, layers.2.weight, layers.3.weight and 1 more")
+
+
+def head(kappa: float, size: int = 16) -> Product:
+    values = tuple(torch.logspace(0, -math.log10(kappa), size, dtype=torch.float64).tolist())
+    return Product("attn[qk.0]", "QK", None, (64, 64), values, kappa, "ok")
+
+
+def test_a_product_explodes_beyond_what_random_factors_do() -> None:
+    assert not findings([], [head(20.0)])
+    assert [one.severity for one in findings([], [head(100.0)])] == ["info"]
+    assert [one.severity for one in findings([], [head(1e5)])] == ["warning"]
+    assert [one.severity for one in findings([], [head(math.inf)])] == ["warning"]
+
+
+def test_the_factors_of_a_product_are_named() -> None:
+    names = ("attn.q_proj.weight", "attn.k_proj.weight", "attn.v_proj.weight")
+    kinds = ("query", "key", "value")
+    rows = [
+        replace(examine(n, trained(64 + i)), kind=k)
+        for i, (n, k) in enumerate(zip(names, kinds, strict=True))
+    ]
+    (one,) = findings(rows, [head(1e5)])
+    assert (one.subject, one.correction) == ("attn[qk.0]", "SpectralPenalty")
+    assert "where=['attn.q_proj.weight', 'attn.k_proj.weight']" in one.snippet
+
+
+def test_a_chain_explodes_where_each_layer_alone_might_pass() -> None:
+    thin = [
+        (f"{i}.weight", with_values(torch.logspace(0, -1.5, 32).double(), 32, 200)) for i in (0, 2)
+    ]
+    layers = [thin[0], ("1.weight", gaussian(200, 32)), thin[1]]
+    found = findings([examine(*layer) for layer in layers], (), [chain(layers)])
+    assert "exploding-product" not in severities(found)
+    worse = [("0.weight", with_values(torch.logspace(0, -5, 32).double(), 32, 200)), *layers[1:]]
+    found = findings([examine(*layer) for layer in worse], (), [chain(worse)])
+    assert severities(found)["exploding-product"] == "warning"
+
+
+# --- prescriptions --------------------------------------------------------------------------------
+
+
+class Small(nn.Module):
+    """A layer of every sort that a correction may meet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = nn.MultiheadAttention(8, 2)
+        self.convs = nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+        self.rnn = nn.LSTM(8, 4)
+        self.mlp = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+        self.k_proj, self.q_proj = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.experts = nn.Parameter(torch.randn(3, 8, 8))
+        self.odd = nn.ModuleDict({"a[0]*": nn.Linear(8, 8)})
+        self.embedding = nn.Embedding(20, 8)
+
+
+@pytest.mark.parametrize("flaw", Flaw)
+def test_every_snippet_runs_and_treats_its_layer_alone(flaw: Flaw) -> None:
+    torch.manual_seed(0)
+    model = Small()
+    for row in examined(model):
+        told = prescribe(flaw, row)
+        if row.kind in LEFT_ALONE:
+            assert (told.correction, told.snippet) == (None, "")
+            continue
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        scope = {"model": model, "optimizer": optimizer}
+        attach, _, close = told.snippet.partition("# train")
+        exec(attach, scope)
+        taken = set(dict(model.named_parameters())) - set(before)
+        weights = [name for name in before if name not in scope["handle"].left_out]
+        assert (row.part_of or row.name) in weights
+        assert sum(value.ndim > 1 for name, value in before.items() if name in weights) == 1
+        exec(close.partition("\n")[2], scope)
+        assert list(model.state_dict()) == list(before), taken
+
+
+def test_every_correction_advised_exists_and_says_what_was_measured() -> None:
+    assert all(
+        isinstance(getattr(corrections, name)(), corrections.Correction) for name in MEASURED
+    )
+    kinds = ("up", "recurrent")
+    rows = [Examination("w", (8, 8), "float32", "ok", kind=kind) for kind in kinds]
+    advised = {prescribe(flaw, row).correction for flaw in Flaw for row in rows}
+    assert advised == set(MEASURED)
+
+
+def test_a_snippet_from_a_finding_trains() -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
+    model[0].weight.data[:, 1:] = model[0].weight.data[:, :1]  # of rank one, rows of many norms
+    model[0].weight.data *= torch.linspace(0.2, 3, 64)[:, None]
+    (found,) = [one for one in findings(examined(model)) if one.rule == "rank-deficient"]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    attach, _, close = found.snippet.partition("# train")
+    scope = {"model": model, "optimizer": optimizer}
+    exec(attach, scope)
+    model(torch.randn(16, 32)).square().mean().backward()
+    optimizer.step()
+    exec(close.partition("\n")[2], scope)
+    assert examine("w", model[0].weight.detach()).condition_number < 20
