@@ -3,9 +3,9 @@
 The paper's setting (learning rate 0.01, batches of 64, label noise 0.01, start 0.1). The
 prediction is `kappascope.theory.predicted_weights`: it is given the target and the start, never
 a batch. The measurement is SGD itself. Because SGD on a matrix is linear,
-W_t = W* + (W_0 - W*) P + N exactly, its batches are run once for P (from I, without label noise) and
-N (from 0, with it), and serve several targets and starts: those trials share nothing else, and
-`shared` reports the correlation of their errors' signs that it causes.
+W_t = W* + (W_0 - W*) P + N exactly, its batches are run once for P (from I, without label
+noise) and N (from 0, with it), and serve several targets and starts: those trials share nothing
+else, and `shared` reports the correlation of their errors' signs that it causes.
 
 Per cell: medians of kappa's relative error, measured (with its exact 95 % interval) and predicted,
 their ratio, quartiles and tail indices of both, the medians of all other components, and two tests
@@ -181,10 +181,10 @@ def shown(row: dict[str, Any]) -> str:
     ours, theirs = row["measured"], row["predicted"]
     low, high = ours["interval"]
     return (
-        f"d {row['size']}, step {row['step']}: measured {ours['median']:.4g} [{low:.4g}, {high:.4g}], "
-        f"predicted {theirs['median']:.4g}, ratio {row['ratio']:.3f}, sign p {row['sign_p']:.2f}, "
-        f"shape p {row['shape_p']:.2f}, tail {ours['tail_index']:.2f} and "
-        f"{theirs['tail_index']:.2f}, shared {row['shared']:.3f}, n {row['n']}"
+        f"d {row['size']}, step {row['step']}: measured {ours['median']:.4g} "
+        f"[{low:.4g}, {high:.4g}], predicted {theirs['median']:.4g}, "
+        f"ratio {row['ratio']:.3f}, sign p {row['sign_p']:.2f}, shape p {row['shape_p']:.2f}, "
+        f"tail {ours['tail_index']:.2f} and {theirs['tail_index']:.2f}, shared {row['shared']:.3f}, n {row['n']}"
     )
 
 

@@ -14,12 +14,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import specimens
 import torch
+
+import specimens
 from kappascope import checkpoints
 from kappascope.pieces import Piece
 from kappascope.store import Refusal
@@ -60,21 +62,24 @@ def damaged(data: bytes, random: Random) -> bytes:
 def altered(value: Any, random: Random) -> Any:
     """A JSON value with one part of it exchanged, lost, renamed or doubled."""
     if isinstance(value, dict) and value and random.random() < 0.9:
-        key = random.choice(list(value))
-        match random.randrange(6):
-            case 0:
-                return {k: v for k, v in value.items() if k != key}
-            case 1:
-                return {random.choice([k, k + "x", ""]): v for k, v in value.items()}
-            case 2:
-                return {**value, key: value[random.choice(list(value))]}
-        return {**value, key: altered(value[key], random)}
+        return _altered_object(value, random.choice(list(value)), random)
     if isinstance(value, list) and value and random.random() < 0.8:
         at = random.randrange(len(value))
         return [*value[:at], altered(value[at], random), *value[at + 1 :]]
     if isinstance(value, int) and random.random() < 0.5:
         return value + random.choice((-8, -4, -1, 1, 4, 8))
     return random.choice(VALUES)
+
+
+def _altered_object(value: dict[str, Any], key: str, random: Random) -> dict[str, Any]:
+    match random.randrange(6):
+        case 0:
+            return {k: v for k, v in value.items() if k != key}
+        case 1:
+            return {random.choice([k, k + "x", ""]): v for k, v in value.items()}
+        case 2:
+            return {**value, key: value[random.choice(list(value))]}
+    return {**value, key: altered(value[key], random)}
 
 
 # Mutants of each kind of file
@@ -136,16 +141,17 @@ def _archive(members: dict[str, bytes]) -> bytes:
 
 
 def _pickled() -> list[bytes]:
-    wanted = ("a plain state dict", "a list of tensors", "newer formats", "before 1.6", "protocol 4",
-              "before 1.6, nested", "plain values beside", "views", "objects_beside_the_tensors",
+    wanted = ("a plain state dict", "a list of tensors", "newer formats", "before 1.6",
+              "protocol 4", "before 1.6, nested", "plain values beside", "views",
+              "objects_beside_the_tensors",
               "lightning", "with_an_optimizer", "packed")  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         return [specimens.BENIGN[name][0](Path(folder)).read_bytes() for name in wanted]
 
 
 def _steps(pickled: bytes) -> list[bytes]:
-    places = [at for _, _, at in pickletools.genops(pickled)] + [len(pickled)]
-    return [pickled[a:b] for a, b in zip(places, places[1:], strict=False)]
+    places = [at for _, _, at in pickletools.genops(pickled)]
+    return [pickled[a:b] for a, b in pairwise([*places, len(pickled)])]
 
 
 OPCODES = [code.code.encode("latin1") for code in pickletools.opcodes]
@@ -181,8 +187,8 @@ def indexes(count: int, seed: int) -> Iterator[bytes]:
     with tempfile.TemporaryDirectory() as folder:
         path = specimens.sharded(Path(folder)) / "model.safetensors.index.json"
         text = path.read_bytes()
-    names = ["../x", "/etc/hostname", "a/../../b", "..\\x", "C:\\x", "~", "a\0b", "x" * 5000, ".", "",
-             "model-00001-of-00003.safetensors", "config.json", "out.safetensors", "folder"]  # fmt: skip
+    names = ["../x", "/etc/hostname", "a/../../b", "..\\x", "C:\\x", "~", "a\0b", "x" * 5000, "."]
+    names += ["", "config.json", "out.safetensors", "folder", "model-00001-of-00003.safetensors"]
     for i in range(count):
         if i % 3 == 0:
             yield damaged(text, random)
@@ -213,8 +219,9 @@ class Tally:
     reasons: Counter[str] = field(default_factory=Counter)
 
 
-_EVENTS = ("os.system", "os.exec", "os.spawn", "os.posix_spawn", "os.fork", "subprocess.", "socket.",
-           "import", "exec", "compile", "pickle.", "marshal.", "ctypes.", "os.remove", "os.rename",
+_EVENTS = ("os.system", "os.exec", "os.spawn", "os.posix_spawn", "os.fork", "subprocess.",
+           "socket.", "import", "exec", "compile", "pickle.", "marshal.", "ctypes.", "os.remove",
+           "os.rename",
            "os.mkdir", "os.link", "os.symlink", "shutil.", "os.chmod", "os.truncate")  # fmt: skip
 _seen: list[str] = []
 _watching = False
@@ -296,7 +303,7 @@ Keep = Callable[[int, bytes], None]
 
 
 def run(what: str, files: Iterator[bytes], place: Path, keep: Keep | None = None) -> Tally:
-    """Judge files one after the other at one place: a file's path, or that of its folder's index."""
+    """Judge files one after the other at one place: that of a checkpoint, or of an index."""
     tally = Tally(what)
     target = place.parent if place.name.endswith(".index.json") else place
     for i, data in enumerate(files):

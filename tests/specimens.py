@@ -182,6 +182,11 @@ def _shuffled() -> bytes:
     return raw(dict(reversed(header.items())), data)
 
 
+def described(metadata: Any) -> bytes:
+    header, data = entries({"w": torch.eye(2)})
+    return raw({"__metadata__": metadata, **header}, data)
+
+
 _S = "safetensors"
 _file("single precision", 3, lambda: safetensors(_weights()), _S)
 _file("bfloat16", 3, lambda: safetensors(_weights(torch.bfloat16)), _S)
@@ -197,8 +202,7 @@ _file("a header in another order", 3, _shuffled, _S)
 _file(
     "strange names", 3, lambda: safetensors({n: torch.eye(2) for n in ("重み\n", "\x1b", "")}), _S
 )
-_file("metadata", 1, lambda: raw({"__metadata__": {"format": "pt"}, **entries({"w": torch.eye(2)})[0]},
-                                 contents(torch.eye(2))), _S)  # fmt: skip
+_file("metadata", 1, lambda: described({"format": "pt"}), _S)
 _file("safetensors named as something else", 3, lambda: safetensors(_weights()), "bin")
 _file("a plain state dict", 4, lambda: saved(_model().state_dict()))
 _file("half precision", 3, lambda: saved(_weights(torch.float16)), "pth")
@@ -376,7 +380,7 @@ def a_hard_link(folder: Path) -> Path:
 # Pickles that must do nothing. Each makes a file at MARK if anything in it is run.
 
 MARK = "kappascope-was-here"
-_CODE = f"open({MARK!r}, 'w')"
+_CODE = f"open({MARK!r}, 'w').close()"
 _SHELL = f"touch {MARK}"
 TARGETS: list[tuple[str, str, tuple[Any, ...]]] = [
     *[(m, "system", (_SHELL,)) for m in ("os", "posix", "nt")],
@@ -385,7 +389,7 @@ TARGETS: list[tuple[str, str, tuple[Any, ...]]] = [
       ("Popen", "call", "run", "check_output", "check_call", "getoutput")],
     *[(m, name, (_CODE,)) for m in ("builtins", "__builtin__") for name in ("eval", "exec")],
     *[(m, "open", (MARK, "w")) for m in ("builtins", "__builtin__", "io", "_io", "codecs", "os")],
-    *[(m, "open", (MARK, "w")) for m in ("gzip", "bz2", "lzma", "shelve", "dbm", "wave", "webbrowser")],
+    *[(m, "open", (MARK, "w")) for m in ("gzip", "bz2", "lzma", "shelve", "dbm", "wave")],
     ("builtins", "compile", (_CODE, "x", "exec")),
     ("builtins", "__import__", ("os",)),
     ("builtins", "getattr", ("", "format")),

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 LAYERS = """
-    precision krylov roles heads makings formats trust tails
+    precision panels
+    krylov roles heads makings formats trust tails
     spectra layouts inventory pieces machine folders
     stacks
     cuts
@@ -17,12 +18,13 @@ LAYERS = """
     factors archives chains
     attachments examination
     corrections prescriptions freshness
-    measures tasks networks engines store drawing rules
-    training figures inputs checkpoints model_rules
+    measures tasks networks engines store drawing rules review
+    training figures inputs conclusions checkpoints model_rules
     lab findings
     experiments
     study
-    glance
+    glance diagnosis
+    diagnosing bulletin
     facts pages
     report clinic
     cli

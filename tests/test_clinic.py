@@ -144,6 +144,8 @@ def clinic() -> dict[str, Any]:
         condition_number_low=5000.0, condition_number_high=None, null_z=None,
         reasons={"condition_number": "infinite: its smallest value cannot be told from zero"},
     )  # fmt: skip
+    many[23]["plot"]["floor"] = 2 * many[23]["sigma_min"]
+    many[17]["plot"]["floor"] = 1e-6 * many[17]["sigma_min"]
     for k in range(30, 42):
         many[k] = spoiled(many[k], "warning", "norm-dispersion")
     many[17] = {
@@ -436,7 +438,8 @@ def filled(name: str) -> dict[str, Any]:
         many, source=name, products=[product, {**product, "condition_number": 3.0}], chains=[chain],
         reference=name or "x", skipped=[{"name": name, "reason": name}],
         failed=[{"name": name, "reason": name}],
-        summary={"verdict": name.replace("\n", " ") or "x"}, provenance={name: name, "nested": {name: [name]}},
+        summary={"verdict": name.replace("\n", " ") or "x"},
+        provenance={name: name, "nested": {name: [name]}},
         trajectory=[{"source": name, "matrices": many}] * 2,
     )  # fmt: skip
 
@@ -534,6 +537,13 @@ def test_a_cell_opens_its_matrix_with_its_spectrum(ward: Ward) -> None:
     assert "Multipliers().attach(model, optimizer)" in told
     ward.page.keyboard.press("Escape")
     assert ward.page.locator("dialog[open]").count() == 0
+
+
+def test_a_floor_far_below_is_told_and_not_drawn(ward: Ward) -> None:
+    name = clinic()["matrices"][17]["name"]
+    ward.page.locator(".vitals").get_by_role("button", name=name).click()
+    assert ward.page.locator("dialog .floor").count() == 0
+    assert "resolved down to" in ward.page.locator("dialog .keys").first.inner_text()
 
 
 def test_a_spectrum_can_be_read_off(ward: Ward) -> None:

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from nursery import FAMILIES, examined, multiplied
 from torch import Tensor, nn
 
 from kappascope import corrections
@@ -17,6 +16,7 @@ from kappascope.freshness import is_fresh, usual_distance
 from kappascope.prescriptions import LEFT_ALONE, MEASURED, Flaw, prescribe
 from kappascope.products import Product
 from kappascope.rules import MODEL_RULES, RULES
+from nursery import FAMILIES, examined, multiplied
 
 HEADS = {"hidden_size": 64, "num_attention_heads": 4}
 
@@ -30,13 +30,13 @@ def with_values(values: Tensor, rows: int, columns: int) -> Tensor:
     return (u * values) @ vt
 
 
-def trained(rows: int = 96, columns: int = 64, seed: int = 0) -> Tensor:
+def trained(rows: int = 96, columns: int = 64) -> Tensor:
     """A spectrum that chance does not give, and nothing else remarkable."""
     values = torch.linspace(3, 0.5, min(rows, columns), dtype=torch.float64)
-    return with_values(values, rows, columns) + 0 * gaussian(rows, columns, seed=seed)
+    return with_values(values, rows, columns)
 
 
-def changed(change: Callable[[Tensor], None], matrix: Tensor | None = None) -> Tensor:
+def changed(change: Callable[[Tensor], object], matrix: Tensor | None = None) -> Tensor:
     result = (trained() if matrix is None else matrix).clone()
     change(result)
     return result
@@ -63,7 +63,7 @@ def ill_square() -> Tensor:
 ILL: dict[str, tuple[Callable[[], Tensor], str]] = {
     "non-finite": (lambda: changed(lambda w: w[3, 4].fill_(math.nan)), "critical"),
     "zero": (lambda: torch.zeros(40, 30), "warning"),
-    "dead-rows": (lambda: changed(lambda w: w[[2, 5, 9]].zero_() and w[[2, 5]].zero_()), "warning"),
+    "dead-rows": (lambda: changed(lambda w: w[2:5].zero_()), "warning"),
     "dead-columns": (lambda: changed(lambda w: w[:, 7].zero_()), "warning"),
     "outlier-rows": (lambda: changed(lambda w: w[7].mul_(30)), "warning"),
     "outlier-columns": (lambda: changed(lambda w: w[:, 7].mul_(30)), "warning"),
@@ -73,10 +73,6 @@ ILL: dict[str, tuple[Callable[[], Tensor], str]] = {
     "rank-deficient": (lambda: gaussian(60, 5) @ gaussian(5, 40), "warning"),
     "untrained": (lambda: gaussian(100, 64), "info"),
 }
-ILL["dead-rows"] = (
-    lambda: changed(lambda w: w.index_fill_(0, torch.tensor([2, 5]), 0.0)),
-    "warning",
-)
 
 
 def test_every_rule_has_an_example() -> None:
@@ -124,14 +120,16 @@ def test_a_fresh_model_is_not_ill(name: str, form: str) -> None:
     assert [one for one in found if one.severity != "info"] == []
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_fresh_model_of_a_thousand_matrices_is_not_ill(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("count", "dtype"), [(1000, torch.float32), (300, torch.bfloat16), (300, torch.float16)]
+)
+def test_a_fresh_model_of_many_matrices_is_not_ill(count: int, dtype: torch.dtype) -> None:
     # the shapes whose kappa, norms and ranks vary most
     shapes = [(2, 2), (3, 3), (1, 9), (500, 1), (400, 2), (8, 8), (16, 16), (24, 25), (5, 40)]
     rows = []
-    for i in range(1000):
-        rows_, columns = shapes[i % len(shapes)]
-        matrix = torch.empty(rows_, columns)
+    for i in range(count):
+        height, width = shapes[i % len(shapes)]
+        matrix = torch.empty(height, width)
         make = nn.init.normal_ if i % 2 else nn.init.uniform_
         random = torch.Generator().manual_seed(i)
         rows.append(examine(f"{i}.weight", make(matrix, -0.5, 0.5, generator=random).to(dtype)))
@@ -176,7 +174,7 @@ def test_a_mask_may_be_infinite_and_a_weight_may_not() -> None:
 
 
 def test_a_triangle_of_ones_is_a_table() -> None:
-    found = sick(torch.ones(64, 64).tril(), kind="other")
+    found = sick(torch.ones(256, 256).tril(), kind="other")
     assert found and {one.severity for one in found} == {"info"}
 
 
@@ -184,6 +182,12 @@ def test_a_padding_row_is_expected_in_a_table_of_unknown_name() -> None:
     table = changed(lambda w: w[0].zero_(), trained(200, 32))
     assert severities(sick(table, kind="other")) == {"dead-rows": "info"}
     assert severities(sick(table, kind="up")) == {"dead-rows": "warning"}
+
+
+def test_equal_rows_are_a_table_only_where_the_name_tells_nothing() -> None:
+    rates = torch.arange(1.0, 17).repeat(96, 1)
+    assert severities(sick(rates, kind="other"))["rank-deficient"] == "info"
+    assert severities(sick(rates, kind="up"))["rank-deficient"] == "warning"
 
 
 def test_a_zero_matrix_is_expected_among_fresh_ones() -> None:
@@ -214,7 +218,7 @@ def test_a_square_matrix_needs_far_more_kappa_than_a_wide_one() -> None:
 
 
 def test_bonferroni_shares_the_chance_among_all_matrices() -> None:
-    row = examine("w", with_values(torch.tensor([1.0] * 63 + [1e-8]), 64, 64))
+    row = examine("w", with_values(torch.tensor([1.0] * 63 + [1e-6]), 64, 64))
     alone = {one.rule for one in findings([row])}
     many = findings([row, *(examine(f"{i}", trained()) for i in range(200))])
     assert "ill-conditioned" in alone
@@ -254,7 +258,7 @@ def test_equal_matrices_are_told_once() -> None:
 
 
 def head(kappa: float, size: int = 16) -> Product:
-    values = tuple(torch.logspace(0, -math.log10(kappa), size, dtype=torch.float64).tolist())
+    values = (1.0,) * (size - 1) + (1 / kappa,)
     return Product("attn[qk.0]", "QK", None, (64, 64), values, kappa, "ok")
 
 
@@ -277,16 +281,24 @@ def test_the_factors_of_a_product_are_named() -> None:
     assert "where=['attn.q_proj.weight', 'attn.k_proj.weight']" in one.snippet
 
 
-def test_a_chain_explodes_where_each_layer_alone_might_pass() -> None:
-    thin = [
-        (f"{i}.weight", with_values(torch.logspace(0, -1.5, 32).double(), 32, 200)) for i in (0, 2)
-    ]
-    layers = [thin[0], ("1.weight", gaussian(200, 32)), thin[1]]
-    found = findings([examine(*layer) for layer in layers], (), [chain(layers)])
+def chained(*digits: float) -> dict[str, str]:
+    """What is said of layers of these kappas (as powers of ten), narrow in the middle."""
+    first, second = (torch.logspace(0, -d, 32, dtype=torch.float64) for d in digits)
+    layers = [("0.weight", with_values(first, 32, 200)), ("1.weight", with_values(second, 200, 32))]
+    return severities(findings([examine(*layer) for layer in layers], (), [chain(layers)]))
+
+
+def test_a_chain_explodes_where_each_of_its_layers_passes() -> None:
+    assert "exploding-product" not in chained(0.3, 0.3)
+    assert chained(1.8, 1.8)["exploding-product"] == "warning"
+    assert chained(1.8, 1.8)["ill-conditioned"] == "info"
+
+
+def test_a_chain_with_a_singular_member_is_not_told_again() -> None:
+    flat = [("0.weight", trained(64, 96)), ("1.weight", gaussian(40, 1) @ gaussian(1, 64))]
+    found = findings([examine(*layer) for layer in flat], (), [chain(flat)])
+    assert "rank-deficient" in severities(found)
     assert "exploding-product" not in severities(found)
-    worse = [("0.weight", with_values(torch.logspace(0, -5, 32).double(), 32, 200)), *layers[1:]]
-    found = findings([examine(*layer) for layer in worse], (), [chain(worse)])
-    assert severities(found)["exploding-product"] == "warning"
 
 
 # --- prescriptions --------------------------------------------------------------------------------
@@ -342,8 +354,7 @@ def test_every_correction_advised_exists_and_says_what_was_measured() -> None:
 def test_a_snippet_from_a_finding_trains() -> None:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
-    model[0].weight.data[:, 1:] = model[0].weight.data[:, :1]  # of rank one, rows of many norms
-    model[0].weight.data *= torch.linspace(0.2, 3, 64)[:, None]
+    model[0].weight.data = torch.outer(torch.randn(64), torch.randn(32))
     (found,) = [one for one in findings(examined(model)) if one.rule == "rank-deficient"]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     attach, _, close = found.snippet.partition("# train")

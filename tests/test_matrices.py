@@ -1,9 +1,12 @@
 """Which matrices a model holds: their names and values, and what is left out and why."""
 
 import gc
+import pickle
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from kappascope.matrices import Matrices, Skipped, matrices
+from kappascope.matrices import Matrices, Plan, Skipped, matrices, plan, reader
 
 
 def shapes(found: Matrices) -> dict[str, tuple[int, ...]]:
@@ -713,6 +716,287 @@ class TestCheckpoints:
         assert most <= 2  # the one at hand, and the next one while it is read
 
 
+def blank(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def parts(found: Plan) -> dict[str, tuple[int, ...]]:
+    return {part.name: part.shape for unit in found.units for part in unit.parts}
+
+
+def kinds(found: Plan) -> dict[str, str]:
+    return {part.name: part.kind for unit in found.units for part in unit.parts}
+
+
+def read_all(source, config=None) -> dict[str, Tensor]:
+    units = plan(source, config).units
+    return {part.name: m for unit in units for part, m in unit.matrices(reader(source))}
+
+
+class TestPlan:
+    """What is known before a value is read, and that reading then agrees with it."""
+
+    def test_a_state_dict_and_its_blank_image_have_the_same_plan(self, module) -> None:
+        stored = {} if isinstance(module, nn.LazyLinear) else module.state_dict()
+        images = {value.data_ptr(): value.to("meta") for value in stored.values()}  # ties stay tied
+        image = {name: images[value.data_ptr()] for name, value in stored.items() if value.numel()}
+        if not any(value.is_meta for value in stored.values()):
+            assert plan(image) == plan({name: stored[name] for name in image})
+
+    def test_reading_gives_what_was_planned_and_asks_once(self, module) -> None:
+        for source in (module, module.state_dict()):
+            for unit in plan(source).units:
+                read = Mock(side_effect=reader(source))
+                for part, matrix in unit.matrices(read):
+                    assert (part.shape, part.dtype) == (tuple(matrix.shape), matrix.dtype)
+                assert tuple(call.args[0] for call in read.mock_calls) == unit.paths
+
+    def test_matrices_are_those_of_the_plan(self, module) -> None:
+        if not any(tensor.is_meta for tensor in module.parameters()):
+            for source in (module, module.state_dict()):
+                torch.testing.assert_close(read_all(source), dict(matrices(source)), rtol=0, atol=0)
+                assert plan(source).skipped == matrices(source).skipped
+
+    def test_it_can_be_sent_to_another_process(self) -> None:
+        source = {"a.qkv.weight": blank(6, 2), "mlp.experts.gate_up_proj": blank(2, 4, 2)}
+        found = plan(source)
+        assert pickle.loads(pickle.dumps(found)) == found
+
+    def test_no_value_is_looked_at(self) -> None:
+        source = {"model": {"fc.weight": blank(3, 2), "fc.weight_scale": blank(1)}}
+        (unit,) = plan(source).units
+        assert unit.paths == (("model", "fc.weight"),)
+        assert [part.name for part in unit.parts] == ["fc.weight"]
+
+    def test_blank_tensors_that_share_their_storage_are_tied(self) -> None:
+        table = blank(12)
+        source = {"a": table.view(3, 4), "b": table.view(3, 4), "c": table.view(4, 3)}
+        found = plan(source)
+        assert found.skipped == (Skipped("b", "tied to a"),)
+        assert list(parts(found)) == ["a", "c"]
+
+    def test_what_cannot_be_read_is_skipped_with_its_reason(self) -> None:
+        found = plan({"x": SimpleNamespace(reason="layout torch.sparse_coo"), "w": blank(2, 2)})
+        assert found.skipped == (Skipped("x", "layout torch.sparse_coo"),)
+
+    def test_two_halves_of_a_weight_are_one_unit(self) -> None:
+        source = {"fc.weight_g": torch.tensor([[10.0]]), "fc.weight_v": torch.tensor([[3.0, 4.0]])}
+        (unit,) = plan(source).units
+        assert unit.paths == (("fc.weight_v",), ("fc.weight_g",))
+        assert torch.equal(read_all(source)["fc.weight"], torch.tensor([[6.0, 8.0]]))
+
+    def test_halves_that_changed_since_are_refused(self) -> None:
+        source = {"fc.weight_g": torch.ones(1, 1), "fc.weight_v": torch.ones(1, 2)}
+        (unit,) = plan(source).units
+        with pytest.raises(ValueError, match=r"expected two halves of a weight.*plan again"):
+            list(unit.matrices(lambda path: torch.ones(3, 2)))
+
+    def test_every_part_has_its_whole_its_depth_and_its_kind(self) -> None:
+        (unit,) = plan({"h.7.attn.qkv.weight": blank(6, 2)}).units
+        assert [(p.kind, p.depth, p.whole) for p in unit.parts] == [
+            ("fused", 7, None),
+            ("query", 7, "h.7.attn.qkv.weight"),
+            ("key", 7, "h.7.attn.qkv.weight"),
+            ("value", 7, "h.7.attn.qkv.weight"),
+        ]
+
+    def test_a_claim_of_very_many_slices_gets_no_parts(self) -> None:
+        found = plan({"mlp.experts.w": blank(10**6, 2, 2)})
+        assert list(parts(found)) == ["mlp.experts.w"]
+
+    def test_masks_rotations_and_biases_of_experts_are_no_matrices(self) -> None:
+        found = plan(
+            {
+                "h.0.attn.bias": blank(1, 1, 8, 8),
+                "rotary_emb.cos_cached": blank(8, 4),
+                "mlp.experts.gate_up_proj_bias": blank(4, 8),
+                "w": blank(2, 2),
+            }
+        )
+        assert list(parts(found)) == ["w"]
+        assert not any(skipped.lost for skipped in found.skipped)
+
+    def test_what_transformers_keeps_in_a_module_is_its_config(self) -> None:
+        model = nn.ModuleDict({"query_key_value": nn.Linear(4, 12, bias=False)})
+        model.config = SimpleNamespace(to_dict=lambda: {"hidden_size": 4, "num_attention_heads": 2})
+        assert len(parts(plan(model))) == 4
+
+
+class TestStateDictsOfModelsInUse:
+    """Names and shapes as the models have them, with values that tell where each row came from."""
+
+    def test_interleaved_heads_are_gathered(self) -> None:
+        heads, size, width = 3, 2, 6
+        q, k, v = (torch.randn(heads, size, width) for _ in range(3))
+        source = {"h.0.attention.query_key_value.weight": torch.stack([q, k, v], 1).reshape(-1, 6)}
+        config = {"hidden_size": width, "num_attention_heads": heads}
+        found = read_all(source, config)
+        name = "h.0.attention.query_key_value.weight"
+        for label, part in {"q": q, "k": k, "v": v}.items():
+            assert torch.equal(found[f"{name}[{label}]"], part.reshape(-1, width))
+        assert list(read_all(source)) == [name]
+
+    @pytest.mark.parametrize(
+        ("leaf", "more"),
+        [
+            ("query_key_value", {"new_decoder_architecture": True, "num_kv_heads": 2}),  # Falcon
+            ("wqkv", {"num_key_value_heads": 2}),  # InternLM2
+        ],
+    )
+    def test_groups_of_queries_stand_with_their_key_and_value(self, leaf: str, more) -> None:
+        groups, shared, size, width = 2, 3, 4, 24
+        grid = torch.randn(groups, shared + 2, size, width)
+        config = {"hidden_size": width, "num_attention_heads": groups * shared, **more}
+        found = read_all({f"attn.{leaf}.weight": grid.reshape(-1, width)}, config)
+        assert torch.equal(found[f"attn.{leaf}.weight[q]"], grid[:, :shared].reshape(-1, width))
+        assert torch.equal(found[f"attn.{leaf}.weight[k]"], grid[:, -2].reshape(-1, width))
+        assert torch.equal(found[f"attn.{leaf}.weight[v]"], grid[:, -1].reshape(-1, width))
+
+    def test_falcon_with_one_key_keeps_it_behind_all_queries(self) -> None:
+        config = {
+            "hidden_size": 8, "num_attention_heads": 4, "num_kv_heads": 4, "multi_query": True,
+            "new_decoder_architecture": False,
+        }  # fmt: skip
+        weight = torch.randn(12, 8)
+        found = read_all({"attn.query_key_value.weight": weight}, config)
+        assert torch.equal(found["attn.query_key_value.weight[k]"], weight[8:10])
+
+    def test_chatglm_keeps_each_in_one_piece(self) -> None:
+        config = {
+            "model_type": "chatglm", "hidden_size": 8, "num_attention_heads": 4,
+            "multi_query_group_num": 2,
+        }  # fmt: skip
+        weight = torch.randn(16, 8)
+        found = read_all({"attn.query_key_value.weight": weight}, config)
+        assert torch.equal(found["attn.query_key_value.weight[v]"], weight[12:])
+
+    def test_codegen_keeps_four_pieces_with_values_before_keys(self) -> None:
+        grid = torch.randn(4, 3, 2, 8)
+        found = read_all({"attn.qkv_proj.weight": grid.reshape(24, 8)}, {"model_type": "codegen"})
+        assert torch.equal(found["attn.qkv_proj.weight[k]"], grid[:, 2].reshape(8, 8))
+
+    @pytest.mark.parametrize(
+        ("up", "down", "labels"),
+        [
+            ("mlp.gate_up_proj.weight", "mlp.down_proj.weight", "gate up"),  # Phi-3
+            ("mlp.Wi.weight", "mlp.Wo.weight", "gate up"),  # ModernBERT
+            ("mlp.dense_h_to_4h.weight", "mlp.dense_4h_to_h.weight", "gate up"),  # ChatGLM
+            ("mlp.w12.weight", "mlp.w3.weight", "gate up"),  # DINOv2
+            ("ff.net.0.proj.weight", "ff.net.2.weight", "up gate"),  # diffusers
+            ("ff_proj.weight", "ff_out.weight", "up gate"),  # OLMo
+        ],
+    )
+    def test_gate_and_up_are_told_by_the_width_of_what_follows(self, up, down, labels) -> None:
+        weight = torch.randn(8, 3)
+        found = read_all({up: weight, down: torch.randn(3, 4)})
+        for label, half in zip(labels.split(), weight.chunk(2), strict=True):
+            assert torch.equal(found[f"{up}[{label}]"], half)
+        plain = parts(plan({up: blank(8, 3), down: blank(3, 8)}))
+        assert list(plain) == [up, down]
+
+    def test_fc1_is_gated_only_if_a_config_says_so(self) -> None:
+        source = {"mlp.fc1.weight": blank(8, 3), "mlp.fc2.weight": blank(3, 4)}
+        assert len(parts(plan(source))) == 2
+        assert len(parts(plan(source, {"activation_function": "swiglu"}))) == 4
+
+    @pytest.mark.parametrize("turned", [False, True])
+    def test_experts_are_split_into_gate_and_up(self, turned: bool) -> None:
+        experts, width, inner = 3, 4, 5
+        gate, up = torch.randn(2, experts, inner, width)
+        down = torch.randn(experts, width, inner)
+        both = torch.cat([gate, up], 1)
+        source = {"experts.gate_up_proj": both, "experts.down_proj": down}  # Mixtral, Qwen
+        if turned:  # Llama 4
+            source = {name: tensor.mT.contiguous() for name, tensor in source.items()}
+        found = read_all(source)
+        assert torch.equal(found["experts.gate_up_proj"], both.reshape(-1, width))
+        for i in range(experts):
+            assert torch.equal(found[f"experts.gate_up_proj[{i}.gate]"], gate[i])
+            assert torch.equal(found[f"experts.gate_up_proj[{i}.up]"], up[i])
+            assert torch.equal(found[f"experts.down_proj[{i}]"], down[i])
+        assert "experts.gate_up_proj[0]" not in found
+
+    def test_gpt_oss_has_gate_and_up_in_turn(self) -> None:
+        both, down = torch.randn(2, 4, 10), torch.randn(2, 5, 4)
+        stacks = {"experts.gate_up_proj": both, "experts.down_proj": down}
+        for source, config in (
+            (stacks, {"model_type": "gpt_oss"}),
+            (stacks | {"experts.gate_up_proj_bias": torch.ones(2, 10)}, None),
+        ):
+            found = read_all(source, config)
+            assert torch.equal(found["experts.gate_up_proj[1.gate]"], both[1, :, ::2].T)
+            assert torch.equal(found["experts.gate_up_proj[1.up]"], both[1, :, 1::2].T)
+
+    def test_experts_that_may_be_stored_either_way_are_not_split_further(self) -> None:
+        assert list(parts(plan({"experts.gate_up_proj": blank(2, 4, 6)}))) == [
+            "experts.gate_up_proj", "experts.gate_up_proj[0]", "experts.gate_up_proj[1]",
+        ]  # fmt: skip
+
+    def test_dbrx_keeps_experts_below_one_another(self) -> None:
+        w1, w2 = torch.randn(2, 4, 5, 3)
+        source = {"ffn.experts.mlp.w1": w1.reshape(20, 3), "ffn.experts.mlp.w2": w2.reshape(20, 3)}
+        found = read_all(source, {"ffn_config": {"moe_num_experts": 4}})
+        assert torch.equal(found["ffn.experts.mlp.w1[2]"], w1[2])
+        assert torch.equal(found["ffn.experts.mlp.w2[2]"], w2[2].T)
+
+    def test_all_layers_of_gpt2_are_turned_round(self) -> None:
+        source = {
+            "h.0.attn.c_attn.weight": torch.randn(4, 12),
+            "h.0.attn.c_proj.weight": torch.randn(4, 4),
+            "h.0.mlp.c_fc.weight": torch.randn(4, 16),
+            "h.0.mlp.c_proj.weight": torch.randn(16, 4),
+        }
+        for name, matrix in read_all(source).items():
+            assert "[" in name or torch.equal(matrix, source[name].T)
+
+    def test_a_config_tells_of_conv1d_where_no_shape_does(self) -> None:
+        source = {"mlp.c_fc.weight": blank(4, 16)}
+        assert parts(plan(source)) == {"mlp.c_fc.weight": (4, 16)}
+        assert parts(plan(source, {"model_type": "gpt2"})) == {"mlp.c_fc.weight": (16, 4)}
+
+    def test_nanogpt_and_clip_store_the_same_names_the_usual_way(self) -> None:
+        source = {
+            "h.0.attn.c_attn.weight": blank(12, 4),
+            "h.0.mlp.c_fc.weight": blank(16, 4),
+            "visual.0.mlp.c_fc.weight": blank(16, 4),
+        }
+        found = parts(plan(source, {"model_type": "gpt2"}))
+        assert found["h.0.attn.c_attn.weight"] == (12, 4)
+        assert found["h.0.mlp.c_fc.weight"] == (16, 4)
+        assert parts(plan(source))["visual.0.mlp.c_fc.weight"] == (16, 4)
+
+    def test_xlnet_keeps_heads_apart(self) -> None:
+        q, o = torch.randn(2, 6, 2, 3)
+        source = {"layer.0.rel_attn.q": q, "layer.0.rel_attn.o": o}
+        found = read_all(source)
+        assert torch.equal(found["layer.0.rel_attn.q"], q.reshape(6, 6).T)
+        assert torch.equal(found["layer.0.rel_attn.o"], o.reshape(6, 6))
+
+    def test_positions_in_two_dimensions_are_one_table(self) -> None:
+        assert parts(plan({"encoder.pos_embed": blank(1, 4, 5, 8)})) == {
+            "encoder.pos_embed": (20, 8)
+        }
+
+    def test_kinds_are_known_of_layers_and_of_names(self) -> None:
+        layers = nn.ModuleDict(
+            {"a": nn.Embedding(5, 3), "b": nn.Conv2d(2, 3, 1), "c": nn.LSTM(2, 3)}
+        )
+        found = kinds(plan(layers))
+        assert (found["a.weight"], found["b.weight"]) == ("embedding", "convolution")
+        assert found["c.weight_ih_l0"] == found["c.weight_ih_l0[i]"] == "recurrent"
+        assert kinds(plan({"moe.input_linear.weight": blank(2, 6, 2)}))[
+            "moe.input_linear.weight"
+        ] == ("expert")
+
+
+def test_a_hostile_config_changes_nothing() -> None:
+    endless: dict[str, object] = {"num_attention_heads": 10**30, "head_dim": True, "n_head": -3}
+    endless["again"] = endless
+    source = {"attn.query_key_value.weight": blank(12, 4)}
+    for config in (endless, {"hidden_size": "4", "num_attention_heads": [2]}, {"n_head": None}):
+        assert len(parts(plan(source, config))) == 1
+
+
 TENSORS = st.builds(
     lambda shape, dtype: torch.ones(shape).to(dtype),
     st.lists(st.integers(0, 4), max_size=4),
@@ -723,6 +1007,7 @@ WORDS = st.sampled_from(
         *("module", "_orig_mod", "model", "experts", "weight", "weight_v", "weight_g", "bias", "0"),
         *("weight_orig", "weight_mask", "parametrizations", "original", "original0", "original1"),
         *("c_attn", "qkv", "in_proj_weight", "proj", "o_proj", "weight_ih_l0", "weight_hh_l0"),
+        *("gate_up_proj", "down_proj", "q", "query_key_value", "c_fc", "rel_attn", "Wi", "Wo"),
     )
 )
 KEYS = st.lists(WORDS, min_size=1, max_size=4).map(".".join)
@@ -746,3 +1031,21 @@ def test_every_key_of_a_state_dict_is_a_matrix_or_skipped_and_no_name_comes_twic
 def test_any_text_may_be_a_name(source) -> None:
     found = matrices(source)
     assert len(list(found)) + len(found.skipped) >= len(source)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.dictionaries(KEYS, TENSORS, max_size=8),
+    st.dictionaries(
+        st.sampled_from(["hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim"]),
+        st.integers(0, 4),
+    ),
+    st.sampled_from(["", "gpt2", "llama4", "gpt_oss", "codegen", "chatglm", "gpt_bigcode"]),
+)
+def test_with_any_config_every_part_is_a_piece_of_its_whole(source, numbers, family) -> None:
+    config = {**numbers, "model_type": family}
+    for unit in plan(source, config).units:
+        pairs = [*unit.matrices(reader(source))]
+        sizes = [matrix.numel() for _, matrix in pairs]
+        assert sizes[0] == sum(sizes[1:]) or len(sizes) == 1
+        assert all(part.shape == tuple(matrix.shape) for part, matrix in pairs)

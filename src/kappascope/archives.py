@@ -8,9 +8,10 @@ torch, and no code in them is run. The tree that comes back holds mappings with 
 from __future__ import annotations
 
 import io
+import os
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from kappascope import pickles
@@ -142,23 +143,13 @@ def legacy(file: File) -> Found:
     def load(at: int) -> pickles.Loaded:
         return pickles.load(data, BUILDERS, persistent, at)
 
-    first = load(0)
-    if first.value != _MAGIC:
-        wrong = "a pickle that torch.save did not write"
-        if first.asked:
-            raise refused(*first.asked, wrong=f"{wrong} and")
-        raise Malformed(wrong, "save a state_dict with torch")
-    version = load(first.end)
-    machine = load(version.end)
-    if version.value != _VERSION:
-        raise Malformed(f"a format of torch that is not {_VERSION}", _SAVE)
-    if isinstance(machine.value, Pairs) and ("little_endian", False) in machine.value:
-        raise Malformed("its numbers are big-endian", "save it again on a little-endian machine")
-    loaded = load(machine.end)
+    loaded = load(_begin(load))
     try:
         keys = load(loaded.end)
     except Malformed as error:
-        raise refused(*loaded.asked, wrong="a damaged file") if loaded.asked else error from error
+        if loaded.asked:
+            raise refused(*loaded.asked, wrong="a damaged file") from error
+        raise
     rooms = dict(_rooms(file, keys.value, keys.end, seen))
 
     def locate(it: Storage) -> Room | str:
@@ -167,17 +158,36 @@ def legacy(file: File) -> Found:
     return Grower(locate).grow(loaded)
 
 
+def _begin(load: Callable[[int], pickles.Loaded]) -> int:
+    """Where the pickle of the tensors begins, after three that say how it was written."""
+    magic = load(0)
+    if magic.value != _MAGIC:
+        wrong = "a pickle that torch.save did not write"
+        if magic.asked:
+            raise refused(*magic.asked, wrong=f"{wrong} and")
+        raise Malformed(wrong, "save a state_dict with torch")
+    version = load(magic.end)
+    system = load(version.end)
+    if version.value != _VERSION:
+        raise Malformed(f"a format of torch that is not {_VERSION}", _SAVE)
+    if isinstance(system.value, Pairs) and ("little_endian", False) in system.value:
+        raise Malformed("its numbers are big-endian", "save it again on a little-endian machine")
+    return system.end
+
+
 def _rooms(file: File, keys: Any, at: int, seen: dict[str, Storage]) -> Iterator[tuple[str, Room]]:
     """The storages in the order of their keys: how many numbers, then the numbers."""
     if type(keys) is not list:
         raise Malformed("damaged: a list of storages was expected after its pickle", _AGAIN)
-    for key in keys:
-        if not isinstance(key, str) or key not in seen:
-            raise Malformed(f"a storage {quoted(key)} that no tensor uses", _AGAIN)
-        dtype = seen[key].dtype
-        size = int.from_bytes(file.read(at, 8), "little") * (dtype.itemsize if dtype else 1)
-        at += 8
-        if at + size > file.size:
-            raise Malformed(f"truncated: need {at + size} bytes, have {file.size}", _AGAIN)
-        yield key, Room(file, at, size)
-        at += size
+    with file.opened() as descriptor:
+        for key in keys:
+            if not isinstance(key, str) or key not in seen:
+                raise Malformed(f"a storage {quoted(key)} that no tensor uses", _AGAIN)
+            dtype = seen[key].dtype
+            count = int.from_bytes(os.pread(descriptor, 8, at), "little")
+            size = count * (dtype.itemsize if dtype else 1)
+            at += 8
+            if at + size > file.size:
+                raise Malformed(f"truncated: need {at + size} bytes, have {file.size}", _AGAIN)
+            yield key, Room(file, at, size)
+            at += size

@@ -160,7 +160,7 @@ def _product(layers: Sequence[Tensor], norms: Sequence[float]) -> tuple[Tensor, 
 # --- finding them ---------------------------------------------------------------------------------
 
 _LAYER = "fc|linear|lin|dense|layer|hidden|l"  # names that are numbered, as in fc1, fc2, fc3
-_APART = {"embedding", "head", "expert", "adapter", "convolution", "recurrent", "state"}
+_APART = {"embedding", "expert", "adapter", "convolution", "recurrent", "state"}
 
 
 def links(plan: Plan) -> tuple[Links, ...]:
@@ -175,16 +175,15 @@ def links(plan: Plan) -> tuple[Links, ...]:
     >>> [[each.name for each in found.members] for found in links(plan(blank))]
     [['fc1.weight', 'fc2.weight']]
     """
-    found: list[Links] = []
-    holders: dict[str, Links] = {}
-    for members in [*_numbered(plan), *_perceptrons(plan)]:
-        parts = tuple(part for _, part in members)
-        if holders.get(parts[0].name) is not None is not holders.get(parts[1].name):
-            continue  # a part of what was found already
-        units = {unit.paths: unit for unit, _ in members}
-        found.append(Links(parts, tuple(units.values())))
-        holders |= dict.fromkeys([part.name for part in parts], found[-1])
-    return tuple(found)
+    numbered = [*_numbered(plan)]
+    taken = {part.name for members in numbered for _, part in members}
+    pairs = [pair for pair in _perceptrons(plan) if not taken >= {part.name for _, part in pair}]
+    return tuple(_linked(members) for members in [*numbered, *pairs])
+
+
+def _linked(members: Sequence[Member]) -> Links:
+    units = {unit.paths: unit for unit, _ in members}
+    return Links(tuple(part for _, part in members), tuple(units.values()))
 
 
 def _numbered(plan: Plan) -> Iterator[list[Member]]:

@@ -332,6 +332,32 @@ def verify(
         raise Refusal(1, str(folder), wrong, "begin anew with reproduce --fresh")
 
 
+@app.command()
+def findings(
+    folder: Annotated[Path, typer.Argument(help="Folder of results.")],
+    docs: Annotated[Path, typer.Option(help="Folder of the pages to write.")] = Path("docs"),
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error arose.")] = False,
+) -> None:
+    """Write what a study found, and its answers to the paper's review, into the documentation."""
+    from kappascope import conclusions, lab, review, study
+    from kappascope.store import Refusal, write
+
+    if not (folder / "trials.parquet").is_file():
+        raise Refusal(2, str(folder), "holds no results", "name a folder reproduce has filled")
+    rows, provenance = study.published(folder)
+    there = set(rows.rows["experiment"].unique().to_pylist())
+    experiments = [one for one in lab.discover().values() if one.id in there]
+    claims = lab.verdicts(experiments, rows)["claims"]
+    paper = docs / "paper.md"
+    try:
+        told = review.inserted(paper.read_text(encoding="utf-8"), review.table(claims))
+    except (OSError, ValueError) as error:
+        raise Refusal(2, str(paper), str(error), "name the folder of the documentation") from error
+    write(paper, told.encode())
+    write(docs / "findings.md", conclusions.page(claims, provenance).encode())
+    _tell(f"Written: {_clean(str(docs / 'findings.md'))} and {_clean(str(paper))}")
+
+
 def _chosen(numbers: Sequence[int], beyond: bool, quick: bool) -> list[Experiment]:
     from kappascope.lab import discover
     from kappascope.store import Refusal

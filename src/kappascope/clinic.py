@@ -154,13 +154,20 @@ class Group:
 
     severity: str
     rule: str
-    findings: tuple[Record, ...]
+    findings: Sequence[Record]
 
     @property
-    def advice(self) -> str:
-        """The advice, if it is the same for all."""
-        said = {one.get("advice") or "" for one in self.findings}
-        return said.pop() if len(said) == 1 else ""
+    def by_advice(self) -> dict[str, list[Record]]:
+        """What to do, and for which of them.
+
+        >>> told = [{"advice": one} for one in ("prune", "leave", "prune")]
+        >>> [(what, len(those)) for what, those in Group("info", "x", told).by_advice.items()]
+        [('prune', 2), ('leave', 1)]
+        """
+        found: dict[str, list[Record]] = {}
+        for one in self.findings:
+            found.setdefault(str(one.get("advice") or ""), []).append(one)
+        return found
 
 
 def groups(told: Iterable[Record]) -> list[Group]:
@@ -175,7 +182,7 @@ def groups(told: Iterable[Record]) -> list[Group]:
         found.setdefault((str(one.get("severity")), str(one.get("rule"))), []).append(one)
     ranks = {severity: rank for rank, severity in enumerate(SEVERITIES)}
     ordered = sorted(found.items(), key=lambda item: ranks.get(item[0][0], len(ranks)))
-    return [Group(severity, rule, tuple(those)) for (severity, rule), those in ordered]
+    return [Group(severity, rule, those) for (severity, rule), those in ordered]
 
 
 # What the script draws from

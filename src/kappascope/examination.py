@@ -168,8 +168,11 @@ PARTIAL = _Absent("needs all singular values: --spectrum full")
 
 
 def _position(matrix: Tensor) -> str:
-    bad = (~torch.isfinite(matrix.double())).nonzero()
-    return f", first at {bad[0].tolist()}" if len(bad) else ""
+    for top, panel in enumerate(matrix.split(1024)):
+        bad = (~torch.isfinite(panel.double())).nonzero()
+        if len(bad):
+            return f", first at {[1024 * top + int(bad[0, 0]), int(bad[0, 1])]}"
+    return ""
 
 
 def _norms(found: spectra.Vitals) -> dict[str, Any]:
@@ -289,8 +292,8 @@ def _spectrum(
     fitted = tails.power_law((values / values[0]).square().numpy(force=True))
     if isinstance(fitted, tails.PowerLaw):
         xmin = fitted.xmin * float(values[0]) * float(values[0])
-        xmin = xmin if 0 < xmin < math.inf else RANGE
-        found_tail = fitted.alpha, xmin, fitted.distance, fitted.count
+        shown = xmin if 0 < xmin < math.inf else RANGE
+        found_tail = fitted.alpha, shown, fitted.distance, fitted.count
         return facts | dict(zip(names, found_tail, strict=True))
     return facts | dict.fromkeys(names, _Absent(str(fitted)))
 

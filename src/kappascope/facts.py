@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,8 @@ from kappascope.prose import Record, interval, number, words
 LABELS = {
     "status": "Status", "method": "Method", "shape": "Shape", "dtype": "Stored as",
     "storage": "Values lie on the grid of", "kind": "Kind", "depth": "Layer",
-    "part_of": "Part of", "condition_number": "κ", "bound": "Product of their κ", "interval": "κ lies in",
+    "part_of": "Part of", "condition_number": "κ", "bound": "Product of their κ",
+    "interval": "κ lies in",
     "resolved": "κ resolved by the dtype", "null_z": "z of log κ against chance",
     "null_tail": "Chance of a larger κ", "sigma_max": "σ₁, the largest", "sigma_2": "σ₂",
     "sigma_min": "σ, the smallest", "spectral_gap": "Spectral gap",
@@ -82,12 +84,12 @@ def short(text: str, most: int = 100) -> str:
 
 
 def breakable(name: str) -> Markup:
-    """A name that may go on in the next line after a dot.
+    """A name that may go on in the next line after a dot or a slash.
 
     >>> breakable("a.<b>")
     Markup('a.<wbr>&lt;b&gt;')
     """
-    return Markup(".<wbr>").join(name.split("."))
+    return Markup("<wbr>").join(re.split(r"(?<=[./])(?=.)", name))
 
 
 def kappa(row: Row) -> str:

@@ -7,7 +7,7 @@ import math
 from kappascope.examination import Examination
 
 ENOUGH = 32  # singular values from which a spectrum tells a fresh matrix from another
-EXACT = 1e-2  # by which bfloat16 makes an orthogonal matrix's kappa miss 1, and equal norms differ
+EXACT = 1e-2  # by which kappa of an orthogonal matrix in bfloat16 misses 1
 
 
 def is_fresh(row: Examination) -> bool:

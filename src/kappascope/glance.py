@@ -61,7 +61,7 @@ class Row:
     @property
     def unresolved(self) -> bool:
         """Whether rounding to the stored dtype alone could give such a condition number."""
-        return self.matrix.get("resolved") is False
+        return self.matrix.get("resolved") is False and not self.failed
 
     @property
     def severity(self) -> str:

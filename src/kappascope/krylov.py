@@ -21,6 +21,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from kappascope.panels import SHRUNK, Dense, gram, norm, square_times
+
 EPS = torch.finfo(torch.float64).eps
 
 TOLERANCE = 1e-8  # relative error at which a value is accepted
@@ -30,7 +32,9 @@ COUNTABLE = 64  # singular values below the threshold that a Krylov space can co
 BLUNT = 10 * TOLERANCE  # what the error of sigma_1 does to a squared threshold, and then some
 BLURRED = 3e-4  # squaring leaves eps/x^2 of a value x sigma_1: above this, 1e-9 or better
 SLOW = 0.01  # what is no better known after six steps needs some thirty, which all values are worth
-CROWDED = 0.75  # the ninth of the inverse squares over the first: 0.5 when a few more steps settle it
+CROWDED = (
+    0.75  # the ninth of the inverse squares over the first: 0.5 when a few more steps settle it
+)
 WORTHWHILE = 1800  # up to here a float64 attempt costs as much as the SVD it would save
 
 
@@ -56,9 +60,10 @@ class Extremes:
     below: int
     certified: bool
     method: str
+    values: Tensor | None = None  # all of them, where the method gives them
 
 
-def extremes(a: Float[Tensor, "q p"], threshold: float, certify: bool) -> Extremes:
+def extremes(a: Dense, threshold: float, certify: bool) -> Extremes:
     """The two ends from two Krylov spaces, each in float32 if that can be verified."""
     squares = [_Square(a, torch.float32)]
     if min(a.shape) > WORTHWHILE:
@@ -152,12 +157,12 @@ def _bottom(square: _Square, largest: float, cut: float) -> _End:
     return _End([polished.values[0] ** -0.5], square, below)
 
 
-def smallest(a: Float[Tensor, "q p"], wanted: int) -> Float[Tensor, " wanted"]:
+def smallest(a: Dense, wanted: int) -> Float[Tensor, " wanted"]:
     """The ``wanted`` smallest singular values, largest of them first."""
     if wanted > GUARD:
         raise Unresolved("more small values than can be polished together")
     polished = _polish(_Square(a, torch.float64), _random_block(a), wanted)
-    return a.new_tensor(polished.values[:wanted]).rsqrt().flip(0)
+    return torch.tensor(polished.values[:wanted], dtype=a.dtype).rsqrt().flip(0)
 
 
 def _polish(square: _Square, start: Float[Tensor, "p k"], wanted: int) -> _Ritz:
@@ -234,7 +239,7 @@ def _clustered(values: np.ndarray[Any, Any]) -> bool:
     return len(values) > width and bool((values[width:] > 0.98 * values[:-width]).any())
 
 
-def _count_below(a: Float[Tensor, "q p"], cut: float) -> int:
+def _count_below(a: Dense, cut: float) -> int:
     """Number of singular values up to ``cut``: the inertia of ``A'A - cut^2`` (Sylvester).
 
     The factorization is exact for a matrix within rounding of that one; its inverse tells how
@@ -251,14 +256,14 @@ def _count_below(a: Float[Tensor, "q p"], cut: float) -> int:
         raise Unresolved("a singular value sits at the threshold")
     factor, pivots = torch.as_tensor(ldl, device=a.device), torch.as_tensor(swaps, device=a.device)
     nearest = 1 / _norm(lambda x: torch.linalg.ldl_solve(factor, pivots, x), a)
-    rounding = math.sqrt(a.shape[0]) * EPS * float(torch.linalg.matrix_norm(a)) ** 2
+    rounding = math.sqrt(a.shape[0]) * EPS * norm(a) ** 2
     if nearest < max(16 * rounding, BLUNT * cut * cut):
         raise Unresolved("a singular value sits within rounding of the threshold")
     single = pivots > 0
     return int(((factor.diagonal() < 0) & single).sum()) + int((~single).sum()) // 2
 
 
-def _norm(apply: Callable[[Tensor], Tensor], a: Tensor, turns: int = 6) -> float:
+def _norm(apply: Callable[[Tensor], Tensor], a: Dense, turns: int = 6) -> float:
     """Norm of a symmetric operator, to a few per cent, by block power iteration."""
     x = _random_block(a)[:, :4]
     for _ in range(turns):
@@ -277,7 +282,7 @@ class _Square:
     of the Gram matrix of a tall one.
     """
 
-    matrix: Float[Tensor, "q p"]
+    matrix: Dense
     dtype: torch.dtype
 
     @property
@@ -293,9 +298,9 @@ class _Square:
     @cached_property
     def rough(self) -> Float[Tensor, "q p"]:
         """``A`` in the precision; the Gram matrix in its place if that is smaller."""
-        # Entries this small change nothing, but float32 is slow on its subnormals.
-        rough = torch.hardshrink(self.matrix.to(self.dtype), 1e-30)
-        return gram(rough) if self.tall else rough
+        if self.tall:
+            return gram(self.matrix, self.dtype)
+        return torch.hardshrink(self.matrix.to(self.dtype), SHRUNK)
 
     @cached_property
     def symmetric(self) -> Float[Tensor, "p p"]:
@@ -304,7 +309,7 @@ class _Square:
 
     def apply(self, x: Tensor) -> Tensor:
         """``A'A x``."""
-        return self.symmetric @ x if self.tall else _square_times(self.rough, x)
+        return self.symmetric @ x if self.tall else square_times(self.rough, x)
 
     @cached_property
     def factors(self) -> tuple[Tensor, ...]:
@@ -336,7 +341,7 @@ class _Square:
         if self.dtype == torch.float64:
             return self.inverse(x)
         if self.tall:
-            return _refine(self.inverse, lambda z: _square_times(a, z), x)
+            return _refine(self.inverse, lambda z: square_times(a, z), x)
         y = _refine(lambda z: self._solve(z, True), lambda z: (z.mT @ a).mT, x)
         return _refine(lambda z: self._solve(z, False), lambda z: a @ z, y)
 
@@ -432,7 +437,7 @@ def _krylov(
     """
     n = like.shape[1]
     steps = min(steps, n // BLOCK)
-    basis = like.new_empty(steps * BLOCK, n).mT
+    basis = torch.empty(steps * BLOCK, n, dtype=like.dtype, device=like.device).mT
     projection = np.zeros((steps * BLOCK,) * 2)
     block = _random_block(like)
     due = 2
@@ -480,25 +485,8 @@ def _rayleigh_ritz(
     return _Ritz(theta.tolist(), residuals.tolist(), basis, c)
 
 
-def _random_block(like: Tensor) -> Tensor:
+def _random_block(like: Dense) -> Tensor:
     """Orthonormal random columns from a generator of our own: the caller's is not touched."""
     generator = torch.Generator().manual_seed(0)
     block = torch.randn(like.shape[1], BLOCK, generator=generator, dtype=torch.float64)
-    return torch.linalg.qr(block.to(like))[0]
-
-
-def gram(a: Float[Tensor, "q p"]) -> Float[Tensor, "p p"]:
-    """Lower triangle of ``A'A``, zeros above it: half the work of the full product."""
-    x = a.numpy(force=True)
-    syrk = scipy.linalg.blas.ssyrk if a.dtype == torch.float32 else scipy.linalg.blas.dsyrk
-    # BLAS reads columns: rows are the columns of the transpose, which needs no copy.
-    product = syrk(1, x.T, lower=1) if x.flags.c_contiguous else syrk(1, x, trans=1, lower=1)
-    return torch.as_tensor(product, device=a.device)
-
-
-def _square_times(a: Float[Tensor, "q p"], x: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
-    """``A'A x``, panel by panel: each is used twice while in cache, where the time goes."""
-    result = x.new_zeros(x.shape[1], x.shape[0])
-    for panel in a.split(max(64, 2**18 // a.shape[1])):
-        result.addmm_((panel @ x).mT, panel)
-    return result.mT
+    return torch.linalg.qr(block.to(like.device, like.dtype))[0]

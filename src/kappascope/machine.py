@@ -22,8 +22,9 @@ _LONGEST_NAME = 300  # letters of a module's name, and of a name in it
 _MOST_GIVEN = 16  # values that a builder is given; to hand over a million time and again would take
 # Names that tell no more than a dtype, a kind of storage, or a plain type.
 _OWN = re.compile(
-    r"torch\.(q?u?int\w*|b?float\w*|complex\d+|bool|half|double|short|long|Tensor|nn\.parameter\.Parameter|(cuda\.|storage\.)?\w*Storage)"
-    r"|(builtins|__builtin__)\.\w+|collections\.\w+"
+    r"torch\.(q?u?int\w*|b?float\w*|complex\d+|bool|half|double|short|long)"
+    r"|torch\.(Tensor|nn\.parameter\.Parameter|(cuda\.|storage\.)?\w*Storage)"
+    r"|(builtins|__builtin__|collections)\.\w+"
 )
 
 
@@ -96,7 +97,9 @@ class Machine:
 
     def number(self, layout: str) -> Any:
         """The next bytes as a number."""
-        return struct.unpack(layout, self.take(struct.calcsize(layout)))[0]
+        (value,) = struct.unpack_from(layout, self.data, self.at)
+        self.at += struct.calcsize(layout)
+        return value
 
     def line(self) -> bytes:
         """The bytes up to the end of the line."""

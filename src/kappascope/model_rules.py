@@ -47,8 +47,8 @@ def exploding_product(model: Model) -> Iterator[Symptom]:
 
     A product of rank r sends r directions through each factor, which sees them as a random matrix
     with r columns would. Kappas multiply at most, so that of n factors one has to be beyond the
-    n-th root: the sum of their tails bounds the probability. Sizes as for one matrix; heads of
-    trained models have up to 30 times the usual kappa.
+    quantile that leaves it an n-th of the chance. Sizes as for one matrix; heads of trained models
+    have up to 30 times the usual kappa.
     """
     for product in model.products:
         widths = (product.shape[1], len(product.values), product.shape[0])
@@ -83,8 +83,8 @@ def _times_usual(kappa: float, widths: tuple[int, ...], chance: float) -> float:
     usual = math.exp(sum(null.log_condition_number for null in nulls))
     if kappa < NOTABLE * usual:
         return 0.0
-    root = kappa ** (1 / len(nulls))
-    return kappa / usual if sum(float(null.tail(root)) for null in nulls) < chance else 0.0
+    limit = math.prod(float(null.quantile(1 - chance / len(nulls))) for null in nulls)
+    return kappa / usual if kappa > limit else 0.0
 
 
 _FACTORS = {"QK": ("query", "key"), "OV": ("output", "value")}

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kappascope import krylov, spectra
+from kappascope import panels, spectra
 
 State = dict[str, Any]
 
@@ -133,7 +133,7 @@ def within(matrix: Float[Tensor, "*stack out in"], kappa: float, memory: State) 
     a = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.mT
     # squares are compared: of the digits, as many as kappa^2 has are lost
     a = a if kappa**2 * len(a) * torch.finfo(a.dtype).eps < 0.1 else a.double()
-    gram = krylov.gram(a)
+    gram = panels.gram(a)
     largest = _largest_square(a, memory)
     return any(
         _positive(-gram, margin * largest) and _positive(gram, -margin * largest / kappa**2)

@@ -50,7 +50,9 @@ def kind_of(row: Examination) -> str:
     'table'
     """
     near = ".".join(stored(row).split(".")[-2:])
-    return "table" if row.kind == "other" and (_TABLES.search(near) or _is_mask(row)) else row.kind
+    told = row.kind != "convolution" and (_TABLES.search(near) or _is_mask(row))
+    unknown = row.kind in ("other", "convolution")
+    return "table" if unknown and (told or _has_equal_rows(row)) else row.kind
 
 
 def is_left_alone(row: Examination) -> bool:
@@ -67,6 +69,15 @@ def _is_mask(row: Examination) -> bool:
     if not row.frobenius_norm or row.entry_mean is None:
         return False
     return math.isclose(row.entry_mean, row.frobenius_norm**2 / math.prod(row.shape), rel_tol=1e-9)
+
+
+def _has_equal_rows(row: Examination) -> bool:
+    """Whether all rows are alike, as in norm layers of images, rates and blurs, never by training.
+
+    Of rank one, they are if their norms are, to six digits.
+    """
+    spread = row.row_norms.cv if row.row_norms is not None else None
+    return row.effective_rank == 1 < row.shape[0] and spread is not None and spread < 1e-6
 
 
 def stored(row: Examination) -> str:

@@ -58,6 +58,15 @@ def number(value: float | None, digits: int = 3) -> str:
     return text.replace("-", "−")
 
 
+def cell(text: str) -> str:
+    r"""Text for one cell of a Markdown table.
+
+    >>> print(cell("|log kappa|"))
+    \|log kappa\|
+    """
+    return " ".join(text.split()).replace("|", "\\|")
+
+
 def interval(ends: Sequence[float | None] | None) -> str:
     """An interval in brackets; an open end is a missing one.
 

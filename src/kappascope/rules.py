@@ -18,7 +18,7 @@ from scipy.stats import chi2
 
 from kappascope.chains import Chain
 from kappascope.examination import Examination, Spread
-from kappascope.freshness import EXACT, can_tell, is_fresh, is_orthogonal, usual_distance
+from kappascope.freshness import can_tell, is_fresh, is_orthogonal, usual_distance
 from kappascope.prescriptions import Flaw, is_left_alone
 from kappascope.products import Product
 from kappascope.theory import GaussianNull, MarchenkoPastur
@@ -275,22 +275,13 @@ def rank_deficient(row: Examination, model: Model) -> Symptom | None:
         return None
     rank = f"effective rank {row.effective_rank}, where chance gives {usual:.0f}"
     evidence = f"numerically singular, {rank}" if singular else rank
-    return _table(row, evidence) or Symptom("warning", evidence, flaw=Flaw.RANK)
+    return Symptom("warning", evidence, flaw=Flaw.RANK)
 
 
 def _alive(row: Examination) -> int:
     """The rank that rows and columns which are not dead could have."""
     rows, columns = row.shape
     return max(1, min(rows - (row.dead_rows or 0), columns - (row.dead_columns or 0)))
-
-
-def _table(row: Examination, evidence: str) -> Symptom | None:
-    """A matrix of equal rows or columns is a table of constants: norm layers and rates are."""
-    spreads = [norms.cv for norms in (row.row_norms, row.column_norms) if norms is not None]
-    if row.effective_rank == 1 and any(cv is not None and cv < EXACT for cv in spreads):
-        advice = "fine for a table of constants, which is no map"
-        return Symptom("info", f"{evidence}: all rows or columns are alike", advice)
-    return None
 
 
 @rule

@@ -28,8 +28,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kappascope import krylov, precision
+from kappascope import krylov, panels, precision
 from kappascope.krylov import BLURRED, EPS, Extremes, Unresolved
+from kappascope.panels import CACHED, COPIED, Dense, Panels
 
 SMALL = 900  # up to here all singular values cost about as much as two Krylov spaces
 TINY = 128  # up to here the SVD costs no more than the Gram matrix and its eigenvalues
@@ -120,16 +121,16 @@ def vitals(
     if given.numel() == 0:
         return _of_nothing(given, "empty matrix")
     dtype = precision.storage(given) if given.dtype.is_floating_point else torch.float64
-    a, exponent = scaled(given)
-    norms = _Norms.of(a, dtype, int(exponent))
+    a, exponent = _workable(given)
+    norms = _Norms.of(a, dtype, exponent)
     if norms.frobenius == 0:
         return _of_nothing(given, "zero matrix, kappa is undefined")
     try:
         tall = a if a.shape[0] >= a.shape[1] else a.mT
-        extremes, values = _extremes(tall, threshold, certify, complete)
+        extremes = _extremes(tall, threshold, certify, complete)
     except ArithmeticError as problem:
         return Vitals(status=f"failed: {problem}", storage=_name(dtype))
-    return _report(given, dtype, norms, extremes, values, int(exponent))
+    return _report(given, dtype, norms, extremes, exponent)
 
 
 def singular_values(stack: Float[Tensor, "*stack out in"]) -> Float[Tensor, "*stack rank"]:
@@ -216,14 +217,22 @@ def _each_spectrum(stack: Float[Tensor, "stack q p"]) -> Float[Tensor, "stack p"
     return values
 
 
-def _all_values(a: Float[Tensor, "q p"]) -> Float[Tensor, " p"]:
+def _values(a: Dense) -> Float[Tensor, " p"]:
+    """As :func:`singular_values` has them, to the last bit, for what fits into memory."""
+    values = _all_values(a) if isinstance(a, Panels) else _each_spectrum(a[None])[0]
+    if values.isnan().any():
+        raise ArithmeticError("the SVD did not converge")
+    return values
+
+
+def _all_values(a: Dense) -> Float[Tensor, " p"]:
     """Singular values of a tall, scaled, finite matrix."""
     return _svd_values(a) if a.shape[1] <= TINY else _gram_values(a)
 
 
-def _gram_values(a: Float[Tensor, "q p"]) -> Float[Tensor, " p"]:
+def _gram_values(a: Dense) -> Float[Tensor, " p"]:
     """Singular values by way of the Gram matrix; those that squaring blurs from ``a`` itself."""
-    squares = torch.linalg.eigvalsh(krylov.gram(a))
+    squares = torch.linalg.eigvalsh(panels.gram(a))
     values = squares.clamp(min=0).sqrt().flip(0)
     blurred = int((values < BLURRED * values[0]).sum())
     if blurred == 0:
@@ -235,8 +244,10 @@ def _gram_values(a: Float[Tensor, "q p"]) -> Float[Tensor, " p"]:
     return values
 
 
-def _svd_values(a: Float[Tensor, "q p"]) -> Float[Tensor, " p"]:
+def _svd_values(a: Dense) -> Float[Tensor, " p"]:
     """The plain SVD."""
+    if isinstance(a, Panels):
+        a = panels.triangle(a)
     if a.shape[-1] > LARGE:
         with contextlib.suppress(RuntimeError):  # of which torch's LinAlgError is one
             return torch.linalg.svdvals(a)
@@ -255,27 +266,20 @@ def _svd_values(a: Float[Tensor, "q p"]) -> Float[Tensor, " p"]:
 # --- the extremes ---------------------------------------------------------------------------------
 
 
-def _extremes(
-    a: Float[Tensor, "q p"], threshold: float, certify: bool, complete: bool
-) -> tuple[Extremes, Tensor | None]:
-    """The ends of the spectrum of a tall, scaled, finite, non-zero matrix, fastest method first.
-
-    And all of it, where the method that succeeded gave it.
-    """
+def _extremes(a: Dense, threshold: float, certify: bool, complete: bool) -> Extremes:
+    """The ends of the spectrum of a tall, scaled, finite, non-zero matrix, fastest method first."""
     threshold = max(threshold, max(a.shape) * EPS)  # below that there is only rounding to count
     blurred = False
     if min(a.shape) > SMALL and not complete:
         try:
-            return krylov.extremes(a, threshold, certify), None
+            return krylov.extremes(a, threshold, certify)
         except Unresolved as problem:
             blurred = problem.blurred
-    values = _svd_values(a) if blurred else _each_spectrum(a[None])[0]
-    if values.isnan().any():
-        raise ArithmeticError("the SVD did not converge")
+    values = _svd_values(a) if blurred else _values(a)
     second = float(values[1]) if len(values) > 1 else 0.0
     below = int((values <= threshold * values[0]).sum())
-    found = Extremes(float(values[0]), second, float(values[-1]), below, True, "all values")
-    return found, values
+    ends = float(values[0]), second, float(values[-1])
+    return Extremes(*ends, below, True, "all values", values)
 
 
 # --- putting together -----------------------------------------------------------------------------
@@ -291,10 +295,10 @@ class _Norms:
     rounded_columns: Tensor
 
     @classmethod
-    def of(cls, a: Float[Tensor, "m n"], dtype: torch.dtype, exponent: int) -> _Norms:
-        rows, columns = [], a.new_zeros(2, a.shape[1])
+    def of(cls, a: Dense, dtype: torch.dtype, exponent: int) -> _Norms:
+        rows, columns = [], torch.zeros(2, a.shape[1], dtype=a.dtype, device=a.device)
         # A panel that stays in cache makes this seven times faster than one reduction.
-        for panel in a.split(max(64, 2**16 // a.shape[1])):
+        for panel in a.split(max(64, CACHED // a.shape[1])):
             half_ulps = precision.half_ulps(panel, dtype, exponent)
             squares = [panel.square(), half_ulps.square_()]
             rows.append(torch.stack([each.sum(1) for each in squares]))
@@ -322,7 +326,6 @@ def _report(
     dtype: torch.dtype,
     norms: _Norms,
     found: Extremes,
-    values: Tensor | None,
     exponent: int,
 ) -> Vitals:
     """The vitals of the matrix as given, from those of the scaled one."""
@@ -358,7 +361,7 @@ def _report(
         resolved=interval.resolved,
         effective_rank=min(given.shape) - found.below,
         spectral_gap=(found.largest - found.second) / found.largest,
-        singular_values=None if values is None else _representable(ldexp(values, exponent)),
+        singular_values=_unscaled_values(found.values, exponent),
         resolution=_unscaled(rounding + computation, exponent),
         storage=_name(dtype),
         status="; ".join(notes),
@@ -383,13 +386,22 @@ def _as_matrix(matrix: Tensor | np.ndarray[Any, Any]) -> Tensor:
     return tensor
 
 
+def _workable(given: Tensor) -> tuple[Dense, int]:
+    """The matrix in float64 and scaled, or in panels where that would be a large copy."""
+    if 8 * given.numel() < COPIED:
+        a, exponent = scaled(given)
+        return a, int(exponent)
+    power = int(torch.frexp(_largest_entry(given)).exponent)
+    return Panels(given, power), power
+
+
 def _unusable(matrix: Tensor) -> str | None:
     """Why no singular value of this tensor can be given, if so."""
     if matrix.is_complex() or matrix.layout != torch.strided or matrix.is_meta:
         return f"{_name(matrix.dtype)} {_name(matrix.layout)} on {matrix.device} is not analysed"
     if matrix.numel() == 0 or torch.isfinite(_largest_entry(matrix)):
         return None
-    bad = matrix.numel() - int(torch.isfinite(matrix.double()).sum())
+    bad = sum(int((~torch.isfinite(panel.double())).sum()) for panel in matrix.split(1024))
     return f"non-finite ({bad} of {matrix.numel()})"
 
 
@@ -411,6 +423,10 @@ def _norm_of_each(vectors: Float[Tensor, "count entries"]) -> Float[Tensor, " co
 def _representable(x: Tensor) -> Tensor | None:
     """The tensor, or nothing where float64 cannot hold all digits of an entry."""
     return x if ((x == 0) | ((x >= NORMAL) & x.isfinite())).all() else None
+
+
+def _unscaled_values(values: Tensor | None, exponent: int) -> Tensor | None:
+    return None if values is None else _representable(ldexp(values, exponent))
 
 
 def _unscaled(value: float, exponent: int) -> float | None:

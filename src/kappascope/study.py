@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from kappascope import store
@@ -307,6 +308,12 @@ def publish(results: Results, kept: store.Store, verdicts: Mapping[str, Any]) ->
     whole = {**verdicts, "provenance": results.provenance}
     store.write(kept.folder / "verdicts.json", store.strict(whole))
     store.write(kept.folder / "timings.json", store.strict(results.seconds))
+
+
+def published(folder: Path) -> tuple[Table, dict[str, Any]]:
+    """The rows and the provenance that :func:`publish` wrote to a folder."""
+    rows = pq.read_table(folder / "trials.parquet")
+    return Table.of(rows), json.loads((rows.schema.metadata or {}).get(b"kappascope", b"{}"))
 
 
 def verify(

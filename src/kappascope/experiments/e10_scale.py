@@ -65,7 +65,7 @@ CLAIMS = (
         expect=Above(1),
         also=(typical(KAPPA, size=32), typical(KAPPA, size=2048)),
         explain="It grows as d to the power {0:.2f}, from {1:.2f} at d = 32 to {2:.2f} at d = 2048 "
-        "(n = {2.n}). While errors are small, theory gives the power 0.5: what is left of the start "
+        "(n = {2.n}). While errors are small theory gives the power 0.5: what is left of the start "
         "falls like the entries, d^-0.5, and the smallest singular value like 1/d.",
     ),
     Claim(

@@ -19,15 +19,15 @@ LOG, ROWS = "log_condition_number", "row_norms"
 def against_paper(sweep: str, level: str, component: str = LOG) -> Measure:
     """The error in that of the paper's choice, trial by trial."""
     return compared(
-        {"sweep": sweep, "level": level},
-        {"sweep": "none", "level": "the paper's"},
+        {"sweep": sweep, "choice": level},
+        {"sweep": "none", "choice": "the paper's"},
         component=component,
     )
 
 
 def within(sweep: str, level: str, than: str, component: str) -> Measure:
     """The error at one level of a sweep in that at another, trial by trial."""
-    return compared({"level": level}, {"level": than}, sweep=sweep, component=component)
+    return compared({"choice": level}, {"choice": than}, sweep=sweep, component=component)
 
 
 def every(sweep: str) -> tuple[Measure, ...]:
@@ -127,7 +127,7 @@ CLAIMS = (
         "e15.threshold",
         "The effective rank is well learned (below 0.05) at every threshold from 0.001 to 0.1.",
         "R W11, section 2",
-        tuple(typical(RANK, sweep="threshold", level=level) for level in SWEEPS["threshold"]),
+        tuple(typical(RANK, sweep="threshold", choice=level) for level in SWEEPS["threshold"]),
         (Below(0.05),) * 3,
         listed("The median error of the effective rank is {0} (n = {n}).", *told("threshold")),
     ),

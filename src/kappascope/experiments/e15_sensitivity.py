@@ -60,13 +60,13 @@ def trials(streams: Streams, size: int) -> Iterator[Batch]:
     every = dict(arms(origin, target.singular_values))
     for (sweep, level), step in last(together(every, task.batches(random))).items():
         look = outcome if sweep in ("none", "start scale") else rows
-        yield from look(step.weight, target, sweep=sweep, level=level)
+        yield from look(step.weight, target, sweep=sweep, choice=level)
         if sweep == "none":
             yield from ranks(step.weight, target.matrix)
     for place, level in enumerate(SWEEPS["batch"]):
         batches = replace(task, rows=int(level)).batches(streams.random(2 + place))
         yield from rows(last(descend(Matrix(origin), batches)).weight, target, sweep="batch",
-                        level=level)  # fmt: skip
+                        choice=level)  # fmt: skip
 
 
 def ranks(weight: Tensor, target: Tensor) -> Iterator[Batch]:
@@ -74,12 +74,14 @@ def ranks(weight: Tensor, target: Tensor) -> Iterator[Batch]:
     for level in SWEEPS["threshold"]:
         pair = (Components(matrix, float(level)) for matrix in (weight, target))
         error = errors(*pair)["effective_rank"]
-        about = {"sweep": "threshold", "level": level, "component": "effective_rank"}
+        about = {"sweep": "threshold", "choice": level, "component": "effective_rank"}
         yield {**about, "error": error}
 
 
 panels = (
-    strips("log_condition_number", "row_norms", by="level", sweep=sweep, level=levels, title=sweep)
+    strips(
+        "log_condition_number", "row_norms", by="choice", sweep=sweep, choice=levels, title=sweep
+    )
     for sweep, levels in SWEEPS.items()
     if sweep != "threshold"
 )
@@ -95,7 +97,7 @@ EXPERIMENT = Experiment(
     claims=CLAIMS,
     plot=sheet(
         *panels,
-        spectrum("Singular values, start from zero", sweep="start scale", level="0"),
+        spectrum("Singular values, start from zero", sweep="start scale", choice="0"),
     ),
     quick={"own": 8},
 )

@@ -86,7 +86,8 @@ const spectrum = (plot) => {
   const chance = plot.null ? zip(data.shelf[plot.null[0]], data.shelf[plot.null[1]], plot.null[2]) : [];
   const seen = positive(points), random = positive(chance);
   if (!seen.length) return null;
-  const floor = plot.floor > 0 ? [plot.floor] : [];
+  const least = Math.min(...[...seen, ...random].map(([, y]) => y));
+  const floor = plot.floor > least / 100 ? [plot.floor] : []; // far below it would press the curves flat
   const across = axis([...seen, ...random].map(([x]) => x), LEFT, WIDE - RIGHT, true);
   const up = axis([...[...seen, ...random].map(([, y]) => y), ...floor], HIGH - BOTTOM, TOP, true);
   const picture = box("Singular values", across, up, "index, from the largest");
@@ -103,6 +104,7 @@ const spectrum = (plot) => {
   const keys = [["this matrix", ""]];
   if (random.length) keys.push(["a random matrix", "null"]);
   if (floor.length) keys.push([`below ${brief(floor[0])} the dtype resolves nothing`, "floor"]);
+  else if (plot.floor > 0) keys.push([`resolved down to ${brief(plot.floor)}, far below`, "plain"]);
   const shown = figure(picture, keys, zeros ? `${zeros} of these values are zero and not drawn.` : "");
   follow(picture, seen, across, find("output", shown));
   return shown;
@@ -145,14 +147,15 @@ const table = find(".vitals");
 const rows = all("tr[data-place]", table);
 let current = null;
 
+const capital = (text) => text.slice(0, 1).toUpperCase() + text.slice(1);
 const wide = (text) => text.length > 34;
 const snippet = (text) => copyable(make("pre", {}, make("code", {}, text)));
 
 const told = (finding) => {
   const [severity, rule, evidence, advice, code] = finding.map((place) => data.shelf[place]);
   return make("article", { class: "rule", "data-severity": severity },
-    make("h3", {}, make("span", { class: "badge", "data-severity": severity }, severity), " ", rule.replaceAll("-", " ")),
-    make("p", {}, evidence), make("p", { class: "advice" }, advice), ...(code ? [snippet(code)] : []));
+    make("h3", {}, make("span", { class: "badge", "data-severity": severity }, severity), " ", capital(rule.replaceAll("-", " "))),
+    make("p", {}, capital(evidence)), make("p", { class: "advice" }, advice), ...(code ? [snippet(code)] : []));
 };
 
 const order = () => [...table.tBodies[0].rows].filter((row) => chosen.has(row)).map((row) => Number(row.dataset.place));

@@ -1,9 +1,9 @@
 """The error of the condition number: its law in closed form, and a proven bound.
 
-The law. Kappa does not see a common factor, so W_t = (1-p) W* + ... has to be compared with W* after
-division by 1 - p, p = (1-h)^t. What disturbs it is nearly a matrix Q of independent normal entries:
-the rest of the start and the label noise. To first order Q moves the smallest singular value by
-u' Q v, a normal number of the deviation tau of Q's entries, and a singular value has no sign:
+The law. Kappa does not see a common factor, so W_t = (1-p) (W* + Q), p = (1-h)^t, has the kappa of
+W* + Q. Q is what is left of the start and the label noise, nearly independent normal entries. To
+first order it moves the smallest singular value by u' Q v, a normal number of the deviation tau of
+Q's entries, and a singular value has no sign:
 
     sigma_min -> |sigma_min + tau g|,    sigma_min = y s / d,    P(y < x) = 1 - exp(-x - x^2 / 2)
 
@@ -33,9 +33,9 @@ Array = NDArray[np.float64]
 
 
 def hard_edge_scale(row_deviations: ArrayLike) -> float:
-    """The s of sigma_min = y s / d for diag(a) Z / sqrt(d), Z normal: s^2 is the harmonic mean of a^2.
+    """The s of sigma_min = y s / d for diag(a) Z / sqrt(d), Z normal: s^2 = 1 / mean(1 / a^2).
 
-    From the density of singular values at 0, d / (pi s), by the Dyson equation of a variance profile.
+    The density of singular values at 0 is d / (pi s), from the Dyson equation of these variances.
 
     >>> hard_edge_scale([1.0, 1.0])
     1.0
@@ -63,7 +63,7 @@ def smallest_value_quantile(probability: ArrayLike) -> Array:
 def disturbance(
     relaxation: Relaxation, step: float, start: float = 0.1, scale: float = HETEROGENEOUS
 ) -> float:
-    """r = tau d / s, tau^2 = ((2/d) start^2 q^t + noise variance) / (1 - p)^2.
+    """The r = tau d / s, tau^2 = ((2/d) start^2 q^t + noise variance) / (1 - p)^2.
 
     The start's part grows as sqrt(d), the noise's as d.
 
@@ -113,7 +113,7 @@ def kappa_error_quantile(probability: float, disturbance: float) -> float:
 
 
 def kappa_error_tail(disturbance: float) -> float:
-    """c of P(error > x) -> c / x: 2 E[phi(y/r) y/r]. A tail index of 1, so the mean is infinite.
+    """The c of P(error > x) -> c / x, 2 E[phi(y/r) y/r]: a tail index of 1, and no mean.
 
     The learned sigma_min has a positive density at 0, and kappa is its reciprocal.
 
@@ -135,10 +135,10 @@ def _smallest_values() -> Array:
 def weyl_bound(
     disturbance: Tensor | float, largest: Tensor | float, smallest: Tensor | float
 ) -> Float[Tensor, "*stack"]:
-    """|log kappa - log kappa*| <= log((1 + e / sigma_1) / (1 - e / sigma_min)), infinite if e is larger.
+    """|log kappa - log kappa*| <= log((1 + e / sigma_1) / (1 - e / sigma_min)), if e < sigma_min.
 
     For any W = c (W* + D), c > 0, with the norm e of D: every singular value of W* + D lies within
-    e of that of W* (Weyl).
+    e of that of W* (Weyl). Infinite for a larger e: then W may be singular.
 
     >>> weyl_bound(0.1, largest=2.0, smallest=0.5)
     tensor(0.2719)
@@ -163,7 +163,8 @@ def log_kappa_bound(
     two terms fall geometrically, by sqrt(q) a step; the last one is the floor.
 
     >>> target, start = torch.eye(16) * 2, torch.zeros(16, 16)
-    >>> [round(float(log_kappa_bound(Relaxation(16), target, start, t)), 4) for t in (200, 400, 2000)]
+    >>> bounds = [log_kappa_bound(Relaxation(16), target, start, t) for t in (200, 400, 2000)]
+    >>> [round(float(bound), 4) for bound in bounds]
     [0.5952, 0.0976, 0.001]
     """
     r, p = relaxation, relaxation.mean(step)

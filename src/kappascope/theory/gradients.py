@@ -1,8 +1,8 @@
 """Gradients through many layers: what ill-conditioned layers do to them.
 
 Through W = W_N ... W_1 a gradient g goes back as W' g. Each layer multiplies its norm by something
-between its smallest and largest singular value, so directions can part by the product of the kappas.
-For layers of independent normal entries the typical factors are known: Lyapunov exponents.
+between its smallest and largest singular value, so directions can part by the product of the
+kappas. For layers of independent normal entries the typical factors are known.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import torch
-from jaxtyping import Float
 from numpy.typing import NDArray
 from scipy.special import polygamma, psi
 from torch import Tensor
@@ -29,6 +27,7 @@ def gradient_bounds(layers: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     of the layers' kappas: well-conditioned layers cannot make gradients vanish in one direction and
     explode in another, ill-conditioned ones can, with scale 1 each.
 
+    >>> import torch
     >>> low, high = gradient_bounds([torch.diag(torch.tensor([2.0, 0.5]))] * 3)
     >>> low, high
     (tensor(0.1250, dtype=torch.float64), tensor(8., dtype=torch.float64))
@@ -41,9 +40,9 @@ def gradient_bounds(layers: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def lyapunov_exponents(size: int, gain: float = 1.0) -> Array:
-    """Growth of log sigma_k per layer: log gain + (log(2/d) + psi((d - k + 1) / 2)) / 2, Newman 1986.
+    """Growth of log sigma_k per layer: log gain + (log(2/d) + psi((d - k + 1) / 2)) / 2.
 
-    For square layers with entries of deviation gain / sqrt(d).
+    Newman 1986, for square layers with entries of deviation gain / sqrt(d).
 
     >>> lyapunov_exponents(64)[[0, 1, -1]].round(3)
     array([-0.008, -0.016, -2.715])
@@ -67,8 +66,9 @@ def log_gradient_norm(size: int, depth: int, gain: float = 1.0) -> tuple[float, 
 
 
 def log_kappa_rate(size: int) -> float:
-    """Growth of log kappa of a product per layer: (psi(d/2) - psi(1/2)) / 2, about log(1.89 sqrt(d)).
+    """Growth of log kappa of a product per layer: (psi(d/2) - psi(1/2)) / 2.
 
+    About log(1.89 sqrt(d)).
     Exponential in depth at any gain. A single layer has log kappa = log d + 1.537 on average
     (`GaussianNull`); each further one adds about half of log d.
 

@@ -3,10 +3,10 @@
 In the basis of C's eigenvectors, with eigenvalues c_j and D = W_t - W*,
 
     E[D] = (W_0 - W*) diag(1 - h c_j)^t,
-    m_j = E|D v_j|^2:   m_j <- ((1 - h c_j)^2 + h^2 c_j^2 / B) m_j + h^2 c_j (sum_k c_k m_k + out noise^2) / B,
+    m_j <- ((1 - h c_j)^2 + h^2 c_j^2 / B) m_j + h^2 c_j (sum_k c_k m_k + out noise^2) / B
 
-both exact. Directions with a small c_j stay as they started: these components really are unlearned,
-for 1 / (h c_j) steps, whatever the size of the matrix.
+for m_j = E|D v_j|^2, both exact. Directions with a small c_j stay as they started:
+these components really are unlearned, for 1 / (h c_j) steps, whatever the size of the matrix.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ class Directions:
 
     def mean_weight(
         self, target: Tensor, start: Tensor, step: float
-    ) -> Float[Tensor, "... out in"]:
+    ) -> Float[Tensor, "*stack out in"]:
         """E[W_t] = W* + (W_0 - W*) (I - h C)^t."""
         c, v = self._basis
         left = (start - target).double() @ v * (1 - self.learning_rate * c) ** step
         return target + left @ v.mT
 
-    def squares(self, target: Tensor, start: Tensor, step: int) -> Float[Tensor, "... in"]:
+    def squares(self, target: Tensor, start: Tensor, step: int) -> Float[Tensor, "*stack in"]:
         """The m_j = E|(W_t - W*) v_j|^2 of every direction, by their recursion.
 
         >>> one = Directions(torch.eye(1), noise=0.0)  # (1-h)^2 + 2 h^2 / B a step, as `Relaxation`
@@ -100,13 +100,13 @@ class Directions:
             m = keep * m + h**2 * c * common
         return m
 
-    def overall_error(self, target: Tensor, start: Tensor, step: int) -> Float[Tensor, "..."]:
+    def overall_error(self, target: Tensor, start: Tensor, step: int) -> Float[Tensor, "*stack"]:
         """Root of E|W_t - W*|^2 / |W*|^2, exactly."""
         square = self.squares(target, start, step).sum(-1)
         return (square / target.double().square().sum((-2, -1))).sqrt()
 
     def factors(self, span: float) -> int:
-        """Enough for the batches' relative noise, h^2 c_max tr(C) / B a step, to stay small in each.
+        """Enough for the batches' noise, h^2 c_max tr(C) / B a step, to stay small in each.
 
         >>> Directions(torch.eye(512)).factors(1000)
         8

@@ -8,11 +8,11 @@ where P is shared by all rows of W and N is what label noise has left. S_k is a 
 
     E[P' A P] = L^t(A),    L(A) = (1-h)^2 A + h^2 (A' + tr(A) I) / B        (any matrix A).
 
-The tractable model of P. A step of the form F = (1-h) I + h H / sqrt(B), with H symmetric, Gaussian,
-variance 1 off the diagonal and 2 on it, has the same L, and so has a product of them the same first
-and second moments as P at every step. Such a product tends to a diffusion that a few coarse
-factors of the same form follow as well as a thousand fine ones. The number of factors depends
-on h^2 t d / B, the size of P's fluctuations, and not on t: `Relaxation.factors`.
+The tractable model of P. A step of the form F = (1-h) I + h H / sqrt(B), with H symmetric and
+Gaussian, variance 1 off the diagonal and 2 on it, has the same L; so a product of them has the
+first and second moments of P at every step. Such a product tends to a diffusion that a few coarse
+factors of the same form follow as well as a thousand fine ones. Their number depends on
+h^2 t d / B, the size of P's fluctuations, and not on t: `Relaxation.factors`.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class Relaxation:
     def converges(self) -> bool:
         """Whether the mean square falls: h (1 + (d+1) / B) < 2.
 
-        >>> Relaxation(512, learning_rate=0.2).converges, Relaxation(512, learning_rate=0.3).converges
-        (True, False)
+        >>> [Relaxation(512, learning_rate=h).converges for h in (0.2, 0.3)]
+        [True, False]
         """
         return self._square < 1
 
@@ -179,7 +179,7 @@ class Relaxation:
         """The error after one factor; the label noise of its span has the exact mean square."""
         left = left @ self.factor(span, normal)
         deviation = math.sqrt(self.noise_variance(span))
-        return left + deviation * normal(*left.shape[-2:]) if deviation else left
+        return torch.add(left, normal(*left.shape[-2:]), alpha=deviation) if deviation else left
 
 
 def walk(

@@ -1,7 +1,7 @@
 """How one step of an optimizer moves singular values: to first order, d sigma_i = u_i' dW v_i.
 
 SGD moves sigma_i by its own gradient; Adam's first step is the sign of every entry, Muon's is the
-orthogonal factor of the gradient, so that along aligned directions every singular value moves alike.
+orthogonal factor of the gradient: along its own directions every singular value moves alike.
 """
 
 from __future__ import annotations

@@ -1,0 +1,113 @@
+"""Files gone wrong, opened one after the other: what is refused, accepted, crashed, executed.
+
+Mutants of sound checkpoints, made with fixed seeds byte by byte and with knowledge of the formats;
+pickles that ask for something to be run; layouts that must be accepted. Every tensor of what is
+accepted is read. A crash is any end but a refusal in one line, or none within 10 seconds; an
+execution is anything that Python's audit events report as run, imported or written meanwhile.
+
+    OMP_NUM_THREADS=1 python benchmarks/fuzz.py [--share 0.02] [--keep FOLDER] [--out FILE]
+"""
+
+import argparse
+import importlib
+import json
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+specimens, mutants = map(importlib.import_module, ("specimens", "mutants"))
+
+HEADINGS = ("count", "refused", "accepted", "crashes", "executed")
+
+# What is opened: the figure to reach, the files of it, and where they are put.
+Files = Callable[[int], Iterator[bytes]]
+KINDS: dict[str, tuple[int, Files, str]] = {
+    "mutated safetensors": (100_000, lambda n: mutants.tensor_files(n, seed=1), "x.safetensors"),
+    "mutated .pt": (100_000, lambda n: mutants.torch_files(n, seed=2), "x.pt"),
+    "mutated indexes": (20_000, lambda n: mutants.indexes(n, seed=3), ""),
+    "hostile pickles": (1_000, lambda n: specimens.hostile(n, seed=4), "y.pt"),
+}
+
+
+def examine(kind: str, share: float, keep: Path | None) -> Any:
+    """Open all files of one kind."""
+    count, files, name = KINDS[kind]
+
+    def kept(i: int, data: bytes) -> None:
+        if keep:
+            (keep / f"{kind} {i}".replace(" ", "-")).write_bytes(data)
+
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / name if name else mutants.shards(Path(folder) / "shards")
+        tally = mutants.run(kind, files(max(1, round(count * share))), place, kept)
+        tally.executions += [str(path) for path in Path(folder).rglob(specimens.MARK)]
+    return tally
+
+
+def environment() -> dict[str, str | int]:
+    """What the figures depend on."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cpu": models[0] if models else platform.processor(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def row(tally: Any, seconds: float) -> dict[str, Any]:
+    """The figures of one kind."""
+    return {
+        "what": tally.what,
+        "count": tally.count,
+        "refused": tally.refused,
+        "accepted": tally.accepted,
+        "crashes": len(tally.crashes),
+        "executions": len(tally.executions),
+        "slowest_seconds": round(tally.slowest, 3),
+        "seconds": round(seconds, 1),
+        "examples": [*tally.crashes[:5], *tally.executions[:5]],
+    }
+
+
+def main() -> None:
+    """Open everything, print a table, keep it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--share", type=float, default=1.0, help="part of the files to open")
+    parser.add_argument("--keep", type=Path, help="folder for files that crash or execute")
+    default = Path(__file__).parent / "results" / "fuzz.json"
+    parser.add_argument("--out", type=Path, default=default)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    mutants.warm_up()
+    rows = []
+    print(" " * 20, *(f"{name:>8}" for name in HEADINGS), " slowest")
+    for kind in ("benign layouts", *KINDS):
+        began = time.perf_counter()
+        quick = kind not in KINDS
+        tally = mutants.layouts() if quick else examine(kind, options.share, options.keep)
+        rows.append(row(tally, time.perf_counter() - began))
+        print(
+            "{what:20} {count:8} {refused:8} {accepted:8} {crashes:8} {executions:8}"
+            "  {slowest_seconds:.3f} s".format(**rows[-1])
+        )
+    report = {"what": __doc__.splitlines()[0], "share": options.share}
+    report |= {"environment": environment(), "results": rows}
+    options.out.parent.mkdir(exist_ok=True)
+    options.out.write_text(json.dumps(report, indent=2) + "\n")
+    sys.exit(any(r["crashes"] or r["executions"] for r in rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Matrices a panel of rows at a time: what fits in cache is fast, what is not copied is small.
+
+A :class:`Panels` stands for the float64 copy of a matrix that would be too large beside the
+stored one. It multiplies blocks of vectors from both sides, which is all that most methods need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import scipy.linalg
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+CACHED = 2**16  # entries of a panel that is used several times: half a megabyte, the second cache
+ROWS = 2048  # of a panel for a product with itself: enough for BLAS to reach its speed
+SHRUNK = 1e-30  # of the largest entry
+COPIED = 2**29  # bytes of a float64 copy from which there is none
+
+
+@dataclass(frozen=True, eq=False)
+class Panels:
+    """A matrix kept as stored; its rows come scaled by ``2**-exponent`` and in float64.
+
+    >>> a = Panels(torch.tensor([[8.0], [4.0]], dtype=torch.float16), exponent=3)
+    >>> a @ torch.ones(1, 1, dtype=torch.float64)
+    tensor([[1.0000],
+            [0.5000]], dtype=torch.float64)
+    """
+
+    stored: Float[Tensor, "q p"]
+    exponent: int
+
+    @property
+    def shape(self) -> torch.Size:
+        """Rows and columns."""
+        return self.stored.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the panels."""
+        return torch.float64
+
+    @property
+    def device(self) -> torch.device:
+        """Of the panels."""
+        return self.stored.device
+
+    @property
+    def mT(self) -> Panels:  # noqa: N802 - as torch calls it
+        """Transposed, without a copy."""
+        return Panels(self.stored.mT, self.exponent)
+
+    def split(self, rows: int) -> Iterator[Tensor]:
+        """The panels, top down, each of so many rows at most."""
+        scale = 2.0**-self.exponent
+        return (panel.double().mul_(scale) for panel in self.stored.split(rows))
+
+    def to(self, dtype: torch.dtype) -> Float[Tensor, "q p"]:
+        """A dense copy in another precision."""
+        dense = torch.empty(self.shape, dtype=dtype, device=self.device)
+        for target, panel in zip(dense.split(ROWS), self.split(ROWS), strict=True):
+            target.copy_(panel)
+        return dense
+
+    def __matmul__(self, x: Float[Tensor, "p k"]) -> Float[Tensor, "q k"]:
+        return torch.cat([panel @ x for panel in self.split(ROWS)])
+
+    def __rmatmul__(self, y: Float[Tensor, "k q"]) -> Float[Tensor, "k p"]:
+        pairs = zip(y.split(ROWS, dim=1), self.split(ROWS), strict=True)
+        return torch.stack([part @ panel for part, panel in pairs]).sum(0)
+
+
+Dense: TypeAlias = Float[Tensor, "q p"] | Panels
+"""A matrix that is there, or comes in panels."""
+
+
+def gram(a: Dense, dtype: torch.dtype | None = None) -> Float[Tensor, "p p"]:
+    """Lower triangle of ``A'A``, zeros above it: half the work of the full product.
+
+    >>> gram(torch.tensor([[1.0, 2.0]]))
+    tensor([[1., 0.],
+            [2., 4.]])
+    """
+    dtype = dtype or a.dtype
+    syrk = scipy.linalg.blas.ssyrk if dtype == torch.float32 else scipy.linalg.blas.dsyrk
+    total = None
+    for panel in a.split(ROWS):
+        # Entries this small change nothing, but float32 is slow on its subnormals.
+        x = torch.hardshrink(panel.to(dtype), SHRUNK).numpy(force=True)
+        # BLAS reads columns: rows are the columns of the transpose, which needs no copy.
+        flat = x.flags.c_contiguous
+        more: dict[str, Any] = {} if total is None else {"beta": 1, "c": total, "overwrite_c": 1}
+        total = syrk(1, x.T if flat else x, trans=0 if flat else 1, lower=1, **more)
+    return torch.as_tensor(total, device=a.device)
+
+
+def square_times(a: Dense, x: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
+    """``A'A x``, panel by panel: each is used twice while in cache, where the time goes.
+
+    >>> square_times(2 * torch.eye(2), torch.ones(2, 1))
+    tensor([[4.],
+            [4.]])
+    """
+    result = x.new_zeros(x.shape[1], x.shape[0])
+    for panel in a.split(max(64, 4 * CACHED // a.shape[1])):
+        result.addmm_((panel @ x).mT, panel)
+    return result.mT
+
+
+def norm(a: Dense) -> float:
+    """Frobenius norm.
+
+    >>> norm(torch.tensor([[3.0, 4.0]]))
+    5.0
+    """
+    squares = [float(panel.square().sum()) for panel in a.split(ROWS)]
+    return float(sum(squares)) ** 0.5
+
+
+def triangle(a: Dense) -> Float[Tensor, "p p"]:
+    """The ``R`` of a QR factorization of a tall matrix, which has its singular values.
+
+    >>> triangle(torch.tensor([[3.0], [4.0]])).abs()
+    tensor([[5.]])
+    """
+    r = torch.empty(0, a.shape[1], dtype=a.dtype, device=a.device)
+    for panel in a.split(max(ROWS, a.shape[1])):
+        r = torch.linalg.qr(torch.cat([r, panel]), mode="r")[1]
+    return r
