@@ -184,7 +184,8 @@ def shown(row: dict[str, Any]) -> str:
         f"d {row['size']}, step {row['step']}: measured {ours['median']:.4g} "
         f"[{low:.4g}, {high:.4g}], predicted {theirs['median']:.4g}, "
         f"ratio {row['ratio']:.3f}, sign p {row['sign_p']:.2f}, shape p {row['shape_p']:.2f}, "
-        f"tail {ours['tail_index']:.2f} and {theirs['tail_index']:.2f}, shared {row['shared']:.3f}, n {row['n']}"
+        f"tail {ours['tail_index']:.2f} and {theirs['tail_index']:.2f}, "
+        f"shared {row['shared']:.3f}, n {row['n']}"
     )
 
 

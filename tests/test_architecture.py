@@ -23,11 +23,12 @@ LAYERS = """
     lab findings
     experiments
     study
-    glance diagnosis
+    glance diagnosis places
     diagnosing bulletin
     facts pages
     report clinic
     cli
+    __main__
 """
 SOURCE = Path(__file__).parents[1] / "src" / "kappascope"
 DEPTH = {name: i for i, line in enumerate(LAYERS.splitlines()) for name in line.split()}

@@ -8,11 +8,12 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kappascope import cli, lab, report
+from kappascope import cli, lab, report, review
 from kappascope.store import Store
 from toys import BAD, SLOW, TOY
 from toyshop import complete, sha
@@ -98,6 +99,37 @@ def test_reproduce_writes_what_it_promises_and_says_where(run, tmp_path: Path) -
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert run("reproduce", 1, "--jobs", 0, "--out", tmp_path)[0] == 0
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_what_is_beyond_the_paper_runs_when_asked_for(
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    further = replace(TOY, number=10, title="Further", figures=(), claims=())
+    monkeypatch.setattr(lab, "discover", lambda: {1: TOY, 10: further})
+    usual = run("reproduce", "--quick", "--jobs", 0, "--out", tmp_path)[1]
+    assert "1 Toy" in usual and "Further" not in usual
+    both = run("reproduce", "--beyond", "--quick", "--jobs", 0, "--out", tmp_path)[1]
+    assert "1 Toy" in both and "10 Further" in both
+    assert "Beyond the paper" in (tmp_path / "report.html").read_text()
+    alone = run("reproduce", 10, "--quick", "--jobs", 0, "--out", tmp_path)[1]
+    assert "Toy" not in alone and "10 Further" in alone
+
+
+def test_findings_are_written_from_the_trials_and_nothing_is_written_elsewhere(
+    run, tmp_path: Path
+) -> None:
+    results, docs = tmp_path / "results", tmp_path / "docs"
+    assert run("findings", results, "--docs", docs)[0] == 2
+    assert run("reproduce", 1, "--quick", "--jobs", 0, "--out", results)[0] == 0
+    assert run("findings", results, "--docs", docs)[0] == 2
+    docs.mkdir()
+    page = f"# Paper\n{review.BEGIN}\n{review.END}\n"
+    (docs / "paper.md").write_text(page)
+    code, output, errors = run("findings", results, "--docs", docs)
+    assert (code, errors) == (0, "") and "findings.md" in output
+    assert "`e1.small`" in (docs / "findings.md").read_text()
+    assert "| Q1 |" in (docs / "paper.md").read_text()
+    assert sorted(path.name for path in docs.iterdir()) == ["findings.md", "paper.md"]
 
 
 def test_trials_asked_for_are_run(run, tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def trained(layers: int = 8, seed: int = 0, kinds: tuple[str, ...] = tuple(SHAPE
 
 
 def document(matrices: list[Any], **more: Any) -> dict[str, Any]:
-    told = [one for m in matrices for one in m["findings"]]
+    told = [one for m in matrices for one in m.get("findings") or ()]
     return {
         "schema": "kappascope.diagnosis/1", "source": "models/small-llama", "matrices": matrices,
         "products": [], "reference": None, "findings": told,
@@ -245,6 +245,18 @@ def test_a_bare_matrix_is_shown_with_dashes() -> None:
     assert "bare" in read
 
 
+def test_any_field_may_be_null_or_missing() -> None:
+    whole = compared()["matrices"][3]
+    nulls = [{**whole, field: None, "reasons": {field: f"no {field}"}} for field in whole]
+    bare = [{name: value for name, value in whole.items() if name != field} for field in whole]
+    known = document([*nulls[1:], *bare[1:]])
+    html = page(known)
+    told = {title for _, a in Elements(html).tags if (title := a.get("title"))}
+    assert {f"no {name}" for name in ("alpha", "null_z", "spectral_gap", "row_norms")} <= told
+    for field in known:
+        assert page({**known, field: None}).startswith("<!doctype html>")
+
+
 def test_the_worst_come_first() -> None:
     many = [
         {"name": "fine", "shape": [4, 4], "condition_number": 9.0},
@@ -364,8 +376,15 @@ def test_the_curve_of_chance_keeps_its_height() -> None:
 def test_a_comparison_names_what_moved_most_and_least() -> None:
     read = text(page(compared()))
     assert "compared with models/small-llama-base" in read
-    assert re.search(r"Most moved: κ \(3\.\d\); Least moved: effective rank \(", read)
+    assert re.search(r"Most moved: κ \(3\.\d\); least: effective rank \(", read)
     assert "What moved" not in text(page(clinic()))
+
+
+def test_an_unknown_error_does_not_look_as_if_nothing_moved() -> None:
+    lines = {"row_norms": 0.0, "condition_number": None}
+    known = document([{**trained(1)[1], "errors": lines}], reference="base")
+    html = page(known)
+    assert '<td data-move="0">0</td><td>–</td>' in html
 
 
 def heavy(many: int) -> dict[str, Any]:

@@ -2,16 +2,26 @@
 
 import itertools
 
+import pyarrow as pa
 import pytest
 import torch
 from scipy import stats
 
+from kappascope import study, training
 from kappascope.claims import Between
+from kappascope.components import Components
 from kappascope.experiments.e6_gains import across
 from kappascope.experiments.e6_structures import TARGETS
+from kappascope.experiments.e11_claims import tuned
+from kappascope.experiments.e12_duration import growing
+from kappascope.experiments.e13_profile import profile
+from kappascope.experiments.e14_corrections import Normalized, bounded
+from kappascope.experiments.e16_inputs import by_direction
+from kappascope.experiments.e18_taxonomy import verdict
+from kappascope.inputs import INPUTS
 from kappascope.lab import Experiment, discover
 from kappascope.networks import Matrix
-from kappascope.statistics import Table, median
+from kappascope.statistics import Estimate, Table, median
 from kappascope.tasks import LinearBatch, Own, Paper, Regression, Streams, heterogeneous, start
 from kappascope.training import descend, last, outcome
 
@@ -30,6 +40,15 @@ JUDGED = {
     7: "depth-explodes amplification overall-moderate relu llm",
     8: "every-lr ratio-grows decay-no-effect",
     9: "norms-vanish kappa-plateaus gap-widens not-speed",
+    10: "trend superlinear learned norms",
+    11: "adam momentum adamw muon persists",
+    12: "plateau floor noiseless remedies",
+    13: "proportional relative drowned",
+    14: "value-multipliers oracle blind better-matrix harmless",
+    15: "learning-rate batch noise start orthogonal multiplier-rate penalty threshold",
+    16: "stays delay rates never norms",
+    17: "outside higher-rank inputs completion",
+    18: "kappa rows columns values gap rank matrix",
 }  # what the paper, its slides and its review say
 
 
@@ -52,8 +71,15 @@ def prints(value: float, printed: str) -> bool:
     return f"{value:.{len(printed.partition('.')[2])}f}" == printed
 
 
-def test_there_are_nine_experiments_of_a_page_each() -> None:
-    assert sorted(EXPERIMENTS) == list(range(1, 10))
+def hurry(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Let every training end after so many steps; it is not asked what was learned."""
+    shorter = lambda batches, steps: itertools.islice(batches, min(steps, most))  # noqa: E731
+    monkeypatch.setattr(training, "islice", shorter)
+
+
+def test_there_are_nine_experiments_of_the_paper_and_nine_beyond_it() -> None:
+    assert [number for number, one in EXPERIMENTS.items() if not one.beyond] == list(range(1, 10))
+    assert [number for number, one in EXPERIMENTS.items() if one.beyond] == list(range(10, 19))
 
 
 @pytest.mark.parametrize("number", JUDGED)
@@ -74,7 +100,10 @@ class TestEveryExperiment:
         for setting in experiment.grid:
             assert experiment.count(setting, "paper") + experiment.count(setting, "own") > 0
 
-    def test_a_trial_has_the_same_rows_in_any_company(self, experiment: Experiment) -> None:
+    def test_a_trial_has_the_same_rows_in_any_company(
+        self, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        hurry(monkeypatch, 100)
         setting = {**experiment.grid[0], "size": 8}
         many = list(experiment.trials(Paper([0, 1, 2]), **setting))
         one = list(experiment.trials(Paper([1]), **setting))
@@ -269,3 +298,94 @@ def test_single_precision_leaves_the_tail_as_it_is(size: int) -> None:
     worst = double.argsort()[-10:]
     torch.testing.assert_close(single[worst], double[worst], rtol=0.02, atol=0)
     torch.testing.assert_close(single.median(), double.median(), rtol=0.001, atol=0)
+
+
+def test_all_experiments_fit_into_one_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    hurry(monkeypatch, 2)
+    parts = []
+    for experiment in EXPERIMENTS.values():
+        setting = {**experiment.grid[0], "size": 8}
+        trials, code = experiment.trials, "digest"
+        block = study.Block(experiment.id, trials, setting, "own", range(2), "one table", 1.0, code)
+        parts.append(block.rows())
+    table = pa.concat_tables(parts, promote_options="permissive")
+    assert len(table["experiment"].unique()) == len(EXPERIMENTS)
+
+
+def test_experiment_11_takes_the_rate_at_which_the_last_trial_arrives_first() -> None:
+    steps = {0.1: (10, 900), 0.03: (200, 300), 0.3: (5, float("nan"))}
+    rows = [
+        {"learning_rate": rate, "seed": k, "value": value}
+        for rate, values in steps.items()
+        for k, value in enumerate(values)
+    ]
+    assert tuned(Table.of(rows)) == 0.03
+
+
+def test_experiment_12_doubles_the_batch_whenever_training_is_twice_as_long() -> None:
+    batches = growing(torch.ones(1, 2, 2), Own([0], "x").random(), "growing batch")
+    sizes = [batch.task.rows for batch in itertools.islice(batches, 4001)]
+    changes = {i: size for i, size in enumerate(sizes) if i == 0 or size != sizes[i - 1]}
+    assert changes == {0: 64, 1000: 128, 2000: 256, 4000: 512}
+
+
+def test_experiment_13_finds_every_direction_lacking_all_of_itself_at_zero() -> None:
+    random = Own([0, 1], "signal").random()
+    target = heterogeneous(random, 8)
+    samples = list(itertools.islice(Regression(target).batches(random), 3))
+    found = [row for row in profile(0 * target, samples) if row["component"] == "relative"]
+    assert len(found) == 8
+    for row in found:
+        torch.testing.assert_close(row["value"], torch.ones(2, dtype=torch.float64))
+
+
+def test_experiment_14_normalizes_with_torchs_own() -> None:
+    random = Own([0, 1, 2], "norm").random()
+    target, norms = heterogeneous(random, 6), torch.tensor([1.0, 2.0, 0.5]).double()
+    model = Normalized(start(random, 6), norms)
+    torch.testing.assert_close(Components(model()).singular_values[:, 0], norms)
+    last(descend(model, Regression(target).batches(random), 0.01))
+    for _ in range(500):  # torch makes one power iteration a call, and lags while weights move
+        settled = model()
+    torch.testing.assert_close(Components(settled).singular_values[:, 0], norms)
+
+
+def test_experiment_14_bounds_each_trial_by_its_own_kappa() -> None:
+    random = Own([0, 1], "bound").random()
+    target, kappa = heterogeneous(random, 6), torch.tensor([2.0, 5.0]).double()
+    step = last(bounded(start(random, 6), kappa, Regression(target).batches(random)))
+    assert (Components(step.weight).condition_number <= kappa * (1 + 1e-9)).all()
+
+
+def test_experiment_16_takes_errors_apart_by_the_directions_of_the_inputs() -> None:
+    target = heterogeneous(Own([0], "apart").random(), 8)
+    source = INPUTS["power law"](8)
+    found = list(by_direction(0 * target, target, source))
+    assert [row["place"] for row in found] == list(range(8))
+    for row in found:
+        torch.testing.assert_close(row["value"], torch.ones(1, dtype=torch.float64))
+    assert found[0]["variance"] > found[7]["variance"] > 0
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_experiment_17_fills_in_unseen_entries_only_in_depth(depth: int) -> None:
+    found = run(17, Own([0, 1, 2], "fill"), size=16, data="entries")
+    unseen = numbers(found, depth=depth, component="unseen")
+    assert (unseen > 0.9).all() if depth == 1 else (unseen < 0.7).all()
+    assert (numbers(found, depth=depth, component="seen") < 0.1).all()
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "name"),
+    [
+        (0.01, 0.04, "well"),
+        (0.1, 0.2, "moderately"),
+        (0.3, 9.0, "poorly"),
+        (0.04, 0.06, "on the border"),
+        (0.2, 0.3, "on the border"),
+    ],
+)
+def test_experiment_18_classes_a_component_by_its_whole_interval(
+    low: float, high: float, name: str
+) -> None:
+    assert verdict(Estimate((low + high) / 2, low, high, 64, "median")) == name

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kappascope.heads import Heads, count_beside, heads, model_types, sections
+from kappascope.heads import Config, Heads, count_beside
 
 
 def anything(_: Heads) -> bool:
@@ -25,7 +25,7 @@ def anything(_: Heads) -> bool:
     ],
 )
 def test_configs_in_use_are_understood(config, expected: Heads) -> None:
-    assert heads(config, "layer", anything) == expected
+    assert Config(config).heads("layer", anything) == expected
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_configs_in_use_are_understood(config, expected: Heads) -> None:
     ],
 )
 def test_what_makes_no_sense_says_nothing(config) -> None:
-    assert heads(config, "layer", anything) is None
+    assert Config(config).heads("layer", anything) is None
 
 
 def test_of_two_sections_that_fit_the_name_decides() -> None:
@@ -50,15 +50,15 @@ def test_of_two_sections_that_fit_the_name_decides() -> None:
         "text_config": {"hidden_size": 64, "num_attention_heads": 4},
         "vision_config": {"hidden_size": 64, "num_attention_heads": 8},
     }
-    assert heads(config, "text_model.layers.0", anything) == Heads(4, 4, 16)
-    assert heads(config, "visual.layers.0", anything) == Heads(8, 8, 8)
-    assert heads(config, "layers.0", anything) is None
-    assert heads(config, "layers.0", lambda h: h.size == 8) == Heads(8, 8, 8)
+    assert Config(config).heads("text_model.layers.0", anything) == Heads(4, 4, 16)
+    assert Config(config).heads("visual.layers.0", anything) == Heads(8, 8, 8)
+    assert Config(config).heads("layers.0", anything) is None
+    assert Config(config).heads("layers.0", lambda h: h.size == 8) == Heads(8, 8, 8)
 
 
 def test_encoder_and_decoder_may_differ() -> None:
     config = {"d_model": 64, "encoder_attention_heads": 4, "decoder_attention_heads": 8}
-    assert heads(config, "model.decoder.layers.0", anything) == Heads(8, 8, 8)
+    assert Config(config).heads("model.decoder.layers.0", anything) == Heads(8, 8, 8)
 
 
 def test_tensors_beside_the_queries_give_the_number_away() -> None:
@@ -75,5 +75,5 @@ def test_tensors_beside_the_queries_give_the_number_away() -> None:
 def test_a_config_that_contains_itself_comes_to_an_end() -> None:
     endless: dict[str, object] = {"model_type": "gpt2"}
     endless |= {str(i): endless for i in range(100)}
-    assert len(list(sections(endless))) == 64
-    assert model_types(endless) == {"gpt2"}
+    assert len(Config(endless).sections) == 64
+    assert Config(endless).types == {"gpt2"}

@@ -46,6 +46,10 @@ class TestEveryExperiment:
         assert {f.experiment for f in experiment.figures} <= {experiment.id}
 
 
+def test_what_comes_after_the_papers_nine_is_beyond_it() -> None:
+    assert [replace(TOY, number=number).beyond for number in (1, 9, 10)] == [False, False, True]
+
+
 def test_claims_and_figures_are_unique() -> None:
     everything = discover().values()
     for ids in (

@@ -206,6 +206,10 @@ class TestAttention:
             told = config(8, 2, 1, 4)
             assert products(source, told) == products(wide, told)
 
+    def test_the_config_of_the_plan_is_the_one_that_counts(self) -> None:
+        found = plan(layer(8, 2, 2, 4), config(8, 2, 2, 4))
+        assert attention(found)[0][0].heads == Heads(2, 2, 4)
+
     def test_a_layer_can_be_sent_to_another_process(self) -> None:
         (found,), _ = attention(plan(layer(8, 2, 2, 4)), config(8, 2, 2, 4))
         assert pickle.loads(pickle.dumps(found)) == found

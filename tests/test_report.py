@@ -95,6 +95,19 @@ def test_the_page_opens_with_three_sentences_that_count() -> None:
     assert all(sentence in page for sentence in sentences)
 
 
+def test_what_is_beyond_the_paper_stands_and_is_counted_apart() -> None:
+    paper = Section("e1", 1, "First", "Section 4.1 of the paper", "Why?")
+    beyond = Section("e10", 10, "Tenth", "review W2", "Why not?", beyond=True)
+    claims = [claim(1), claim(2, "fails", experiment="e10")]
+    page = Elements(render(Report([paper, beyond], claims, [], {})))
+    assert "Of 1 claim, 1 holds, 0 fail" in page.text
+    assert "Beyond the paper: Of 1 claim, 0 hold, 1 fails" in page.text
+    order = [attributes.get("id") for tag, attributes in page.tags if tag == "section"]
+    assert order.index("e1") < order.index("beyond") < order.index("e10")
+    alone = Elements(render(Report([beyond], claims[1:], [], {}))).text
+    assert "Beyond the paper: Of 1 claim" in alone and "No printed figure was" not in alone[:900]
+
+
 def test_the_abstract_speaks_first_for_its_verdict() -> None:
     many = [claim(1, "fails"), claim(2, "fails", source="P abstract, 4.1"), claim(3, "holds")]
     second = verdict(many, [])[1]

@@ -12,7 +12,7 @@ from kappascope import errors
 from kappascope.tasks import Own, heterogeneous, start
 from kappascope.theory import Directions, Relaxation, predicted_weights, steps_to_learn
 
-SIZE, COUNT = 12, 400
+SIZE, COUNT = 10, 400
 
 
 def covariance(power: float) -> Tensor:
@@ -37,13 +37,13 @@ def test_moments_are_exact_and_every_component_is_predicted(power: float, noise:
     streams = Own(range(COUNT), f"inputs {power}")
     random = streams.random()
     target, begin = heterogeneous(random, SIZE), start(random, SIZE)
-    setting, looks = Directions(covariance(power), rows=32, noise=noise), (30, 200, 500)
+    setting, looks = Directions(covariance(power), rows=32, noise=noise), (30, 200, 400)
     draws = predicted_weights(target, begin, looks, streams.random(2).normal, setting)
     path = enumerate(islice(sgd(setting, begin - target, streams), looks[-1]), 1)
     for (step, left), weight in zip((x for x in path if x[0] in looks), draws, strict=True):
         mean = setting.mean_weight(target, begin, step)
         assert (target + left - mean).mean(0).abs().max() < 0.05
-        values, vectors = torch.linalg.eigh(setting.covariance)
+        _, vectors = torch.linalg.eigh(setting.covariance)
         squares = (left @ vectors).square().sum(-2).mean(0)
         expected = setting.squares(target, begin, step).mean(0)
         np.testing.assert_allclose(squares, expected, rtol=0.12)
@@ -53,7 +53,7 @@ def test_moments_are_exact_and_every_component_is_predicted(power: float, noise:
         for name in ("row_norms", "column_norms", "singular_values", "overall_matrix"):
             assert model[name].median() == pytest.approx(float(true[name].median()), rel=0.04)
         kappa = float(true["condition_number"].median())
-        assert model["condition_number"].median() == pytest.approx(kappa, rel=0.2)
+        assert model["condition_number"].median() == pytest.approx(kappa, rel=0.3)
 
 
 def test_white_inputs_are_the_isotropic_case() -> None:

@@ -5,6 +5,7 @@ from itertools import repeat
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.optim import SGD, Adam
 
 from kappascope.networks import DeepLinear, Matrix, Multiplied, Perceptron
@@ -12,8 +13,11 @@ from kappascope.tasks import Own, Paper, Regression, Teacher, heterogeneous, sta
 from kappascope.training import (
     Descent,
     MatrixAdam,
+    Muon,
+    arrivals,
     floored,
     last,
+    newton_schulz,
     outcome,
     rows,
     sgd,
@@ -119,6 +123,62 @@ def test_adam_with_one_rate_is_adam_where_a_matrix_has_one_entry() -> None:
 
     theirs = learned(lambda model: Adam(model.parameters(), lr=0.001))
     torch.testing.assert_close(learned(MatrixAdam), theirs)
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (12, 6), (6, 12)])
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_muon_makes_the_steps_of_torchs_muon(shape: tuple[int, int], decay: float) -> None:
+    torch.manual_seed(0)
+    origin, gradients = torch.randn(3, *shape), torch.randn(10, 3, *shape)
+    stack = nn.ParameterList([nn.Parameter(origin.clone())])
+    ours = Muon(stack, learning_rate=0.02, weight_decay=decay)
+    singles = [nn.Parameter(matrix.clone()) for matrix in origin]
+    theirs = torch.optim.Muon(singles, lr=0.02, weight_decay=decay)
+    for gradient in gradients:
+        stack[0].grad = gradient.clone()
+        for single, part in zip(singles, gradient, strict=True):
+            single.grad = part.clone()
+        ours.step()
+        theirs.step()
+    moved = (stack[0] - origin).norm().item()
+    # torch iterates in bfloat16, of three digits
+    assert (stack[0] - torch.stack(list(singles))).norm().item() < 0.02 * moved
+
+
+def test_newton_and_schulz_keep_singular_vectors() -> None:
+    torch.manual_seed(0)
+    matrix = torch.randn(4, 6, 9, dtype=torch.float64)
+    u, _, vt = torch.linalg.svd(matrix, full_matrices=False)
+    turned = u.mT @ newton_schulz(matrix) @ vt.mT
+    values = turned.diagonal(dim1=-2, dim2=-1)
+    assert values.min() > 0.6 and values.max() < 1.3
+    torch.testing.assert_close(turned, torch.diag_embed(values), atol=1e-10, rtol=0)
+
+
+class TestArrivals:
+    """What was learned when the loss is the same for all."""
+
+    def found(self, levels: list[float], steps: int = 400) -> tuple[torch.Tensor, dict]:
+        random = Own(range(5), "arrivals").random()
+        target = heterogeneous(random, 6)
+        model, batches = Matrix(start(random, 6)), Regression(target).batches(random)
+        loss = lambda weight: (weight - target).square().sum((-2, -1))  # noqa: E731
+        return target, arrivals(train(model, Descent(model, 0.1), batches, steps), loss, levels)
+
+    def test_have_the_loss_to_the_last_digits(self) -> None:
+        target, found = self.found([0.5, 0.01])
+        for level, arrival in found.items():
+            loss = (arrival.weight - target).square().sum((-2, -1))
+            torch.testing.assert_close(loss, torch.full_like(loss, level))
+        assert (found[0.5].step < found[0.01].step).all()
+
+    def test_are_absent_where_the_level_is_never_reached(self) -> None:
+        _, found = self.found([1e-30], steps=20)
+        assert found[1e-30].step.isnan().all() and found[1e-30].weight.isnan().all()
+
+    def test_are_the_start_where_that_is_low_enough(self) -> None:
+        _, found = self.found([1e30])
+        assert (found[1e30].step == 0).all()
 
 
 def test_arms_that_train_together_see_the_same_batches_and_do_not_mix() -> None:

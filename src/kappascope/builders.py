@@ -161,13 +161,18 @@ _TENSORS: Builders = {
     "torch._utils._rebuild_device_tensor_from_numpy": _unreadable("a tensor of a foreign device"),
     "torch._utils._rebuild_device_tensor_from_cpu_tensor": lambda data, *more: data,
 }
+_PLACES = ("builtins", "__builtin__")  # the second in Python 2, and in protocols of its time
+_PLAIN: Builders = {
+    "dict": _pairs,
+    **dict.fromkeys(("set", "frozenset", "list", "tuple"), _items),
+    **dict.fromkeys(("bytes", "bytearray", "str"), lambda text="", *encoding: text),
+    **dict.fromkeys(("int", "float", "complex", "slice", "range"), lambda *given: given),
+}
 BUILDERS: Builders = {
     **_TENSORS,
     "collections.OrderedDict": _pairs,
     "collections.defaultdict": lambda *given: Pairs(),
-    "builtins.dict": _pairs,
-    "builtins.set": _items,
-    "__builtin__.set": _items,
+    **{f"{module}.{name}": build for module in _PLACES for name, build in _PLAIN.items()},
     "torch.Size": _items,
     "torch.device": _text,
     "_codecs.encode": lambda text, *encoding: text,  # how protocol 2 writes bytes

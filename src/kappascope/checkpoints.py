@@ -128,23 +128,26 @@ def _checkpoint(path: Path, folder: Path, found: Found, form: str) -> Checkpoint
 @contextmanager
 def _refusing(path: Path) -> Iterator[None]:
     """Says of which file it is that something is wrong."""
+    given = str(path) if str(path).isprintable() else ascii(str(path))
     try:
         yield
     except Malformed as error:
-        raise Refusal(2, str(path), error.wrong, error.advice) from error
+        raise Refusal(2, given, error.wrong, error.advice) from error
     except (OSError, ValueError) as error:  # a name with a NUL is a ValueError
         wrong = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise Refusal(2, str(path), wrong, "give a checkpoint or its folder") from error
+        raise Refusal(2, given, wrong, "give a checkpoint or its folder") from error
     except MemoryError as error:
-        raise Refusal(5, str(path), "not enough memory to read it", "free some memory") from error
+        raise Refusal(5, given, "not enough memory to read it", "free some memory") from error
 
 
 def _load(real: Path, name: str) -> tuple[Found, str]:
     """What a file holds, and its format by its content."""
     file = File.at(real)
-    form = kind(file.read(0, HEAD))
+    head = file.read(0, HEAD)
+    form = kind(head)
     named = name.endswith(".safetensors")
-    if form == "safetensors" or (form == "unknown" and named):
+    # Of a header's length alone, or a part of it, nothing can be told but that it is cut off.
+    if form == "safetensors" or (named and (form == "unknown" or len(head) <= 8)):
         return Found(headers.read(file), {}), "safetensors"
     if form == "unknown":
         raise _stranger(file)

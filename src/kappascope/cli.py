@@ -261,10 +261,8 @@ class _Part:
 @contextmanager
 def _counting(tasks: Sequence[Task]) -> Iterator[Callable[[Task], None]]:
     """A bar with the time left, by the work that is in each task."""
-    from kappascope.diagnosing import effort
-
-    with _progress([_Part("matrices", effort(task)) for task in tasks]) as advance:
-        yield lambda task: advance(_Part("matrices", effort(task)))
+    with _progress([_Part("matrices", task.effort) for task in tasks]) as advance:
+        yield lambda task: advance(_Part("matrices", task.effort))
 
 
 def _keep(found: Sequence[Diagnosis], html: Path | None, table: Path | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from kappascope.heads import Heads, heads, model_types, sections
+from kappascope.heads import Heads
 from kappascope.layouts import ALL, GATED, Index, Layout, Parts, Place, Shape
 from kappascope.stacks import flat_stack, stack
 
@@ -68,7 +68,7 @@ def _is_turned(place: Place) -> bool:
     for found in map(place.near, keys):
         if found and len(found) == 2 and 3 in (found[0] / found[1], found[1] / found[0]):
             return found[1] == 3 * found[0]
-    return bool(model_types(place.config) & _CONV1D)
+    return bool(place.config.types & _CONV1D)
 
 
 def _oriented(place: Place) -> Shape:
@@ -96,8 +96,8 @@ def _gates(place: Place) -> Layout | None:
 def _joined(place: Place) -> Layout | None:
     """q, k and v below one another."""
     leaf = place.path.rpartition(".")[2]
-    if leaf == "query_key_value" and "chatglm" in model_types(place.config):
-        found = _heads(place) if place.has("multi_query_group_num") else None
+    if leaf == "query_key_value" and "chatglm" in place.config.types:
+        found = _heads(place) if place.config.all("multi_query_group_num") else None
         return _below(place, _thirds(found)) if found else None
     if leaf not in _JOINED:
         return None
@@ -120,14 +120,14 @@ def _interleaved(place: Place) -> Layout | None:
 
     So store GPT-NeoX, BLOOM, Falcon, Megatron and InternLM2. Only a config tells how many.
     """
-    leaf, types = place.path.rpartition(".")[2], model_types(place.config)
+    leaf, types = place.path.rpartition(".")[2], place.config.types
     rows, columns = place.shape
     if leaf == "qkv_proj" and "codegen" in types and rows == 3 * columns and rows % 12 == 0:
         # four pieces for as many of the machines that trained it, and values before keys
         indices = [(label, (ALL, i)) for label, i in (("q", 0), ("k", 2), ("v", 1))]
         return Layout((4, 3, rows // 12, columns), (0, 1, 2, 3), tuple(indices))
-    starcoder = leaf == "c_attn" and "gpt_bigcode" in types and not place.has("multi_query")
-    chatglm = "chatglm" in types and place.has("multi_query_group_num")
+    starcoder = leaf == "c_attn" and "gpt_bigcode" in types and not place.config.all("multi_query")
+    chatglm = "chatglm" in types and place.config.all("multi_query_group_num")
     if chatglm or not (starcoder or leaf in ("query_key_value", "wqkv")):
         return None
     if (found := _heads(place)) is None:
@@ -143,13 +143,13 @@ def _heads(place: Place) -> Heads | None:
     """Heads of a layer that holds q, k and v, by its length."""
     rows = place.shape[0]
     fits = lambda h: (h.queries + 2 * h.keys) * h.size == rows  # noqa: E731
-    return heads(place.config, place.key, fits)
+    return place.config.heads(place.key, fits)
 
 
 def _gated(place: Place) -> Layout | None:
     """Gate and up, one below the other."""
     for leaf, (sibling, order) in GATED.items():
-        if not re.search(rf"(^|\.){re.escape(leaf)}$", place.path):
+        if not f".{place.path}".endswith(f".{leaf}"):
             continue
         rows, columns = place.shape
         beside = place.beside(sibling, leaf)
@@ -164,5 +164,5 @@ def _gated(place: Place) -> Layout | None:
 
 def _speaks_of_gates(place: Place) -> bool:
     keys = ("hidden_act", "activation_function", "activation", "hidden_activation", "mlp_type")
-    values = [str(section.get(key)) for _, section in sections(place.config) for key in keys]
-    return any("glu" in value.lower() for value in values)
+    values = [value for key in keys for value in place.config.all(key)]
+    return any("glu" in str(value).lower() for value in values)

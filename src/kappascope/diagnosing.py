@@ -14,31 +14,28 @@ from __future__ import annotations
 import fnmatch
 import math
 import os
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
-from functools import cache, partial
-from pathlib import Path
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol, TypeAlias, final
 
-from torch import nn
+import torch
 
-from kappascope import checkpoints
+from kappascope.chains import Chain, Ends, Links, links, obstacle
 from kappascope.diagnosis import Diagnosis
 from kappascope.engines import Done, Engine, Here, Processes
 from kappascope.examination import Depth, Examination, examine
-from kappascope.inventory import Read
-from kappascope.matrices import Plan, Skipped, Unit, plan, reader
+from kappascope.matrices import Logical, Plan, Skipped, Unit
+from kappascope.places import GIGABYTE, File, Memory, Opened, Place, Source, place
 from kappascope.products import Attention, Product, attention
 from kappascope.store import Refusal
 
-Model: TypeAlias = nn.Module | Mapping[Any, Any]
-Task: TypeAlias = Unit | Attention
-Row: TypeAlias = Examination | Product
+Row: TypeAlias = Examination | Product | Chain
 
-GIGABYTE = 2**30
 LIBRARIES = GIGABYTE // 2  # what torch and scipy hold before any tensor is read
 MODULES = ("torch", "scipy.optimize", "kappascope.diagnosing")  # what a worker needs
+SLOWEST = 2e9  # floating point operations a second: any machine does more
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -66,102 +63,158 @@ def _matches(name: str, pattern: str) -> bool:
     return pattern in name or fnmatch.fnmatchcase(name, pattern)
 
 
-@dataclass(frozen=True)
-class Opened:
-    """A model that can be read: what is in it, and how to get at a tensor."""
-
-    source: str
-    plan: Plan
-    read: Read
-    config: Mapping[str, Any] | None = None
-    faults: tuple[Skipped, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    def matrix(self, name: str) -> Any:
-        """The matrix of this name, or None."""
-        unit = self._units().get(name)
-        found = unit.matrices(self.read) if unit else ()
-        return next((matrix for logical, matrix in found if logical.name == name), None)
-
-    def _units(self) -> dict[str, Unit]:
-        return {part.name: unit for unit in self.plan.units for part in unit.parts}
+# --- tasks ----------------------------------------------------------------------------------------
 
 
-@cache
-def _opened(path: str, stamp: int) -> Opened:
-    """A checkpoint on disk, opened once by each process."""
-    found = checkpoints.open(Path(path))
-    faults = tuple(Skipped(*fault) for fault in found.faults)
-    planned = plan(found.contents, found.config)
-    return Opened(found.source, planned, found.read, found.config, faults, found.notes)
-
-
-@dataclass(frozen=True)
-class File:
-    """A checkpoint on disk, as it was when we first saw it."""
-
-    path: str
-    stamp: int
-
-    @classmethod
-    def at(cls, path: str | Path) -> File:
-        """The file or folder of this name."""
-        try:
-            return cls(str(path), Path(path).stat().st_mtime_ns)
-        except (OSError, ValueError) as error:
-            wrong = getattr(error, "strerror", None) or str(error)
-            raise Refusal(2, str(path), wrong, "give a checkpoint or its folder") from error
-
-    def __str__(self) -> str:
-        return self.path
-
-    def opened(self) -> Opened:
-        """Parsed; to be called where a hostile file does no harm."""
-        return _opened(self.path, self.stamp)
+class Task(Protocol):
+    """Something to be measured, in whichever process."""
 
     @property
-    def patience(self) -> float:
-        """Seconds it may take to parse: half a minute, and a minute for every gigabyte."""
-        path = Path(self.path)
-        files = path.iterdir() if path.is_dir() else [path]
-        size = sum(one.stat().st_size for one in files if one.is_file())
-        return 30 + 60 * size / GIGABYTE
+    def effort(self) -> float:
+        """Seconds that are more than enough for it."""
+
+    def rows(self, model: Opened, reference: Opened | None, spectrum: Depth) -> Iterator[Row]:
+        """What is measured."""
+
+    def failed(self, reason: str) -> Iterator[Row]:
+        """Rows that say why there are no others."""
 
 
+@final
 @dataclass(frozen=True)
-class Memory:
-    """A model in memory."""
+class Weight:
+    """The matrices of one stored tensor that were chosen."""
 
-    model: Model
+    unit: Unit
+    chosen: frozenset[str]
 
-    def __str__(self) -> str:
-        return type(self.model).__name__
+    @property
+    def effort(self) -> float:
+        """A full SVD of each."""
+        return _effort(self.unit)
 
-    def opened(self) -> Opened:
-        """As it is."""
-        return Opened(str(self), plan(self.model), reader(self.model))
+    @property
+    def bytes(self) -> int:
+        """Of the tensor as stored."""
+        whole = self.unit.parts[0]
+        return math.prod(whole.shape) * whole.dtype.itemsize
+
+    def rows(self, model: Opened, reference: Opened | None, spectrum: Depth) -> Iterator[Row]:
+        """Their examinations."""
+        for logical, matrix in self.unit.matrices(model.read):
+            if logical.name not in self.chosen:
+                continue
+            twin = reference.matrix(logical.name) if reference else None
+            row = examine(logical.name, matrix, spectrum, twin)
+            if reference and twin is None:
+                row = replace(row, reasons={**row.reasons, "errors": "not in the reference"})
+            yield _placed(row, logical)
+
+    def failed(self, reason: str) -> Iterator[Row]:
+        """One row for each."""
+        for part in self.unit.parts:
+            if part.name in self.chosen:
+                yield _placed(Examination(part.name, (0, 0), "", f"failed: {reason}"), part)
 
 
-Place: TypeAlias = File | Memory
+def _effort(unit: Unit) -> float:
+    shapes = [sorted(part.shape) for part in unit.parts]
+    return 60 + sum(8 * long * short * short for short, long in shapes) / SLOWEST
+
+
+def _placed(row: Examination, logical: Logical) -> Examination:
+    """The row with what is known of its matrix from outside."""
+    rows, columns = logical.shape
+    return replace(
+        row,
+        shape=(rows, columns),
+        dtype=str(logical.dtype).removeprefix("torch."),
+        kind=logical.kind,
+        depth=logical.depth,
+        part_of=logical.whole,
+    )
+
+
+@final
+@dataclass(frozen=True)
+class Heads:
+    """The products of one attention layer."""
+
+    layer: Attention
+
+    @property
+    def effort(self) -> float:
+        """No more than that of its matrices."""
+        return sum(map(_effort, self.layer.units))
+
+    def rows(self, model: Opened, reference: Opened | None, spectrum: Depth) -> Iterator[Row]:
+        """Two for each head."""
+        return self.layer.products(model.read)
+
+    def failed(self, reason: str) -> Iterator[Row]:
+        """One row for all."""
+        layer = self.layer
+        shape = (layer.query.shape[1], layer.key.shape[1])
+        status = f"failed: {reason}"
+        yield Product(f"{layer.name}[qk]", "QK", layer.depth, shape, (), None, status)
+
+
+@final
+@dataclass(frozen=True)
+class Sequel:
+    """The product of layers that follow one another, of which the ends are known."""
+
+    layers: Links
+    known: Mapping[str, Ends] = field(default_factory=dict)
+
+    @property
+    def effort(self) -> float:
+        """Nothing where the product is not formed."""
+        return 0.0 if obstacle(self.layers.widths) else sum(map(_effort, self.layers.units))
+
+    def bound(self) -> Chain:
+        """What is known where the product is not formed: nothing needs to be read for that."""
+        return self.layers.chain(lambda path: torch.empty(0), self.known)
+
+    def rows(self, model: Opened, reference: Opened | None, spectrum: Depth) -> Iterator[Row]:
+        """One."""
+        yield self.layers.chain(model.read, self.known)
+
+    def failed(self, reason: str) -> Iterator[Row]:
+        """One."""
+        names = tuple(one.name for one in self.layers.members)
+        name, status = f"{names[0]} > {names[-1]}", f"failed: {reason}"
+        yield Chain(name, names, self.layers.widths, None, False, None, status)
+
+
+# --- a case ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What can be said of a checkpoint without a look at its numbers."""
+    """What can be said of a model without a look at its numbers."""
 
-    source: str
     plan: Plan
     attention: tuple[Attention, ...]
+    links: tuple[Links, ...]
     skipped: tuple[Skipped, ...]
     faults: tuple[Skipped, ...]
     notes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, model: Place) -> Summary:
+        """What is there; for a file, where it can do no harm."""
+        found = model.opened()
+        layers, without = attention(found.plan, found.config)
+        skipped = (*found.plan.skipped, *without)
+        return cls(found.plan, layers, links(found.plan), skipped, found.faults, found.notes)
 
 
 @dataclass(frozen=True)
 class Case:
     """A model to be examined: the tasks, the largest first, and where they are done."""
 
-    place: Place
+    model: Place
     reference: Place | None
     choice: Choice
     summary: Summary
@@ -169,88 +222,135 @@ class Case:
     engine: Engine
 
     def examine(self) -> Generator[Done[Task]]:
-        """Each task as it ends; its ``result`` is the rows of its matrices or products."""
-        work = partial(_work, self.place, self.reference, self.choice)
-        with closing(self.engine.run(work, self.tasks)) as ended:
-            for done in ended:
-                rows = self._failures(done) if done.failure else done.result
-                yield replace(done, result=rows)
+        """Each task as it ends; its ``result`` is the rows of what it measured.
 
-    def _failures(self, done: Done[Task]) -> list[Row]:
-        """Rows that say why there are no others."""
-        reason = done.failure.removeprefix("Refusal: ")
-        if isinstance(done.error, MemoryError) or "not enough memory" in reason:
-            reason = "more memory needed than a worker may use"
-        item, status = done.item, f"failed: {reason}"
-        if isinstance(item, Attention):
-            shape = (item.query.shape[1], item.key.shape[1])
-            return [Product(f"{item.name}[qk]", "QK", item.depth, shape, (), None, status)]
-        wanted = (part for part in item.parts if self.choice.takes(part.name))
-        return [_told(Examination("", (0, 0), "", status), part) for part in wanted]
+        Chains come last, when their layers are known.
+        """
+        known: dict[str, Ends] = {}
+        for done in self._run(self.tasks):
+            for row in done.result:
+                if isinstance(row, Examination) and not row.failed:
+                    kappa = row.condition_number if row.condition_number else math.inf
+                    known[row.name] = row.sigma_max, kappa
+            yield done
+        sequels = tuple(self._sequels(known))
+        yield from (Done(one, result=[one.bound()]) for one in sequels if not one.effort)
+        yield from self._run(tuple(one for one in sequels if one.effort))
+
+    def _sequels(self, known: Mapping[str, Ends]) -> Iterator[Sequel]:
+        for one in self.summary.links:
+            names = [member.name for member in one.members]
+            if all(name in known for name in names):
+                yield Sequel(one, {name: known[name] for name in names})
+
+    def _run(self, tasks: tuple[Task, ...]) -> Generator[Done[Task]]:
+        work = partial(_work, self.model, self.reference, self.choice.spectrum)
+        with closing(self.engine.run(work, tasks)) as ended:
+            for done in ended:
+                result = list(done.item.failed(_reason(done))) if done.failure else done.result
+                yield replace(done, result=result)
 
     def concluded(self, rows: Iterable[Row]) -> Diagnosis:
         """The diagnosis, with the rows in the order of the model."""
-        rows = list(rows)
-        layers = {one.name: place for place, one in enumerate(self.summary.attention)}
+        every = list(rows)
         names = [part.name for unit in self.summary.plan.units for part in unit.parts]
         order = {name: place for place, name in enumerate(names)}
+        layers = {one.name: place for place, one in enumerate(self.summary.attention)}
+        products = [row for row in every if isinstance(row, Product)]
+        matrices = [row for row in every if isinstance(row, Examination)]
+        matrices.sort(key=lambda row: order[row.name])
+        products.sort(key=lambda row: layers[row.name.rpartition("[")[0]])
         passed = [Skipped(name, "not chosen") for name in names if not self.choice.takes(name)]
         return Diagnosis(
-            source=self.summary.source,
-            matrices=tuple(
-                sorted(
-                    (row for row in rows if isinstance(row, Examination)),
-                    key=lambda row: order[row.name],
-                )
-            ),
-            products=tuple(
-                sorted(
-                    (row for row in rows if isinstance(row, Product)),
-                    key=lambda row: layers[row.name.rpartition("[")[0]],
-                )
-            ),
+            source=str(self.model),
+            matrices=tuple(matrices),
+            products=tuple(products),
+            chains=tuple(row for row in every if isinstance(row, Chain)),
             skipped=(*self.summary.skipped, *passed),
             faults=self.summary.faults,
             notes=self.summary.notes,
             reference=str(self.reference) if self.reference else None,
-            settings={
-                "spectrum": self.choice.spectrum,
-                "include": list(self.choice.include),
-                "exclude": list(self.choice.exclude),
-            },
+            settings={name: _plain(value) for name, value in vars(self.choice).items()},
         )
 
 
+def _plain(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _work(model: Place, reference: Place | None, spectrum: Depth, task: Task) -> list[Row]:
+    return list(task.rows(model.opened(), reference.opened() if reference else None, spectrum))
+
+
+def _reason(done: Done[Task]) -> str:
+    """Why a task failed, in the words of a user."""
+    if isinstance(done.error, MemoryError) or "not enough memory" in done.failure:
+        return "more memory needed than a worker may use"
+    return done.failure.removeprefix("Refusal: ")
+
+
 def case(
-    source: str | Path | Model,
-    reference: str | Path | Model | None = None,
+    source: Source,
+    reference: Source | None = None,
     choice: Choice | None = None,
     jobs: int = CORES,
 ) -> Case:
-    """Look at what there is to examine; a `Refusal` says why there is nothing."""
+    """Look at what there is to examine; a `Refusal` says why there is nothing.
+
+    >>> import torch
+    >>> [task.effort for task in case({"fc.weight": torch.eye(1000)}).tasks]
+    [64.0]
+    """
     choice = choice or Choice()
-    place, other = _place(source), None if reference is None else _place(reference)
-    summary = _summary(place)
-    if isinstance(other, File):
-        _summary(other)
-    units = [u for u in summary.plan.units if any(choice.takes(part.name) for part in u.parts)]
-    layers = [
-        a for a in summary.attention if choice.takes(a.query.name) and choice.takes(a.key.name)
+    model, other = place(source), None if reference is None else place(reference)
+    summary = _summary(model)
+    if other:
+        _summary(other)  # refused now if it cannot be opened, not once for each matrix
+    weights = list(_weights(summary.plan, choice))
+    heads = [
+        Heads(one)
+        for one in summary.attention
+        if choice.takes(one.query.name) and choice.takes(one.key.name)
     ]
-    tasks: list[Task] = [*units, *layers]
-    tasks.sort(key=effort, reverse=True)
+    tasks: list[Task] = [*weights, *heads]
+    tasks.sort(key=lambda task: task.effort, reverse=True)
     engine: Engine = Here()
-    if isinstance(place, File):
-        largest = max((_bytes(unit) for unit in units), default=0)
-        room = max(GIGABYTE, 3 * largest) * (1 if other is None else 2)
-        slowest = max(map(effort, tasks), default=0.0)
-        engine = Processes(jobs, limit=slowest, retries=0, memory=LIBRARIES + room, loaded=MODULES)
-    return Case(place, other, choice, summary, tuple(tasks), engine)
+    if isinstance(model, File):
+        largest = max((one.bytes for one in weights), default=0)
+        room = max(GIGABYTE, 3 * largest) * (2 if other else 1)
+        slowest = max((task.effort for task in tasks), default=0.0)
+        engine = _confined(jobs, slowest, room)
+    return Case(model, other, choice, summary, tuple(tasks), engine)
+
+
+def _weights(plan: Plan, choice: Choice) -> Iterator[Weight]:
+    for unit in plan.units:
+        if chosen := frozenset(part.name for part in unit.parts if choice.takes(part.name)):
+            yield Weight(unit, chosen)
+
+
+def _confined(jobs: int, limit: float, room: int) -> Processes:
+    return Processes(jobs, limit, retries=0, memory=LIBRARIES + room, loaded=MODULES)
+
+
+def _summary(model: Place) -> Summary:
+    if isinstance(model, Memory):
+        return Summary.of(model)
+    (done,) = _confined(1, model.patience, GIGABYTE).run(Summary.of, [model])
+    if not done.failure:
+        return done.result
+    if isinstance(done.error, Refusal):
+        raise done.error
+    if isinstance(done.error, TimeoutError):
+        wrong = f"takes more than {model.patience:.0f} s to open"
+        raise Refusal(5, str(model), wrong, "see whether the file is whole")
+    wrong = "needs too much memory to open" if "emory" in done.failure else done.failure
+    raise Refusal(2, str(model), wrong, "see whether the file is whole")
 
 
 def diagnose(
-    source: str | Path | Model,
-    reference: str | Path | Model | None = None,
+    source: Source,
+    reference: Source | None = None,
     *,
     include: Iterable[str] = (),
     exclude: Iterable[str] = (),
@@ -269,79 +369,3 @@ def diagnose(
     """
     taken = case(source, reference, Choice(tuple(include), tuple(exclude), spectrum), jobs)
     return taken.concluded(row for done in taken.examine() for row in done.result)
-
-
-def _place(source: str | Path | Model) -> Place:
-    return File.at(source) if isinstance(source, str | Path) else Memory(source)
-
-
-def _summary(place: Place) -> Summary:
-    if isinstance(place, Memory):
-        return _summarized(place)
-    memory = LIBRARIES + GIGABYTE
-    engine = Processes(1, limit=place.patience, retries=0, memory=memory, loaded=MODULES)
-    (done,) = engine.run(_summarized, [place])
-    if not done.failure:
-        return done.result
-    if isinstance(done.error, Refusal):
-        raise done.error
-    if isinstance(done.error, TimeoutError):
-        wrong = f"takes more than {place.patience:.0f} s to open"
-        raise Refusal(5, place.path, wrong, "see whether the file is whole")
-    wrong = "needs too much memory to open" if "emory" in done.failure else done.failure
-    raise Refusal(2, place.path, wrong, "see whether the file is whole")
-
-
-def _summarized(place: Place) -> Summary:
-    found = place.opened()
-    layers, without = attention(found.plan, found.config)
-    skipped = (*found.plan.skipped, *without)
-    return Summary(found.source, found.plan, layers, skipped, found.faults, found.notes)
-
-
-def _work(place: Place, reference: Place | None, choice: Choice, task: Task) -> list[Row]:
-    """The rows of one task."""
-    if isinstance(task, Attention):
-        return list(task.products(place.opened().read))
-    other = reference.opened() if reference else None
-    rows: list[Row] = []
-    for logical, matrix in task.matrices(place.opened().read):
-        if choice.takes(logical.name):
-            twin = other.matrix(logical.name) if other else None
-            row = _told(examine(logical.name, matrix, choice.spectrum, twin), logical)
-            if other and twin is None:
-                row = replace(row, reasons={**row.reasons, "errors": "not in the reference"})
-            rows.append(row)
-    return rows
-
-
-def _told(row: Examination, logical: Any) -> Examination:
-    """The row with what is known of its matrix from outside."""
-    rows, columns = logical.shape
-    return replace(
-        row,
-        name=logical.name,
-        shape=(rows, columns),
-        dtype=str(logical.dtype).removeprefix("torch."),
-        kind=logical.kind,
-        depth=logical.depth,
-        part_of=logical.whole,
-    )
-
-
-def _bytes(unit: Unit) -> int:
-    return math.prod(unit.parts[0].shape) * unit.parts[0].dtype.itemsize
-
-
-def effort(task: Task) -> float:
-    """Seconds that are more than enough for all its matrices: a full SVD at two gigaflops.
-
-    >>> import torch
-    >>> (unit,) = plan({"weight": torch.empty(1000, 1000, device="meta")}).units
-    >>> effort(unit)
-    64.0
-    """
-    if isinstance(task, Attention):
-        return sum(map(effort, task.units))
-    shapes = [sorted(part.shape) for part in task.parts]
-    return 60 + sum(8 * long * short * short for short, long in shapes) / 2e9

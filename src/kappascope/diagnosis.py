@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from kappascope import findings, store
+from kappascope.chains import Chain
 from kappascope.examination import Examination
 from kappascope.findings import SEVERITIES, Finding
 from kappascope.matrices import Skipped
@@ -33,7 +34,7 @@ class Diagnosis:
     source: str
     matrices: tuple[Examination, ...] = ()
     products: tuple[Product, ...] = ()
-    chains: tuple[Any, ...] = ()
+    chains: tuple[Chain, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     faults: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
@@ -125,7 +126,7 @@ class Diagnosis:
             "reference": self.reference,
             "matrices": [_row(row, own.get(row.name, ()), plots) for row in self.matrices],
             "products": [_product(one) for one in self.products],
-            "chains": [finite(asdict(one)) for one in self.chains],
+            "chains": [_chain(one) for one in self.chains],
             "findings": [asdict(one) for one in self.findings if one.subject not in names],
             "skipped": [{"name": one.name, "reason": one.reason} for one in self.skipped],
             "failed": [{"name": one.name, "reason": one.reason} for one in self.failed],
@@ -190,6 +191,16 @@ def _product(one: Product) -> dict[str, Any]:
         told |= {"sigma_max": values[0], "sigma_min": values[-1], "stable_rank": squares}
     if told["condition_number"] is None:
         told["reasons"] = {"condition_number": one.status.partition(": ")[2] or one.status}
+    return told
+
+
+def _chain(one: Chain) -> dict[str, Any]:
+    reasons = {}
+    if one.condition_number is None or math.isinf(one.condition_number):
+        reasons["condition_number"] = one.status.partition(": ")[2] or one.status
+    if one.bound is None or math.isinf(one.bound):
+        reasons["bound"] = "kappa of a layer is not finite"
+    told: dict[str, Any] = finite(asdict(one) | {"reasons": reasons})
     return told
 
 

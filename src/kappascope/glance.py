@@ -276,13 +276,13 @@ def middle(values: Iterable[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def moved(error: float | None) -> int:
+def moved(error: float) -> int:
     """How many of MOVES an error exceeds.
 
-    >>> [moved(error) for error in (None, 0.0, 0.02, 5.0)]
-    [0, 0, 2, 4]
+    >>> [moved(error) for error in (0.0, 0.02, 5.0)]
+    [0, 2, 4]
     """
-    return bisect_right(MOVES, error or 0.0)
+    return bisect_right(MOVES, error)
 
 
 def trajectory(checkpoints: Sequence[Mapping[str, Any]]) -> dict[str, Grid]:

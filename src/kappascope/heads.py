@@ -8,7 +8,8 @@ those whose section is named in the layer's name; and if that does not decide, n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -51,22 +52,59 @@ class Heads:
         return self.queries // self.keys
 
 
-def heads(config: Mapping[str, Any], name: str, fits: Callable[[Heads], bool]) -> Heads | None:
-    """The heads of the layer ``name``, if ``config`` has exactly one answer that ``fits``.
+@dataclass(frozen=True, eq=False)
+class Config:
+    """What a ``config.json`` says; it is gone through once, for all layers.
 
-    >>> heads({"hidden_size": 64, "num_attention_heads": 4}, "attn", lambda h: h.size == 16)
-    Heads(queries=4, keys=4, size=16)
-    >>> both = {"text_config": {"num_heads": 2, "head_dim": 8}, "vision_config": {"num_heads": 4,
-    ...     "head_dim": 4}}
-    >>> heads(both, "vision_model.attn", lambda h: h.queries * h.size == 16)
-    Heads(queries=4, keys=4, size=4)
+    >>> Config({"text_config": {"model_type": "gpt2"}}).types
+    {'gpt2'}
     """
-    fitting = [(label, found) for label, found in _candidates(config) if fits(found)]
-    named = [found for label, found in fitting if _speaks_of(label, name)]
-    for answers in ({found for _, found in fitting}, set(named)):
-        if len(answers) == 1:
-            return answers.pop()
-    return None
+
+    content: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def sections(self) -> list[tuple[str, Mapping[str, Any]]]:
+        """The config and the configs inside it, each with its name.
+
+        >>> [label for label, _ in Config({"text_config": {"n_head": 2}}).sections]
+        ['', 'text_config']
+        """
+        found: list[tuple[str, Mapping[str, Any]]] = [("", self.content)]
+        for _, section in found:  # which grows as it is gone through
+            inside = ((str(k), value) for k, value in section.items() if isinstance(value, Mapping))
+            found.extend(islice(inside, _SECTIONS - len(found)))
+        return found
+
+    @cached_property
+    def types(self) -> set[str]:
+        """The families of models of which it speaks."""
+        return {str(value) for value in self.all("model_type")}
+
+    def all(self, key: str) -> list[Any]:
+        """What stands under ``key``, wherever it does and is something.
+
+        >>> Config({"n_head": 2, "text_config": {"n_head": 4}}).all("n_head")
+        [2, 4]
+        """
+        return [section[key] for _, section in self.sections if section.get(key)]
+
+    def heads(self, name: str, fits: Callable[[Heads], bool]) -> Heads | None:
+        """The heads of the layer ``name``, if there is exactly one answer that ``fits``.
+
+        >>> one = Config({"hidden_size": 64, "num_attention_heads": 4})
+        >>> one.heads("attn", lambda h: h.size == 16)
+        Heads(queries=4, keys=4, size=16)
+        """
+        fitting = [(label, found) for label, found in self._candidates if fits(found)]
+        named = {found for label, found in fitting if _speaks_of(label, name)}
+        for answers in ({found for _, found in fitting}, named):
+            if len(answers) == 1:
+                return answers.pop()
+        return None
+
+    @cached_property
+    def _candidates(self) -> list[tuple[str, Heads]]:
+        return [pair for label, section in self.sections for pair in _candidates(label, section)]
 
 
 def count_beside(
@@ -94,51 +132,24 @@ def _speaks_of(label: str, name: str) -> bool:
     return bool(word) and any(each in name for each in _SYNONYMS.get(word, (word,)))
 
 
-def _candidates(config: Mapping[str, Any]) -> Iterator[tuple[str, Heads]]:
-    for label, section in sections(config):
-        width = _number(section, _WIDTHS)
-        inner = section.get("attn_config")  # of MPT and DBRX, for the keys only
-        for prefix in ("", "encoder_", "decoder_"):  # the last two of BART and Whisper
-            queries = _number(section, [prefix + key for key in _QUERIES])
-            size = _number(section, _SIZES)
-            if not queries or not (size or width % queries == 0 < width):
-                continue
-            keys = _number(section, _KEYS) or _number(inner, _KEYS)
-            for count in _keys(section, queries, keys):
-                if queries % count == 0:
-                    yield prefix or label, Heads(queries, count, size or width // queries)
+def _candidates(label: str, section: Mapping[str, Any]) -> Iterator[tuple[str, Heads]]:
+    """The heads of which one section speaks."""
+    width, size = _number(section, _WIDTHS), _number(section, _SIZES)
+    inner = section.get("attn_config")  # of MPT and DBRX, for the keys only
+    for prefix in ("", "encoder_", "decoder_"):  # the last two of BART and Whisper
+        queries = _number(section, [prefix + key for key in _QUERIES])
+        if not queries or not (size or width % queries == 0 < width):
+            continue
+        keys = _keys(section, queries, _number(section, _KEYS) or _number(inner, _KEYS))
+        if queries % keys == 0:
+            yield prefix or label, Heads(queries, keys, size or width // queries)
 
 
-def _keys(section: Mapping[str, Any], queries: int, keys: int) -> Iterator[int]:
-    """Numbers of key heads that ``section`` may mean."""
+def _keys(section: Mapping[str, Any], queries: int, keys: int) -> int:
+    """The number of key heads, of which ``section`` says ``keys``."""
     if keys and section.get("new_decoder_architecture") is not False:
-        yield keys
-    elif section.get("multi_query") is True:  # Falcon and StarCoder
-        yield 1
-    else:
-        yield queries
-
-
-def sections(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """``config`` and the configs inside it, each with its name.
-
-    >>> [label for label, _ in sections({"text_config": {"n_head": 2}})]
-    ['', 'text_config']
-    """
-    waiting = [("", config)]
-    for label, section in waiting:  # which grows as it is gone through
-        yield label, section
-        inside = ((str(key), value) for key, value in section.items() if isinstance(value, Mapping))
-        waiting.extend(islice(inside, _SECTIONS - len(waiting)))
-
-
-def model_types(config: Mapping[str, Any]) -> set[str]:
-    """The families of models of which ``config`` speaks.
-
-    >>> model_types({"model_type": "gpt2"})
-    {'gpt2'}
-    """
-    return {str(section.get("model_type", "")) for _, section in sections(config)} - {""}
+        return keys
+    return 1 if section.get("multi_query") is True else queries  # Falcon and StarCoder
 
 
 def _number(section: object, keys: Any) -> int:

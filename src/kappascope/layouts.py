@@ -6,15 +6,16 @@ process. Nothing here looks at a value.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from torch import Tensor, nn
 
-from kappascope.heads import sections
+from kappascope.heads import Config
 
 Shape: TypeAlias = tuple[int, ...]
+Near: TypeAlias = Callable[[str], Shape | None]  # the shape under another key, or nothing
 Index: TypeAlias = tuple[int | slice, ...]
 Parts: TypeAlias = tuple[tuple[str, Index], ...]
 ALL = slice(None)
@@ -42,9 +43,9 @@ class Place:
 
     key: str
     shape: Shape
-    near: Callable[[str], Shape | None] = lambda _: None  # the shape under another key
+    near: Near = {}.get
     owner: nn.Module | None = None
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: Config = field(default_factory=Config)
 
     @property
     def path(self) -> str:
@@ -57,10 +58,6 @@ class Place:
         stem, end = self.path.removesuffix(layer), self.key.removeprefix(self.path)
         found = self.near(f"{stem}{leaf}") or self.near(f"{stem}{leaf}{end or '.weight'}")
         return found if found is not None and len(found) > 1 else (0, 0)
-
-    def has(self, key: str) -> bool:
-        """Whether the config sets ``key`` to something."""
-        return any(section.get(key) for _, section in sections(self.config))
 
 
 @dataclass(frozen=True)

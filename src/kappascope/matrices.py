@@ -30,8 +30,8 @@ appear there under their own names.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -41,7 +41,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from kappascope import roles
 from kappascope.cuts import layout
-from kappascope.heads import count_beside
+from kappascope.heads import Config, count_beside
 from kappascope.inventory import (
     Contents,
     Firsts,
@@ -56,7 +56,7 @@ from kappascope.inventory import (
     tie,
     walk,
 )
-from kappascope.layouts import Layout, Place
+from kappascope.layouts import Layout, Near, Place
 from kappascope.makings import composed
 
 __all__ = ["Logical", "Matrices", "Plan", "Skipped", "Unit", "matrices", "plan", "reader"]
@@ -142,6 +142,7 @@ class Plan:
 
     units: tuple[Unit, ...]
     skipped: tuple[Skipped, ...]
+    config: Mapping[str, Any] = field(default_factory=dict)
 
 
 def plan(source: Contents | Sequence[Tensor], config: Mapping[str, Any] | None = None) -> Plan:
@@ -158,12 +159,14 @@ def plan(source: Contents | Sequence[Tensor], config: Mapping[str, Any] | None =
      ('h.3.query_key_value.weight[k]', (8, 4), 3), ('h.3.query_key_value.weight[v]', (8, 4), 3)]
     """
     units, skipped = [], []
-    for found in _survey(_opened(source), config):
+    opened = _opened(source)
+    config = _config(opened) if config is None else config
+    for found in _survey(opened, Config(config)):
         if isinstance(found, Skipped):
             skipped.append(found)
         else:
             units.append(found[0])
-    return Plan(tuple(units), tuple(skipped))
+    return Plan(tuple(units), tuple(skipped), config)
 
 
 def matrices(source: Contents | Sequence[Tensor] | Tensor) -> Matrices:
@@ -205,7 +208,7 @@ class Matrices:
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         skipped: list[Skipped] = []
-        for found in _survey(self.source):
+        for found in _survey(self.source, Config(_config(self.source))):
             if isinstance(found, Skipped):
                 skipped.append(found)
                 continue
@@ -232,11 +235,8 @@ class Matrices:
         return self._skipped or ()
 
 
-def _survey(
-    source: Contents, config: Mapping[str, Any] | None = None
-) -> Iterator[Skipped | tuple[Unit, Stored]]:
+def _survey(source: Contents, config: Config) -> Iterator[Skipped | tuple[Unit, Stored]]:
     """What is stored, in order: why it is skipped, or the unit it makes."""
-    config = _config(source) if config is None else config
     used: set[str] = set()
     firsts: Firsts = {}
     for stored in walk(source):
@@ -276,28 +276,28 @@ def _made(weight: Tensor, scale: Tensor, factor: str) -> Tensor:
     return made
 
 
-def _unit(stored: Stored, config: Mapping[str, Any], claim: Any, name: str) -> Unit:
+def _unit(stored: Stored, config: Config, claim: Callable[[str], str], name: str) -> Unit:
     tensor = stored.value
 
     def near(key: str) -> tuple[int, ...] | None:
         beside = tensor if key == stored.key else stored.near(key)
         return tuple(beside.shape) if isinstance(beside, Tensor) else None
 
+    def logical(label: str, piece: Tensor) -> Logical:
+        facts = (tuple(piece.shape), tensor.dtype)
+        if not label:
+            return Logical(name, *facts, kind, depth, None)
+        return Logical(claim(f"{name}[{label}]"), *facts, _part_kind(kind, label), depth, name)
+
     cut = layout(Place(stored.key, tuple(tensor.shape), near, stored.owner, config))
-    blank = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
     kind, depth = _kind(stored, cut), roles.depth(name)
-    parts = tuple(
-        Logical(claim(f"{name}[{label}]"), tuple(each.shape), tensor.dtype, *about, depth, name)
-        if label
-        else Logical(name, tuple(each.shape), tensor.dtype, kind, depth, None)
-        for label, each in cut.cut(blank)
-        for about in [(_part_kind(kind, label),)]
-    )
+    blank = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    parts = tuple(logical(label, piece) for label, piece in cut.cut(blank))
     paths = tuple(half.path for half in stored.halves) or (stored.path,)
     return Unit(paths, parts, cut, stored.factor, _heads(stored, parts, near))
 
 
-def _heads(stored: Stored, parts: tuple[Logical, ...], near: Any) -> int:
+def _heads(stored: Stored, parts: tuple[Logical, ...], near: Near) -> int:
     rows = next((part.shape[0] for part in parts if part.kind == "query"), 0)
     if not rows or stored.value.ndim > 2:  # XLNet stores (width, heads, size)
         return int(stored.value.shape[1]) if rows else 0

@@ -57,7 +57,7 @@ class Panels:
     def split(self, rows: int) -> Iterator[Tensor]:
         """The panels, top down, each of so many rows at most."""
         scale = 2.0**-self.exponent
-        return (panel.double().mul_(scale) for panel in self.stored.split(rows))
+        return (panel.to(torch.float64, copy=True).mul_(scale) for panel in self.stored.split(rows))
 
     def to(self, dtype: torch.dtype) -> Float[Tensor, "q p"]:
         """A dense copy in another precision."""

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from kappascope import roles, spectra
-from kappascope.heads import Heads, heads
+from kappascope.heads import Config, Heads
 from kappascope.inventory import Read
 from kappascope.matrices import Logical, Plan, Skipped, Unit
 
@@ -131,6 +131,8 @@ def attention(
 ) -> tuple[tuple[Attention, ...], tuple[Skipped, ...]]:
     """The attention layers of a plan whose heads are known, and why others are left out.
 
+    ``config`` is that of the plan unless another is given.
+
     >>> import torch
     >>> from kappascope.matrices import plan
     >>> names = [f"h.0.attn.{name}_proj.weight" for name in "qkvo"]
@@ -140,10 +142,11 @@ def attention(
     >>> attention(found)[1]
     (Skipped(name='h.0.attn[qk]', reason='number of heads unknown: ...'),)
     """
+    told = Config(plan.config if config is None else config)
     places, count = Places.of(plan), _of_t5(plan)
     found: list[Attention | Skipped] = []
     for place in places.here:
-        found += _layer(place, places, count, config or {})
+        found += _layer(place, places, count, told)
     skipped = tuple(each for each in found if isinstance(each, Skipped))
     return tuple(each for each in found if isinstance(each, Attention)), skipped
 
@@ -198,9 +201,7 @@ class Places:
         return self.around.get((place.rpartition(".")[0], kind), [])
 
 
-def _layer(
-    name: str, places: Places, count: int, config: Mapping[str, Any]
-) -> Iterator[Attention | Skipped]:
+def _layer(name: str, places: Places, count: int, config: Config) -> Iterator[Attention | Skipped]:
     """The attention layer in one place, if there is one."""
     shown, members = name or "attention", places.here[name]
     queries, keys = members.get("query", []), members.get("key", [])
@@ -213,7 +214,7 @@ def _layer(
     (unit, q), (_, k) = queries[0], keys[0]
     known = _heads(q, k, unit.heads or count, config)
     if known is None:
-        told = "no config fits its shapes" if config else "there is no config"
+        told = "no config fits its shapes" if config.content else "there is no config"
         reason = f"number of heads unknown: {told} and nothing beside it tells"
         yield Skipped(f"{shown}[qk]", reason)
         return
@@ -238,14 +239,14 @@ def _fit(known: Heads, value: Logical, output: Logical) -> bool:
     return not rest and output.shape[1] == known.queries * rows
 
 
-def _heads(q: Logical, k: Logical, count: int, config: Mapping[str, Any]) -> Heads | None:
+def _heads(q: Logical, k: Logical, count: int, config: Config) -> Heads | None:
     """The heads that fit the shapes of query and key, by the config or what is beside them."""
 
     def fits(found: Heads) -> bool:
         rows = (found.queries * found.size, found.keys * found.size)
         return rows == (q.shape[0], k.shape[0]) and found.queries % found.keys == 0
 
-    if known := heads(config, q.name, fits):
+    if known := config.heads(q.name, fits):
         return known
     if not count or q.shape[0] % count:
         return None

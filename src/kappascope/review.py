@@ -103,7 +103,7 @@ ITEMS = (
     _item("Code, multiplier rate", "Why a tenth of the learning rate for multipliers?",
           "e15.multiplier-rate"),
     _item("Q1", "Does the failure persist with Adam?",
-          "e11.adam e11.adamw e11.muon e11.persists e2.mechanism"),
+          "e11.adam e11.adamw e11.momentum e11.muon e11.persists e2.mechanism"),
     _item("Q2", "Is it a matter of speed, or a fundamental limitation?",
           "e12.plateau e12.floor e12.noiseless e12.remedies e9.not-speed"),
     _item("Q3", "What gradient signal do single singular values receive?",

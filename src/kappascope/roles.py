@@ -23,7 +23,7 @@ ROLES = {
 _KINDS = {"joined": "fused", "out": "output"}
 
 # Matched at the end of a path, before its last name alone is looked at.
-_SURROUNDINGS = {
+_ENDS = {
     "adapter": r"(^|\.)lora_\w+(\.\w+)?",
     "router": r"(^|\.)router(\.\w+)?|(moe|mlp|feed_forward|ffn)\.gate(\.wg)?",
     "expert": r"(^|\.)((local_)?experts|expert_\w+)(\.\w+)*",
@@ -41,6 +41,7 @@ _SURROUNDINGS = {
     "fused": r"(^|\.)(gate_up_proj|w12|weights_in|gated_layers|wqkv|kv_a_proj_with_mqa|kv_b_proj)",
     "other": r"pooler\.dense|(^|\.)transform\.dense|predictions\.dense",
 }
+_SURROUNDINGS = {kind: re.compile(f"({pattern})$") for kind, pattern in _ENDS.items()}
 
 
 def role(path: str) -> str | None:
@@ -64,7 +65,7 @@ def kind(name: str) -> str:
     """
     path = layer(name)
     for found, pattern in _SURROUNDINGS.items():
-        if re.search(f"({pattern})$", path):
+        if pattern.search(path):
             return found
     found = role(path) or "other"
     return "output" if found == "writer" else _KINDS.get(found, found)

@@ -9,12 +9,13 @@ one. Hence each rule also has a size below which nobody would act.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
-from scipy.stats import chi2
+from scipy.stats import beta, chi2
 
 from kappascope.chains import Chain
 from kappascope.examination import Examination, Spread
@@ -35,7 +36,11 @@ LOST = 0.5  # of the rank that chance gives
 
 @dataclass(frozen=True)
 class Symptom:
-    """What a rule says; of the matrix that it was shown, unless ``subject`` and ``about`` tell."""
+    """What a rule says; of the matrix that it was shown, unless ``subject`` and ``about`` tell.
+
+    >>> Symptom("info", "all entries are zero").flaw is None
+    True
+    """
 
     severity: Severity
     evidence: str
@@ -47,7 +52,11 @@ class Symptom:
 
 @dataclass(frozen=True)
 class Model:
-    """All examinations of a model: what a matrix is compared with, and shares its chance with."""
+    """All examinations of a model: what a matrix is compared with, and shares its chance with.
+
+    >>> Model(rows=(Examination("w", (8, 8), "float32", "ok"),) * 4).chance
+    0.00025
+    """
 
     rows: tuple[Examination, ...]
     products: tuple[Product, ...] = ()
@@ -155,32 +164,42 @@ _DEAD = "prune them, or look for {} that were constant during training"
 @rule
 def outlier_rows(row: Examination, model: Model) -> Symptom | None:
     """A row far longer than the median one; see :func:`_outlying`."""
-    return _outlying("row", row.row_norms, row.outlier_rows, row.shape[1], model)
+    return _outlying("row", row.row_norms, row.outlier_rows, row.shape, model)
 
 
 @rule
 def outlier_columns(row: Examination, model: Model) -> Symptom | None:
     """A column far longer than the median one; see :func:`_outlying`."""
-    return _outlying("column", row.column_norms, row.outlier_columns, row.shape[0], model)
+    return _outlying("column", row.column_norms, row.outlier_columns, row.shape[::-1], model)
 
 
 def _outlying(
-    what: str, norms: Spread | None, count: int | None, length: int, model: Model
+    what: str, norms: Spread | None, found: int | None, shape: tuple[int, int], model: Model
 ) -> Symptom | None:
-    """Norms beyond chance: squared, those of ``length`` normal entries are chi-square.
+    """A norm beyond chance that is at least three times the median one.
 
-    The limit is the quantile that the longest of a million stays below as often as a model is not
-    to be accused. Three times the median is the least worth a word (trained transformers have two
-    to five); from ten on one vector decides sigma_1 and the scale of quantization: a warning.
+    Trained transformers have two to five times. From ten on one vector decides sigma_1 and the
+    scale at which the matrix can be quantized: a warning.
     """
-    if norms is None or not norms.median or not count:
+    if norms is None or not norms.median or not found:
         return None
-    ratio = norms.max / norms.median
-    chance = chi2.isf(model.chance / 1e6, length) / chi2.median(length)
-    if ratio < max(TALL, math.sqrt(chance)):
+    times = norms.max / norms.median
+    if times < max(TALL, _usual_excess(*shape, model.chance)):
         return None
-    evidence = f"the longest {what} has {ratio:.1f} times the median norm; {count} stand out"
-    return Symptom("warning" if ratio >= TALLEST else "info", evidence, flaw=Flaw.SCALE)
+    evidence = f"the longest {what} has {times:.1f} times the median norm; {found} stand out"
+    return Symptom("warning" if times >= TALLEST else "info", evidence, flaw=Flaw.SCALE)
+
+
+def _usual_excess(count: int, length: int, chance: float) -> float:
+    """Times the median norm that the longest of ``count`` normal vectors has by chance at most.
+
+    Squared norms are chi-square; half the chance is for a long vector and half for a short median,
+    which few vectors may have (the share below an order statistic is a beta variable).
+    """
+    middle = (count + 1) // 2
+    share = beta.ppf(chance / 2, middle, count - middle + 1)
+    longest = chi2.isf(chance / (2 * count), length)
+    return math.sqrt(longest / max(chi2.ppf(share, length), sys.float_info.min))
 
 
 @rule

@@ -459,7 +459,9 @@ def product_singular_values(
     """
     (a, first), (b, second) = scaled(left), scaled(right.mT)
     terms = torch.linalg.vector_norm(a, dim=-2) * torch.linalg.vector_norm(b, dim=-2)
-    cores = [torch.linalg.qr(torch.where(x.isfinite(), x, 0.0), mode="r").R for x in (a, b)]
+    if not terms.isfinite().all():
+        a, b = a.nan_to_num_(0.0, 0.0, 0.0), b.nan_to_num_(0.0, 0.0, 0.0)
+    cores = [torch.linalg.qr(x, mode="r").R for x in (a, b)]
     values = singular_values(cores[0] @ cores[1].mT)
     # r terms add up in the core, and a reflection's sums of m terms wander like a random walk
     steps = max(left.shape[-1], math.sqrt(max(left.shape[-2], right.shape[-1])))

@@ -8,7 +8,6 @@ from math import prod
 from torch.nn.modules.conv import _ConvNd
 
 from kappascope import roles
-from kappascope.heads import model_types, sections
 from kappascope.layouts import ALL, GATED, MOST_PARTS, Index, Layout, Parts, Place, numbered
 
 _TURNED = {"llama4", "llama4_text", "gpt_oss"}  # families whose experts are stored (in, out)
@@ -57,7 +56,7 @@ def _matrices(place: Place) -> Layout:
         return Layout((count, a, b), order, numbered(count) if length > 1 else ())
     if not turned:
         return Layout((count, 2, a // 2, b), (0, 1, 2, 3), _gated_parts(count, 2))
-    if "gpt_oss" in model_types(place.config) or place.near(f"{place.key}_bias"):
+    if "gpt_oss" in place.config.types or place.near(f"{place.key}_bias"):
         # gate and up in turn
         return Layout((count, a, b // 2, 2), (0, 2, 3, 1), _gated_parts(count, 3))
     return Layout((count, a, 2, b // 2), (0, 2, 3, 1), _gated_parts(count, 2))
@@ -86,19 +85,20 @@ def _is_turned_stack(place: Place) -> bool | None:
         c, d = place.beside("gate_up_proj" if leaf == "down_proj" else "input_linear")[-2:]
         if (d, c) == (2 * a, b) or (c, d) == (2 * b, a):
             return (d, c) == (2 * a, b)
-    known = bool(model_types(place.config) & _TURNED)
+    known = bool(place.config.types & _TURNED)
     return known or (None if _is_gated_stack(place) else False)
 
 
 def flat_stack(place: Place) -> Layout | None:
     """Experts below one another in one matrix, as DBRX stores them.
 
-    >>> config = {"ffn_config": {"moe_num_experts": 4}}
+    >>> from kappascope.heads import Config
+    >>> config = Config({"ffn_config": {"moe_num_experts": 4}})
     >>> flat_stack(Place("ffn.experts.mlp.w1", (32, 8), config=config)).shape
     (4, 8, 8)
     """
     found = re.search(r"experts\.mlp\.(w1|v1|w2)$", place.path)
-    counts = [section.get("moe_num_experts") for _, section in sections(place.config)]
+    counts = place.config.all("moe_num_experts")
     count = next((n for n in counts if type(n) is int and 1 < n <= MOST_PARTS), 0)
     if not found or not count or place.shape[0] % count:
         return None

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from kappascope.claims import Above, Below, Claim, Measure
+from kappascope.claims import Above, Below, Between, Claim, Measure
 from kappascope.measures import select
 from kappascope.statistics import Estimate, Floats, Table, median, paired_ratio
 
@@ -83,6 +83,9 @@ ALL = (*map(error_of, RATES), *map(steps_of, RATES))
 CLAIMS = (
     Claim("e11.adam", "At equal training loss Adam leaves a larger error of log kappa than SGD.",
           "R Q1, W9; P 4.2", against_sgd("adam"), Above(1), ratio_to_sgd, also=ALL),
+    Claim("e11.momentum", "At equal training loss momentum leaves the error of log kappa that SGD "
+          "leaves, within a factor of two.",
+          "R W9", against_sgd("momentum"), Between(0.5, 2), ratio_to_sgd, also=ALL),
     Claim("e11.adamw", "At equal training loss AdamW leaves a larger error of log kappa than SGD.",
           "R Q1, W9", against_sgd("adamw"), Above(1), ratio_to_sgd, also=ALL),
     Claim("e11.muon", "At equal training loss Muon, whose steps move all singular directions "

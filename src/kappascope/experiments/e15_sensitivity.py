@@ -24,6 +24,7 @@ from kappascope.tasks import LinearBatch, Regression, Streams, heterogeneous, st
 from kappascope.training import Step, descend, last, outcome, rows, together
 
 Arm = Callable[[Iterator[LinearBatch]], Iterator[Step]]
+PAPERS = "the paper's"
 
 
 def labelled(noise: float, origin: Tensor, batches: Iterator[LinearBatch]) -> Iterator[Step]:
@@ -33,7 +34,7 @@ def labelled(noise: float, origin: Tensor, batches: Iterator[LinearBatch]) -> It
 
 def arms(origin: Tensor, spectrum: Tensor) -> Iterator[tuple[tuple[str, str], Arm]]:
     """Every way of training that sees the same batches, by what is changed and to what."""
-    yield ("none", "the paper's"), partial(descend, Matrix(origin))
+    yield ("none", PAPERS), partial(descend, Matrix(origin))
     for level in SWEEPS["learning rate"]:
         yield ("learning rate", level), partial(descend, Matrix(origin), learning_rate=float(level))
     for level in SWEEPS["label noise"]:
@@ -79,12 +80,10 @@ def ranks(weight: Tensor, target: Tensor) -> Iterator[Batch]:
 
 
 panels = (
-    strips(
-        "log_condition_number", "row_norms", by="choice", sweep=sweep, choice=levels, title=sweep
-    )
-    for sweep, levels in SWEEPS.items()
-    if sweep != "threshold"
-)
+    strips("log_condition_number", "row_norms", by="choice", sweep=(sweep, "none"),
+           choice=(*levels, PAPERS), title=sweep.capitalize())
+    for sweep, levels in SWEEPS.items() if sweep != "threshold"
+)  # fmt: skip
 EXPERIMENT = Experiment(
     number=15,
     title="Sensitivity",
@@ -92,7 +91,7 @@ EXPERIMENT = Experiment(
     question=__doc__,
     grid=grid(size=(32,)),  # small, for many trials: ratios of kappa errors scatter widely
     trials=trials,
-    own=512,
+    own=256,
     effort=45.0,
     claims=CLAIMS,
     plot=sheet(

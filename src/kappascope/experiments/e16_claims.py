@@ -12,7 +12,7 @@ RATE = 0.01
 LOG, ROWS, END = "log_condition_number", "row_norms", LOOKS[-1]
 
 
-def curves(found: Table, inputs: str, epoch: int, column: str = "error") -> Floats:
+def curves(found: Table, inputs: str, epoch: int, column: str = "value") -> Floats:
     """One line a trial, from the direction of most variance to that of least."""
     chosen = select(found, stream="own", component="direction", inputs=inputs, epoch=epoch)
     return chosen.curves("place", column)
@@ -25,7 +25,7 @@ def exponent(inputs: str) -> Measure:
     """
 
     def measure(found: Table) -> Estimate:
-        lacking, variances = (curves(found, inputs, 200, c) for c in ("error", "value"))
+        lacking, variances = (curves(found, inputs, 200, c) for c in ("value", "variance"))
         y, x = -np.log(lacking), RATE * 200 * variances
         within = (x > 0.1) & (x < 2.3)
         x, y = np.where(within, x, np.nan), np.where(within, y, np.nan)

@@ -41,8 +41,8 @@ def by_direction(weight: Tensor, target: Tensor, source: Source) -> Iterator[Bat
         for matrix in (weight - target, target)
     )
     for place, variance in enumerate(variances.tolist()):
-        error = lacking[:, place] / wanted[:, place]
-        yield {"place": place, "component": "direction", "error": error, "value": variance}
+        share = lacking[:, place] / wanted[:, place]
+        yield {"place": place, "variance": variance, "component": "direction", "value": share}
 
 
 EXPERIMENT = Experiment(
@@ -58,7 +58,7 @@ EXPERIMENT = Experiment(
     plot=sheet(
         paths(LOG, split="inputs", title="Error of log κ"),
         paths(ROWS, split="inputs", title="Error of the row norms"),
-        paths("direction", over="place", split="inputs", epoch=200,
+        paths("direction", over="place", column="value", split="inputs", epoch=200,
               title="What directions lack after 200 steps"),
         spectrum("Singular values, digits", inputs="digits"),
     ),

@@ -81,7 +81,7 @@ def fixed(streams: Streams, size: int, depth: int, data: str) -> Iterator[Batch]
         shown, slope = (lambda w: w * seen), (lambda w: (w - target) * seen)
     model = DeepLinear([start(again, size, SMALL ** (1 / depth)) for _ in range(depth)])
     rate = 0.02 if depth == 1 else 0.01  # the largest layers of a product need smaller steps
-    step = last(descend(model, repeat(Fixed(slope)), rate, steps=4000))
+    step = last(descend(model, repeat(Fixed(slope)), rate, steps=3000))
     lacking, seen_of_it = step.weight - target, shown(target)
     for name, part, of in (
         ("seen", shown(lacking), seen_of_it),
@@ -101,7 +101,7 @@ EXPERIMENT = Experiment(
     question=__doc__,
     grid=grid(size=(SIZE,), data=("endless", "inputs", "entries")),
     trials=trials,
-    own=64,
+    own=32,
     effort=60.0,
     claims=CLAIMS,
     plot=sheet(

@@ -1,0 +1,117 @@
+"""Where a model is, on disk or in memory, and how to get at its matrices there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from torch import Tensor, nn
+
+from kappascope import checkpoints
+from kappascope.inventory import Read
+from kappascope.matrices import Plan, Skipped, Unit, plan, reader
+from kappascope.store import Refusal
+
+Model: TypeAlias = nn.Module | Mapping[Any, Any]
+Source: TypeAlias = str | Path | Model
+
+GIGABYTE = 2**30
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """A model that can be read: what is in it, and how to get at a tensor.
+
+    >>> import torch
+    >>> Memory({"fc.weight": torch.eye(2)}).opened().matrix("fc.weight")
+    tensor([[1., 0.],
+            [0., 1.]])
+    """
+
+    plan: Plan
+    read: Read
+    config: Mapping[str, Any] | None = None
+    faults: tuple[Skipped, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def matrix(self, name: str) -> Tensor | None:
+        """The matrix of this name, if there is one."""
+        unit = self._units.get(name)
+        found = unit.matrices(self.read) if unit else iter(())
+        return next((matrix for logical, matrix in found if logical.name == name), None)
+
+    @cached_property
+    def _units(self) -> dict[str, Unit]:
+        return {part.name: unit for unit in self.plan.units for part in unit.parts}
+
+
+@dataclass(frozen=True)
+class File:
+    """A checkpoint on disk, as it was when we first saw it."""
+
+    path: str
+    stamp: int
+
+    @classmethod
+    def at(cls, path: str | Path) -> File:
+        """The file or folder of this name."""
+        try:
+            return cls(str(path), Path(path).stat().st_mtime_ns)
+        except (OSError, ValueError) as error:
+            wrong = getattr(error, "strerror", None) or str(error)
+            raise Refusal(2, str(path), wrong, "give a checkpoint or its folder") from error
+
+    def __str__(self) -> str:
+        return self.path
+
+    def opened(self) -> Opened:
+        """Parsed, once in each process; to be called where a hostile file does no harm."""
+        return _opened(self.path, self.stamp)
+
+    @property
+    def patience(self) -> float:
+        """Seconds it may take to parse: half a minute, and a minute for every gigabyte."""
+        path = Path(self.path)
+        try:
+            files = list(path.iterdir()) if path.is_dir() else [path]
+            size = sum(one.stat().st_size for one in files if one.is_file())
+        except OSError:  # who parses it will say why
+            size = 0
+        return 30 + 60 * size / GIGABYTE
+
+
+@cache
+def _opened(path: str, stamp: int) -> Opened:
+    found = checkpoints.open(Path(path))
+    faults = tuple(Skipped(*fault) for fault in found.faults)
+    planned = plan(found.contents, found.config)
+    return Opened(planned, found.read, found.config, faults, found.notes)
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """A model in memory."""
+
+    model: Model
+
+    def __str__(self) -> str:
+        return type(self.model).__name__
+
+    def opened(self) -> Opened:
+        """As it is."""
+        return Opened(plan(self.model), reader(self.model))
+
+
+Place: TypeAlias = File | Memory
+
+
+def place(source: Source) -> Place:
+    """Where a model is that was named or handed over.
+
+    >>> str(place(nn.Linear(2, 2)))
+    'Linear'
+    """
+    return File.at(source) if isinstance(source, str | Path) else Memory(source)

@@ -1,0 +1,196 @@
+"""Diagnosis of models and files: the same numbers by every road, and nothing lost on the way."""
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import kappascope
+from kappascope import diagnosing, places
+from kappascope.diagnosing import Choice, Weight, case, diagnose
+from kappascope.diagnosis import SCHEMA, Diagnosis, document, joined, spreadsheet
+from kappascope.matrices import Skipped
+from kappascope.store import Refusal, strict
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    return nn.Sequential(nn.Embedding(20, 16), nn.TransformerEncoder(layer, 2), nn.Linear(16, 20))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("checkpoint") / "model.pt"
+    torch.save(model().state_dict(), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def found(saved: Path) -> Diagnosis:
+    return diagnose(saved, jobs=2)
+
+
+def test_a_file_and_the_model_in_memory_give_the_same_numbers(found: Diagnosis) -> None:
+    there = diagnose(model().state_dict())
+    assert [row.name for row in found.matrices] == [row.name for row in there.matrices]
+    assert found.matrices == there.matrices
+    assert found.chains == there.chains
+
+
+def test_the_public_name_is_a_function() -> None:
+    assert kappascope.diagnose is diagnose
+    assert [row.name for row in kappascope.diagnose(nn.Linear(2, 3)).matrices] == ["weight"]
+
+
+def test_heads_of_a_module_give_products() -> None:
+    found = diagnose(model())
+    assert {product.kind for product in found.products} == {"QK", "OV"}
+    assert len(found.products) == 2 * 2 * 2
+
+
+def test_layers_that_follow_one_another_give_chains() -> None:
+    found = diagnose(nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)))
+    (chain,) = found.chains
+    assert chain.condition_number <= chain.bound * (1 + 1e-9)
+
+
+def test_include_and_exclude_choose_and_the_rest_is_listed(saved: Path) -> None:
+    found = diagnose(saved, include=["linear"], exclude=["*.1.linear2*"], jobs=1)
+    assert {row.name.split(".")[-2] for row in found.matrices} == {"linear1", "linear2"}
+    assert len(found.matrices) == 3
+    assert Skipped("0.weight", "not chosen") in found.skipped
+    assert not found.failed
+
+
+def test_a_part_can_be_chosen_without_its_whole() -> None:
+    found = diagnose(nn.MultiheadAttention(4, 2), include=["[[]q[]]"])
+    assert [row.name for row in found.matrices] == []
+    found = diagnose(nn.MultiheadAttention(4, 2), include=["weight[q]"])
+    assert [row.name for row in found.matrices] == ["in_proj_weight[q]"]
+
+
+def test_a_reference_gives_errors_by_name(saved: Path, tmp_path: Path) -> None:
+    other = model().state_dict()
+    del other["0.weight"]
+    other["2.weight"] *= 2
+    torch.save(other, tmp_path / "other.pt")
+    rows = {row.name: row for row in diagnose(tmp_path / "other.pt", saved, jobs=1).matrices}
+    assert rows["2.weight"].errors["frobenius_norm"] == pytest.approx(1.0)
+    assert rows["2.weight"].errors["condition_number"] == pytest.approx(0.0, abs=1e-9)
+    back = {row.name: row for row in diagnose(saved, tmp_path / "other.pt", jobs=1).matrices}
+    assert back["0.weight"].errors is None
+    assert back["0.weight"].reasons["errors"] == "not in the reference"
+
+
+def test_what_is_not_finite_fails_alone() -> None:
+    weights = {"a.weight": torch.randn(4, 4), "b.weight": torch.full((3, 3), math.nan)}
+    found = diagnose(weights)
+    assert [row.failed for row in found.matrices] == [False, True]
+    assert found.failed == (Skipped("b.weight", "non-finite (9 of 9), first at [0, 0]"),)
+    assert found.findings[0].severity == "critical"
+
+
+@pytest.mark.parametrize("name", ["missing", "empty.pt", "text.safetensors", "a\0b"])
+def test_what_is_no_checkpoint_is_refused(name: str, tmp_path: Path) -> None:
+    if name != "missing" and "\0" not in name:
+        (tmp_path / name).write_bytes(b"" if "empty" in name else b"<html>no</html>")
+    with pytest.raises(Refusal) as refusal:
+        diagnose(tmp_path / name)
+    assert refusal.value.code == 2
+
+
+def _dies(model: object) -> None:
+    os.abort()
+
+
+def _hangs(model: object) -> None:
+    import time
+
+    time.sleep(600)
+
+
+def _hoards(model: object) -> None:
+    torch.ones(2**31)
+
+
+@pytest.mark.parametrize(
+    ("deed", "code", "words"),
+    [(_dies, 2, "SIGABRT"), (_hangs, 5, "more than 1 s"), (_hoards, 2, "too much memory")],
+)
+def test_a_file_that_harms_its_reader_ends_in_one_line(
+    deed, code, words, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diagnosing.Summary, "of", deed)
+    monkeypatch.setattr(places.File, "patience", 1.0)
+    with pytest.raises(Refusal, match=words) as refusal:
+        case(saved)
+    assert refusal.value.code == code
+
+
+def test_a_matrix_that_takes_too_long_fails_alone(saved: Path) -> None:
+    taken = case(saved, jobs=1)
+    taken = diagnosing.replace(taken, engine=diagnosing.replace(taken.engine, limit=1e-3))
+    rows = [row for done in taken.examine() for row in done.result]
+    found = taken.concluded(rows)
+    assert found.matrices and all("timeout" in row.status for row in found.matrices)
+    assert found.analysed == () and found.verdict == ("Nothing could be examined.",)
+
+
+def test_efforts_are_ordered_largest_first(saved: Path) -> None:
+    efforts = [task.effort for task in case(saved).tasks]
+    assert efforts == sorted(efforts, reverse=True)
+    assert any(isinstance(task, Weight) for task in case(saved).tasks)
+
+
+def test_the_document_is_strict_json_with_the_fields_of_its_schema(found: Diagnosis) -> None:
+    told = json.loads(strict(found.document()))
+    assert told["schema"] == SCHEMA == "kappascope.diagnosis/1"
+    assert {"source", "matrices", "skipped", "summary", "provenance"} <= set(told)
+    fields = """name shape dtype status row_norms column_norms sigma_max sigma_2 sigma_min
+        condition_number condition_number_low condition_number_high resolved effective_rank
+        stable_rank spectral_gap frobenius_norm null_z alpha findings"""
+    for matrix in told["matrices"]:
+        assert set(fields.split()) <= set(matrix)
+        assert "plot" not in matrix and "errors" not in matrix
+        assert set(matrix["row_norms"]) == {"min", "median", "max", "cv"}
+    assert "plot" in found.document(plots=True)["matrices"][0]
+
+
+def test_an_infinite_kappa_is_null_with_a_reason() -> None:
+    (row,) = diagnose({"w": torch.ones(3, 3)}).document()["matrices"]
+    assert row["condition_number"] is None and "infinite" in row["reasons"]["condition_number"]
+    json.dumps(row, allow_nan=False)
+
+
+def test_the_table_has_one_row_for_every_matrix(found: Diagnosis) -> None:
+    table = found.table()
+    assert table.num_rows == len(found.matrices)
+    assert table["row_norms.cv"].null_count == 0
+    assert joined([found, found]).num_rows == 2 * table.num_rows
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+x", "-x", "@x", "\tx", "\rx", 'quote"d', "plain"])
+def test_no_name_is_a_formula_in_a_spreadsheet(name: str) -> None:
+    import csv
+    import io
+
+    data = spreadsheet(diagnose({name: torch.eye(2)}).table()).decode()
+    (row,) = csv.DictReader(io.StringIO(data, newline=""))
+    assert row["name"][0] not in "=+-@\t\r"
+    assert row["name"].lstrip("'") == name
+
+
+def test_several_diagnoses_are_a_trajectory(found: Diagnosis) -> None:
+    told = document([found, found])
+    assert [step["source"] for step in told["trajectory"]] == [found.source] * 2
+
+
+def test_patterns_are_parts_or_shell_patterns() -> None:
+    choice = Choice(include=("layers.*.weight",), exclude=("embed",))
+    assert choice.takes("layers.0.weight") and not choice.takes("layers.0.bias")
+    assert not choice.takes("layers.embed.weight")

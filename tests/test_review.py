@@ -1,0 +1,60 @@
+"""Every item of the review is listed, and answered by claims that exist, or said not to be."""
+
+import re
+
+import pytest
+
+from kappascope import review
+from kappascope.lab import discover
+from kappascope.review import ITEMS, Item, answer, inserted, table
+
+CLAIMS = {claim.id: claim for one in discover().values() for claim in one.claims}
+RECORD = {
+    "id": "e12.plateau", "experiment": "e12", "sentence": "It |stays|.", "source": "R Q2",
+    "verdict": "holds", "measured": 0.98, "interval": (0.7, 1.2), "n": 128,
+    "explanation": "So it is.",
+}  # fmt: skip
+
+
+def test_every_weakness_and_question_is_there() -> None:
+    found = {re.sub(r"\(.*", "", item.id) for item in ITEMS}
+    assert found >= {f"W{k}" for k in range(1, 12)} | {f"Q{k}" for k in range(1, 8)}
+    assert sum(item.id.startswith(("Section", "Code")) for item in ITEMS) == 11
+    assert len({item.id for item in ITEMS}) == len(ITEMS)
+
+
+@pytest.mark.parametrize("item", ITEMS, ids=lambda item: item.id)
+def test_every_item_is_answered_by_claims_that_exist_or_says_it_is_not(item: Item) -> None:
+    assert set(item.claims) <= set(CLAIMS)
+    assert item.claims or item.otherwise or item.lacking
+    assert item.asks.endswith("?")
+
+
+def test_every_claim_that_names_the_review_is_an_answer() -> None:
+    answers = {name for item in ITEMS for name in item.claims}
+    beyond = {claim.id for one in discover().values() if one.beyond for claim in one.claims}
+    assert beyond - answers <= {"e16.delay", "e16.never", "e16.norms", "e15.start", "e18.rows",
+                                "e18.values", "e18.matrix"}  # fmt: skip
+
+
+def test_the_table_has_a_line_for_every_item_with_verdict_number_and_n() -> None:
+    lines = table([RECORD]).splitlines()
+    assert len(lines) == len(ITEMS) + 2
+    assert all(re.sub(r"\\\|", "", line).count("|") == 4 for line in lines)
+    [line] = [line for line in lines if line.startswith("| Q2 ")]
+    assert "`e12.plateau`" in line and "**holds**: 0.980 [0.700, 1.20], n = 128." in line
+    assert "`e12.floor`: not in this run." in line
+    [line] = [line for line in lines if line.startswith("| Q7 ")]
+    assert "**Not answered**" in line
+
+
+def test_a_claim_that_was_not_measured_shows_no_number() -> None:
+    found = answer({**RECORD, "verdict": "undecided", "measured": None, "interval": None, "n": 0})
+    assert found.endswith("**undecided**: not measured.")
+
+
+def test_a_page_without_marks_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected a page with"):
+        inserted("nothing", "new")
+    page = f"a\n{review.BEGIN}\nold\n{review.END}\nb"
+    assert inserted(inserted(page, "new"), "new") == page.replace("old", "new")

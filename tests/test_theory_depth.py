@@ -1,0 +1,212 @@
+"""Products of layers: modes, flow and gradients, against gradient descent and random matrices."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from kappascope.components import Components
+from kappascope.networks import DeepLinear
+from kappascope.tasks import Own, Regression, heterogeneous, start
+from kappascope.theory import (
+    flow,
+    gradient_bounds,
+    learning_time,
+    log_gradient_norm,
+    log_kappa_rate,
+    lyapunov_exponents,
+    mode_kappa,
+    mode_path,
+    mode_speed,
+    product,
+)
+from kappascope.training import descend
+
+Array = NDArray[np.float64]
+STRENGTHS = np.array([2.0, 1.0, 0.3])
+DEPTHS = (1, 2, 3, 4)
+
+
+def aligned(depth: int, strength: float) -> tuple[list[Array], Array]:
+    """Balanced layers that share the target's singular vectors, and the target."""
+    turns = [
+        np.linalg.qr(np.random.default_rng(i).normal(size=(3, 3)))[0] for i in range(depth + 1)
+    ]
+    root = strength ** (1 / depth) * np.eye(3)
+    layers = [after @ root @ before.T for before, after in pairwise(turns)]
+    return layers, turns[-1] @ np.diag(STRENGTHS) @ turns[0].T
+
+
+def descended(layers: list[Array], target: Array, rate: float, steps: int) -> Array:
+    """The product after plain steps along the full gradient, by autograd."""
+    weights = [torch.tensor(layer, requires_grad=True) for layer in layers]
+    for _ in range(steps):
+        whole = weights[0]
+        for weight in weights[1:]:
+            whole = weight @ whole
+        loss = (whole - torch.tensor(target)).square().sum() / 2
+        gradients = torch.autograd.grad(loss, weights)
+        with torch.no_grad():
+            for weight, gradient in zip(weights, gradients, strict=True):
+                weight -= rate * gradient
+    return product([weight.detach().numpy() for weight in weights])
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_modes_of_an_aligned_start_follow_their_equation(depth: int) -> None:
+    layers, target = aligned(depth, strength=0.02)
+    steps, rate = (300, 1500), 0.002
+    for count in steps:
+        learned = np.linalg.svd(descended(layers, target, rate, count), compute_uv=False)
+        modes = mode_path(STRENGTHS, [0.02] * 3, depth, [rate * count])[0]
+        np.testing.assert_allclose(np.sort(learned), np.sort(modes), rtol=0.03)
+        kappa = mode_kappa(STRENGTHS, [0.02] * 3, depth, [rate * count])
+        assert learned[0] / learned[-1] == pytest.approx(float(kappa[0]), rel=0.03)
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_flow_of_an_aligned_start_is_the_modes(depth: int) -> None:
+    layers, target = aligned(depth, strength=0.05)
+    times = [0.5, 2.0, 6.0]
+    for later, modes in zip(
+        flow(layers, target, times), mode_path(STRENGTHS, [0.05] * 3, depth, times), strict=True
+    ):
+        s = np.linalg.svd(product(later), compute_uv=False)
+        np.testing.assert_allclose(np.sort(s), np.sort(modes), rtol=1e-5)
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("target", [0.4, 2.0])
+def test_a_mode_is_learned_at_its_time(depth: int, target: float) -> None:
+    time = learning_time(target, start=1e-3, depth=depth, share=0.05)
+    assert mode_path([target], [1e-3], depth, [time]).item() == pytest.approx(
+        0.95 * target, rel=1e-4
+    )
+
+
+def test_weak_modes_wait_only_in_deep_networks() -> None:
+    strong, weak = ([learning_time(s, 1e-6, n) for n in (1, 2, 3)] for s in (1.0, 0.1))
+    ratios = np.array(weak) / strong
+    assert ratios[0] == pytest.approx(1, rel=1e-3)
+    assert 6 < ratios[1] < 10  # 1 / s up to a logarithm
+    assert ratios[2] > 10
+    times = np.linspace(0, 200, 400)
+    kappa = mode_kappa([1.0, 0.1], [1e-3, 1e-3], depth=3, times=times)
+    assert kappa.max() > 5 * 10  # above the target's 10 while the weak one waits
+    assert kappa[-1] == pytest.approx(10, rel=0.01)
+
+
+def test_time_of_a_mode_that_is_there_already_is_refused() -> None:
+    with pytest.raises(ValueError, match="start"):
+        learning_time(1.0, start=0.995, depth=2)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.floats(0.05, 3), st.floats(0.01, 0.9), st.sampled_from(DEPTHS))
+def test_speed_is_the_slope_of_the_path(target: float, share: float, depth: int) -> None:
+    s, h = share * target, 1e-5
+    ahead = mode_path([target], [s], depth, [h]).item()
+    assert (ahead - s) / h == pytest.approx(float(mode_speed(s, target, depth)), rel=1e-2)
+
+
+def paper(depth: int, size: int, count: int) -> tuple[Own, torch.Tensor, list[torch.Tensor]]:
+    streams = Own(range(count), f"deep {depth}")
+    random = streams.random(7)
+    layers = [start(random, size, scale=0.1 ** (1 / depth)) for _ in range(depth)]
+    return streams, heterogeneous(streams.random(), size), layers
+
+
+def test_flow_conserves_the_imbalance_of_the_layers() -> None:
+    _, target, starts = paper(3, size=6, count=1)
+    before = [layer[0].numpy() for layer in starts]
+    (after,) = flow(before, target[0].numpy(), [5.0])
+    for layers in zip(pairwise(before), pairwise(after), strict=True):
+        old, new = (b.T @ b - a @ a.T for a, b in layers)
+        np.testing.assert_allclose(new, old, atol=1e-7)
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_sgd_from_the_papers_start_follows_the_flow(depth: int) -> None:
+    """Up to 20,000 steps in benchmarks/depth.py; here a small matrix and 1500."""
+    streams, target, layers = paper(depth, size=8, count=6)
+    rate, steps = (0.01 if depth == 1 else 0.005), 1500
+    model, batches = DeepLinear(layers), Regression(target).batches(streams.random(8))
+    found = [s for s in descend(model, batches, rate, steps=steps) if s.index == steps][0]
+    measured = Components(found.weight).log_condition_number.numpy()
+    predicted = []
+    for trial in range(len(target)):
+        begin = [layer[trial].numpy() for layer in layers]
+        (later,) = flow(begin, target[trial].numpy(), [rate * steps])
+        s = np.linalg.svd(product(later), compute_uv=False)
+        predicted.append(math.log(s[0] / s[-1]))
+    assert np.median(np.abs(measured - predicted)) < (0.05 if depth == 1 else 0.4)
+
+
+def test_flow_takes_rectangular_layers() -> None:
+    random = np.random.default_rng(0)
+    layers, target = [random.normal(size=(4, 3)), random.normal(size=(2, 4))], np.ones((2, 3))
+    (later,) = flow(layers, target, [40.0])
+    np.testing.assert_allclose(product(later), target, atol=1e-4)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**31), st.integers(1, 5))
+def test_gradients_stay_within_their_bounds(seed: int, depth: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    layers = [torch.randn(5, 5, generator=draw, dtype=torch.float64) for _ in range(depth)]
+    gradient = torch.randn(5, generator=draw, dtype=torch.float64)
+    back = gradient
+    for layer in reversed(layers):
+        back = layer.mT @ back
+    low, high = gradient_bounds(layers)
+    assert low * (1 - 1e-9) <= back.norm() / gradient.norm() <= high * (1 + 1e-9)
+
+
+def random_products(size: int, depth: int, count: int, gain: float) -> torch.Tensor:
+    random = Own(range(count), f"product {size} {depth}").random()
+    whole = torch.eye(size, dtype=torch.float64)
+    for _ in range(depth):
+        whole = gain / size**0.5 * random.normal(size, size) @ whole
+    return whole
+
+
+@pytest.mark.parametrize("gain", [0.8, 1.0, 1.5])
+def test_gradient_norm_has_its_mean_and_spread_at_every_depth(gain: float) -> None:
+    whole = random_products(16, 12, count=2000, gain=gain)
+    logs = whole[:, 0].norm(dim=-1).log()  # W' e_1
+    mean, deviation = log_gradient_norm(16, 12, gain)
+    assert float(logs.mean()) == pytest.approx(mean, abs=4 * deviation / 2000**0.5)
+    assert float(logs.std()) == pytest.approx(deviation, rel=0.1)
+
+
+def test_singular_values_of_a_deep_product_grow_with_the_exponents() -> None:
+    """By QR, layer by layer: a product of a hundred has lost its small ones to rounding."""
+    size, depth, random = 5, 400, np.random.default_rng(1)
+    turn, logs = np.eye(size), np.zeros(size)
+    for _ in range(depth):
+        turn, r = np.linalg.qr(random.normal(size=(size, size)) / size**0.5 @ turn)
+        logs += np.log(np.abs(np.diag(r)))
+    np.testing.assert_allclose(logs / depth, lyapunov_exponents(size), atol=0.25)
+    spread = (logs[0] - logs[-1]) / depth
+    assert spread == pytest.approx(log_kappa_rate(size), abs=0.25)
+
+
+def test_kappa_of_a_random_product_grows_exponentially_with_depth() -> None:
+    size = 8
+    logs = []
+    for depth in (6, 9):  # kappa stays below 1e12
+        s = torch.linalg.svdvals(random_products(size, depth, 400, gain=1.0))
+        logs.append(float((s[:, 0] / s[:, -1]).log().mean()))
+    assert (logs[1] - logs[0]) / 3 == pytest.approx(log_kappa_rate(size), rel=0.1)
+
+
+def test_orthogonal_layers_pass_gradients_unchanged() -> None:
+    layers = [torch.linalg.qr(torch.randn(6, 6).double()).Q for _ in range(20)]
+    low, high = gradient_bounds(layers)
+    assert float(low) == pytest.approx(1)
+    assert float(high) == pytest.approx(1)
