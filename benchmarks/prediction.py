@@ -14,7 +14,7 @@ the same target and start half of the time, and `shape`, Kolmogorov and Smirnov'
 
     OMP_NUM_THREADS=1 python benchmarks/prediction.py [SIZE ...] [--out FILE]
 
-About 20 minutes of one core, of which SGD takes 13; each size is kept as soon as it is done.
+About 25 minutes of one core, of which SGD takes 9; each size is kept as soon as it is done.
 """
 
 import argparse
@@ -45,7 +45,7 @@ PLAN = {
     64: (500, 8, 50),
     128: (300, 8, 10),
     256: (300, 8, 4),
-    512: (300, 5, 2),
+    512: (120, 8, 2),
 }
 
 Array = NDArray[np.float64]

@@ -12,7 +12,7 @@ LESSONS = (*WHY, *DO)
 
 def record(name: str, verdict: str) -> dict[str, object]:
     return {
-        "id": name, "experiment": name.partition(".")[0], "sentence": f"What {name} says.",
+        "id": name, "experiment": name.partition(".")[0], "sentence": f"What |{name}| says.",
         "source": "R", "verdict": verdict, "measured": 0.25, "interval": (0.2, 0.3), "n": 64,
         "explanation": f"As |{name}| tells.",
     }  # fmt: skip

@@ -25,7 +25,7 @@ from kappascope.theory import (
     mode_speed,
     product,
 )
-from kappascope.training import descend
+from kappascope.training import descend, last
 
 Array = NDArray[np.float64]
 STRENGTHS = np.array([2.0, 1.0, 0.3])
@@ -53,14 +53,14 @@ def descended(layers: list[Array], target: Array, rate: float, steps: int) -> Ar
         gradients = torch.autograd.grad(loss, weights)
         with torch.no_grad():
             for weight, gradient in zip(weights, gradients, strict=True):
-                weight -= rate * gradient
+                weight.sub_(gradient, alpha=rate)
     return product([weight.detach().numpy() for weight in weights])
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_modes_of_an_aligned_start_follow_their_equation(depth: int) -> None:
     layers, target = aligned(depth, strength=0.02)
-    steps, rate = (300, 1500), 0.002
+    steps, rate = (200, 900), 0.003
     for count in steps:
         learned = np.linalg.svd(descended(layers, target, rate, count), compute_uv=False)
         modes = mode_path(STRENGTHS, [0.02] * 3, depth, [rate * count])[0]
@@ -132,11 +132,11 @@ def test_flow_conserves_the_imbalance_of_the_layers() -> None:
 
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_sgd_from_the_papers_start_follows_the_flow(depth: int) -> None:
-    """Up to 20,000 steps in benchmarks/depth.py; here a small matrix and 1500."""
+    """Up to 20,000 steps in benchmarks/depth.py; here a small matrix and 1000."""
     streams, target, layers = paper(depth, size=8, count=6)
-    rate, steps = (0.01 if depth == 1 else 0.005), 1500
+    rate, steps = (0.01 if depth == 1 else 0.005), 1000
     model, batches = DeepLinear(layers), Regression(target).batches(streams.random(8))
-    found = [s for s in descend(model, batches, rate, steps=steps) if s.index == steps][0]
+    found = last(descend(model, batches, rate, steps=steps))
     measured = Components(found.weight).log_condition_number.numpy()
     predicted = []
     for trial in range(len(target)):

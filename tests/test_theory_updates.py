@@ -18,6 +18,9 @@ from kappascope.theory import (
 )
 
 
+pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")  # said when flags are set
+
+
 def normal(*shape: int, seed: int = 0) -> Tensor:
     draw = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=draw, dtype=torch.float64)
@@ -29,7 +32,9 @@ def stepped(
     """What the optimizer adds to the weight."""
     parameter = nn.Parameter(weight.clone())
     parameter.grad = gradient.clone()
-    optimizer([parameter], **options).step()
+    # Muon multiplies in bfloat16, which oneDNN does with instructions some machines only announce
+    with torch.backends.mkldnn.flags(enabled=False):
+        optimizer([parameter], **options).step()
     return parameter.detach() - weight
 
 

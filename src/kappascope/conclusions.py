@@ -138,7 +138,8 @@ def page(claims: Sequence[Record], provenance: Mapping[str, Any]) -> str:
             "",
             f"Written by `kappascope findings` from {trials} of one run of `kappascope reproduce "
             "--beyond`; every number is measured on its `trials.parquet`, in brackets the 95 % "
-            "interval. A verdict is decided by that interval and a rule fixed beforehand.",
+            "interval. A verdict is decided by that interval and a rule fixed beforehand; the report "
+            "explains each.",
             "",
             f"The paper: {tally(paper)} Beyond it: {tally(own)}",
             "",
@@ -212,12 +213,12 @@ def _rows(claims: Sequence[Record]) -> Iterator[str]:
     if not claims:
         yield "None."
         return
-    yield "| claim | sentence | verdict | measured | n | explanation |"
-    yield "|---|---|---|---|---|---|"
+    yield "| claim | sentence | verdict | measured | n |"
+    yield "|---|---|---|---|---|"
     for claim in claims:
         found = f"{measured(claim)} {interval(claim['interval'])}".strip()
         cells = (f"`{claim['id']}`", claim["sentence"], claim["verdict"], found, str(claim["n"]))
-        yield f"| {' | '.join(map(cell, (*cells, claim['explanation'])))} |"
+        yield f"| {' | '.join(map(cell, cells))} |"
 
 
 def _review(judged: Mapping[str, Record]) -> str:

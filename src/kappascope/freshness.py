@@ -38,13 +38,13 @@ def can_tell(row: Examination) -> bool:
 def usual_distance(row: Examination) -> float:
     """The distance that 999 of 1000 fresh matrices stay below.
 
-    Simulated with normal and uniform entries, 8 to 1024 singular values, square and wide.
+    Fitted to simulated quantiles of 32 to 1024 singular values, checked with other random numbers.
 
     >>> round(usual_distance(Examination("w", (512, 2048), "float32", "ok")), 4)
-    0.0078
+    0.0084
     """
     n = min(row.shape)
-    return (1.5 + 0.4 * math.log(n)) / n
+    return (1.3 + 0.48 * math.log(n)) / n
 
 
 def is_orthogonal(row: Examination) -> bool:

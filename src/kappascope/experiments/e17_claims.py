@@ -56,8 +56,9 @@ CLAIMS = (
         "e17.completion",
         "With half of the entries shown, depth fills in the others: a bias towards low rank.",
         "R Q5; refs 1, 2, 13",
-        (unseen("entries", 1), unseen("entries", 2), unseen("entries", 3)),
-        (Above(0.9), Below(0.5), Below(0.5)),
-        listed("Of the entries that were not shown this is lacking: {0} (n = {n}).", *BY_DEPTH),
+        tuple(unseen("entries", depth) for depth in (3, 2, 1)),
+        (Below(0.5), Below(0.5), Above(0.9)),
+        listed("Of the entries that were not shown this is lacking: {0} (n = {n}).",
+               *reversed(BY_DEPTH)),
     ),
 )  # fmt: skip

@@ -1,0 +1,224 @@
+"""``kappascope diagnose``: exit codes, one line for an error, one document for a machine."""
+
+import csv
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from kappascope import cli
+from kappascope.bulletin import lines, plain, table
+from kappascope.diagnosing import diagnose
+from kappascope.store import Refusal
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*arguments: object) -> tuple[int, str, str]:
+        code = cli.run(["diagnose", *map(str, arguments), "--jobs", "1"])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def weights(**more: torch.Tensor) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {f"layers.{i}.fc.weight": torch.randn(12, 8, generator=generator) for i in (0, 1)} | more
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    path = tmp_path / "model.pt"
+    torch.save(weights(), path)
+    return path
+
+
+def one_line(errors: str) -> str:
+    last = errors.splitlines()[-1]
+    assert last.startswith("kappascope: error: ") and len(last) <= 240 and last.isprintable()
+    assert "Traceback" not in errors
+    return last
+
+
+def test_a_healthy_checkpoint_ends_with_0_and_a_table(run: Run, saved: Path) -> None:
+    code, output, errors = run(saved)
+    assert (code, errors) == (0, "")
+    assert "layers.0.fc.weight" in output and "were examined" in output
+
+
+def test_json_is_one_document_and_nothing_else(run: Run, saved: Path) -> None:
+    code, output, _ = run(saved, "--json")
+    assert code == 0
+    assert [one["name"] for one in json.loads(output)["matrices"]] == list(weights())
+
+
+@pytest.mark.parametrize("bad", ["missing.pt", "empty.pt", "page.safetensors", "folder"])
+def test_what_cannot_be_used_ends_with_2_and_a_document_if_asked(
+    run: Run, tmp_path: Path, bad: str
+) -> None:
+    (tmp_path / "empty.pt").touch()
+    (tmp_path / "page.safetensors").write_text("<!doctype html>")
+    (tmp_path / "folder").mkdir()
+    code, output, errors = run(tmp_path / bad, "--json")
+    assert code == 2
+    assert json.loads(output)["error"]["code"] == 2
+    assert bad in one_line(errors)
+
+
+def test_a_part_that_fails_ends_with_3_and_the_rest_is_there(run: Run, tmp_path: Path) -> None:
+    torch.save(weights(bad=torch.full((3, 3), math.inf)), tmp_path / "model.pt")
+    code, output, errors = run(tmp_path / "model.pt", "--json")
+    told = json.loads(output)
+    assert code == 3 and "bad: non-finite (9 of 9)" in one_line(errors)
+    assert told["summary"] == told["summary"] | {"matrices": 3, "analysed": 2, "failed": 1}
+
+
+def test_all_that_fails_ends_with_2(run: Run, tmp_path: Path) -> None:
+    torch.save({"bad": torch.full((3, 3), math.nan)}, tmp_path / "model.pt")
+    code, _, errors = run(tmp_path / "model.pt")
+    assert code == 2 and "nothing analysed" in one_line(errors)
+
+
+def test_no_matrix_at_all_ends_with_2(run: Run, tmp_path: Path) -> None:
+    torch.save({"bias": torch.ones(3)}, tmp_path / "model.pt")
+    code, output, errors = run(tmp_path / "model.pt", "--json")
+    assert code == 2 and "no matrix to examine" in one_line(errors)
+    assert json.loads(output)["matrices"] == []
+
+
+def test_fail_on_ends_with_1_from_its_severity_on(run: Run, tmp_path: Path) -> None:
+    dead = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    dead[:20] = 0
+    torch.save({"layers.0.fc.weight": dead}, tmp_path / "model.pt")
+    code, _, errors = run(tmp_path / "model.pt", "--fail-on", "info")
+    assert code == 1 and "findings of severity info" in one_line(errors)
+    assert run(tmp_path / "model.pt")[0] == 0
+
+
+def test_files_are_written_whole(run: Run, saved: Path, tmp_path: Path) -> None:
+    for name in ("a.html", "a.parquet", "a.csv"):
+        option = "--html" if name.endswith("html") else "--table"
+        assert run(saved, option, tmp_path / name)[0] == 0
+    assert (tmp_path / "a.html").read_text().startswith("<!doctype html>")
+    assert pq.read_table(tmp_path / "a.parquet")["name"].to_pylist() == list(weights())
+    rows = list(csv.DictReader((tmp_path / "a.csv").read_text().splitlines()))
+    assert [row["name"] for row in rows] == list(weights())
+    assert float(rows[0]["condition_number"]) > 1
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("--table", "a.xlsx", 4),
+        ("--html", ".", 4),
+        ("--html", "nowhere/a.html", 5),
+        ("--table", "model.pt", 4),
+        ("--html", "model.pt", 4),
+    ],
+)
+def test_places_that_cannot_be_written_to_are_refused_before_any_work(
+    run: Run, saved: Path, tmp_path: Path, case: tuple[str, str, int]
+) -> None:
+    option, name, code = case
+    before = saved.read_bytes()
+    found, output, errors = run(saved, option, tmp_path / name)
+    assert (found, output) == (code, "")
+    one_line(errors)
+    assert saved.read_bytes() == before
+
+
+def test_nothing_is_written_into_a_model_folder(run: Run, tmp_path: Path) -> None:
+    torch.save(weights(), tmp_path / "pytorch_model.bin")
+    assert run(tmp_path, "--html", tmp_path / "report.html")[0] == 4
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["pytorch_model.bin"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["--spectrum", "some"], ["--fail-on", "bad"], ["--jobs", "0"]]
+)
+def test_wrong_usage_ends_with_4(
+    saved: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    path = [str(saved)] if arguments else []
+    assert cli.run(["diagnose", *path, *arguments]) == 4
+    one_line(capsys.readouterr().err)
+
+
+def test_several_paths_are_a_trajectory(run: Run, saved: Path, tmp_path: Path) -> None:
+    moved = {name: 2 * weight for name, weight in weights().items()}
+    torch.save(moved, tmp_path / "later.pt")
+    code, output, _ = run(saved, tmp_path / "later.pt", "--json")
+    told = json.loads(output)
+    assert code == 0 and len(told["trajectory"]) == 2
+    assert told["matrices"][0]["errors"]["frobenius_norm"] == pytest.approx(1.0)
+
+
+def test_names_neither_colour_the_terminal_nor_break_the_page(run: Run, tmp_path: Path) -> None:
+    name = "</script><img src=x onerror=alert(1)>\x1b[31m\r\n\u202e{{ 1 + 1 }}" + "long" * 2500
+    torch.save({name: torch.randn(4, 4)}, tmp_path / "model.pt")
+    code, output, errors = run(tmp_path / "model.pt", "--html", tmp_path / "a.html")
+    assert code == 0, errors
+    assert not {"\x1b", "\r", "\u202e"} & set(output)
+    assert "<img" not in (tmp_path / "a.html").read_text().lower()
+
+
+def test_input_is_never_executed_nor_changed(run: Run, tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self):
+            return os.system, (f"touch {tmp_path / 'marker'}",)
+
+    path = tmp_path / "evil.pt"
+    torch.save({"w": torch.eye(2), "x": Evil()}, path)
+    before = path.read_bytes()
+    code, _, errors = run(path)
+    assert code == 2 and "system" in one_line(errors)
+    assert not (tmp_path / "marker").exists() and path.read_bytes() == before
+
+
+def test_an_interrupt_leaves_nothing_running(saved: Path) -> None:
+    command = [sys.executable, "-m", "kappascope", "diagnose", str(saved), "--json"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    import signal
+    import time
+
+    time.sleep(1.5)
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode in (0, 143)
+    if process.returncode:
+        one_line(errors)
+    json.loads(output or "{}")
+
+
+def test_a_narrow_terminal_keeps_names_and_drops_columns() -> None:
+    found = diagnose({f"model.layers.{i}.self_attn.q_proj.weight": torch.randn(9, 7) for i in "01"})
+    wide, narrow = table(found, 200), table(found, 60)
+    assert len(wide.columns) > len(narrow.columns) >= 4
+    assert str(next(iter(narrow.columns[0].cells))).endswith("q_proj.weight")
+
+
+def test_the_terminal_tells_every_failure_up_to_a_number() -> None:
+    found = diagnose({f"w{i}": torch.full((2, 2), math.nan) for i in range(20)})
+    told = [str(line) for line in lines(found)]
+    assert sum(line.startswith("failed: ") for line in told) == 9
+    assert any("12 more" in line for line in told)
+
+
+def test_text_is_cut_in_the_middle() -> None:
+    assert plain("abcdefghij", 5) == "ab…ij"
+    assert plain("abc", 5) == "abc"
+
+
+def test_a_refusal_keeps_its_parts() -> None:
+    assert str(Refusal(2, "a", "b", "c")) == "a: b (c)"
