@@ -52,7 +52,7 @@ def one_line(errors: str) -> str:
 def test_a_healthy_checkpoint_ends_with_0_and_a_table(run: Run, saved: Path) -> None:
     code, output, errors = run(saved)
     assert (code, errors) == (0, "")
-    assert "layers.0.fc.weight" in output and "were examined" in output
+    assert "layers.0.fc" in output and "were examined" in output
 
 
 def test_json_is_one_document_and_nothing_else(run: Run, saved: Path) -> None:
@@ -205,7 +205,7 @@ def test_a_narrow_terminal_keeps_names_and_drops_columns() -> None:
     found = diagnose({f"model.layers.{i}.self_attn.q_proj.weight": torch.randn(9, 7) for i in "01"})
     wide, narrow = table(found, 200), table(found, 60)
     assert len(wide.columns) > len(narrow.columns) >= 4
-    assert str(next(iter(narrow.columns[0].cells))).endswith("q_proj.weight")
+    assert str(next(iter(narrow.columns[0].cells))).endswith("q_proj")
 
 
 def test_the_terminal_tells_every_failure_up_to_a_number() -> None:
@@ -215,8 +215,8 @@ def test_the_terminal_tells_every_failure_up_to_a_number() -> None:
     assert any("12 more" in line for line in told)
 
 
-def test_text_is_cut_in_the_middle() -> None:
-    assert plain("abcdefghij", 5) == "ab…ij"
+def test_of_a_long_name_the_end_is_kept() -> None:
+    assert plain("abcdefghij", 5) == "…ghij"
     assert plain("abc", 5) == "abc"
 
 

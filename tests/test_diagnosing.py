@@ -47,6 +47,15 @@ def test_the_public_name_is_a_function() -> None:
     assert [row.name for row in kappascope.diagnose(nn.Linear(2, 3)).matrices] == ["weight"]
 
 
+def test_public_functions_are_not_replaced_by_modules_of_their_name() -> None:
+    import kappascope.matrices  # noqa: F401 - what a user or a worker may well load
+
+    assert dict(kappascope.matrices({"w": torch.eye(2)})).keys() == {"w"}
+    from kappascope.matrices import plan
+
+    assert callable(plan)
+
+
 def test_heads_of_a_module_give_products() -> None:
     found = diagnose(model())
     assert {product.kind for product in found.products} == {"QK", "OV"}

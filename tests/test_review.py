@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from kappascope import review
+from kappascope import review, theory
 from kappascope.lab import discover
 from kappascope.review import ITEMS, Item, answer, inserted, table
 
@@ -28,6 +28,11 @@ def test_every_item_is_answered_by_claims_that_exist_or_says_it_is_not(item: Ite
     assert set(item.claims) <= set(CLAIMS)
     assert item.claims or item.otherwise or item.lacking
     assert item.asks.endswith("?")
+
+
+def test_every_formula_that_answers_exists() -> None:
+    named = {name for item in ITEMS for name in re.findall(r"`theory\.(\w+)`", item.otherwise)}
+    assert named and named <= set(theory.__all__)
 
 
 def test_every_claim_that_names_the_review_is_an_answer() -> None:

@@ -17,7 +17,6 @@ from kappascope.theory import (
     singular_value_change,
 )
 
-
 pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")  # said when flags are set
 
 

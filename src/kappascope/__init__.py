@@ -1,6 +1,8 @@
 """A laboratory and clinic for the weight matrices of neural networks."""
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,6 +19,17 @@ _HOMES = {
     "errors": "components",
     "matrices": "matrices",
 }
+
+
+class _Package(ModuleType):
+    """Keeps a function public whose module has its name: loading that would put it in its place."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:

@@ -40,7 +40,17 @@ class _Cautious(io.FileIO):
 
 
 def zipped(file: File) -> Found:
-    """The tree of a zip archive that torch wrote."""
+    """The tree of a zip archive that torch wrote.
+
+    >>> import torch
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     torch.save({"w": torch.ones(2), "epoch": 3}, Path(folder) / "x.pt")
+    ...     tree, _ = zipped(File.at(Path(folder) / "x.pt"))
+    ...     tree["w"].read(), tree["epoch"]
+    (tensor([1., 1.]), 3)
+    """
     rooms = _members(file)
     if not rooms:
         raise Malformed("an empty zip archive", _AGAIN)
@@ -130,7 +140,17 @@ def _other_archive(names: dict[str, Room]) -> Malformed:
 
 
 def legacy(file: File) -> Found:
-    """The tree of a file from before torch 1.6: four pickles, then the keys, then the storages."""
+    """The tree of a file from before torch 1.6: four pickles, then the keys, then the storages.
+
+    >>> import torch
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "x.pt"
+    ...     torch.save([torch.ones(2)], path, _use_new_zipfile_serialization=False)
+    ...     legacy(File.at(path)).tree["0"].read()
+    tensor([1., 1.])
+    """
     data = file.read(0, pickles.MOST_BYTES)
     seen: dict[str, Storage] = {}
 

@@ -66,7 +66,11 @@ _DTYPES |= {f"torch.{name}": getattr(torch, name) for name in (*_NEWER.split(), 
 
 
 def storage(identity: Any) -> Any:
-    """What a persistent id stands for: a storage, by its type, key, device and size."""
+    """What a persistent id stands for: a storage, by its type, key, device and size.
+
+    >>> storage(("storage", Name("torch.HalfStorage"), "0", "cuda:0", 6))
+    Storage(key='0', dtype=torch.float16, count=6, shift=0)
+    """
     match identity[:6] if isinstance(identity, tuple) else None:
         case ("storage", Name(text=kind), str(key), str(), int(count), *rest) if count >= 0:
             form = re.fullmatch(r"torch\.(cuda\.|storage\.)?_?(\w+)Storage", kind)
@@ -156,7 +160,9 @@ _TENSORS: Builders = {
     "torch._utils._rebuild_qtensor": _unreadable("quantized"),
     "torch._utils._rebuild_nested_tensor": _unreadable("nested"),
     "torch._utils._rebuild_meta_tensor_no_storage": _unreadable("meta: saved without values"),
-    "torch._utils._rebuild_wrapper_subclass": _unreadable("tensor subclass"),
+    "torch._utils._rebuild_wrapper_subclass": lambda kind, *more: Unreadable(
+        f"tensor subclass {kind.text}"
+    ),
     "torch._utils._rebuild_xla_tensor": _unreadable("a tensor of an XLA device"),
     "torch._utils._rebuild_device_tensor_from_numpy": _unreadable("a tensor of a foreign device"),
     "torch._utils._rebuild_device_tensor_from_cpu_tensor": lambda data, *more: data,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Iterator, Sequence
 
@@ -18,21 +17,20 @@ from kappascope.prose import number
 
 ROWS = 24  # of the table: what a screen holds
 WIDEST = 60  # characters of a name
-HEADS = "matrix", "shape", "κ", "z", "rank", "stable", "gap", "α", "finding"
+HEADS = "matrix", "shape", "κ", "× chance", "rank", "stable", "gap", "α", "finding"
 OPTIONAL = 7, 6, 5, 1  # columns that make room, the first to go first
 GAP = 3  # between columns
 COLOURS = {"critical": "bold red", "warning": "yellow", "info": "dim"}
 
 
 def plain(text: str, most: int = 10_000) -> str:
-    r"""Text that moves no cursor and hides nothing, cut in the middle if it is long.
+    r"""Text that moves no cursor and hides nothing; the end of it if it is long.
 
     >>> plain("a\x1b[31mb"), plain("layers.0.self_attn.q_proj.weight", most=16)
-    ('a?[31mb', 'layers.…j.weight')
+    ('a?[31mb', '…n.q_proj.weight')
     """
     clean = "".join(c if c.isprintable() else "?" for c in text)
-    half = (most - 1) // 2
-    return clean if len(clean) <= most else f"{clean[: most - 1 - half]}…{clean[-half:]}"
+    return clean if len(clean) <= most else f"…{clean[-(most - 1) :]}"
 
 
 def table(diagnosis: Diagnosis, width: int) -> RenderableType:
@@ -45,13 +43,14 @@ def table(diagnosis: Diagnosis, width: int) -> RenderableType:
     rows = rows[: -ROWS - 1 : -1]
     cells = [[*_cells(row), _mark(own.get(row.name, ()))] for row in rows]
     widths = [max(map(len, column)) for column in zip(HEADS, *cells, strict=True)]
+    width -= 2  # at its edges
     kept = _kept([min(widths[0], WIDEST), *widths[1:]], width)
-    room = max(20, width - sum(widths[i] + GAP for i in kept if i))
+    room = max(20, width - GAP - sum(widths[i] + GAP for i in kept if i))
     drawn = Table(*(HEADS[i] for i in kept), box=SIMPLE_HEAD, pad_edge=False)
     for column, i in zip(drawn.columns, kept, strict=True):
         column.no_wrap, column.justify = True, "left" if i in (0, len(HEADS) - 1) else "right"
     for name, *rest in cells:
-        row = [Text(plain(name.plain, room)), *rest]
+        row = [Text(plain(name.plain.removesuffix(".weight"), room)), *rest]
         drawn.add_row(*(row[i] for i in kept))
     return drawn
 
@@ -74,9 +73,14 @@ def _own(diagnosis: Diagnosis) -> dict[str, list[Finding]]:
 
 def _badness(row: Examination, own: Sequence[Finding]) -> tuple[float, ...]:
     worst = max((SEVERITIES.index(one.severity) for one in own), default=-1)
-    infinite = "condition_number" in row.reasons
-    z = math.inf if infinite else -math.inf if row.null_z is None else row.null_z
-    return row.failed, worst, z
+    return row.failed, worst, _excess(row) or 0.0
+
+
+def _excess(row: Examination) -> float | None:
+    """How many times kappa is that of a random matrix of this shape, at least."""
+    kappa = row.condition_number if row.resolved else row.condition_number_low
+    usual = row.null_condition_number
+    return None if kappa is None or usual is None else kappa / usual
 
 
 def _cells(row: Examination) -> Iterator[Text]:
@@ -87,7 +91,8 @@ def _cells(row: Examination) -> Iterator[Text]:
         yield Text("failed", COLOURS["critical"])
         return
     yield Text(_kappa(row))
-    yield Text("–" if row.null_z is None else f"{row.null_z:+.1f}")
+    excess = _excess(row)
+    yield Text("–" if excess is None else f"{excess:.2g}" if excess < 99.5 else f"{excess:,.0f}")
     yield Text("–" if row.effective_rank is None else f"{row.effective_rank}/{min(row.shape)}")
     yield Text(number(row.stable_rank))
     yield Text(number(row.spectral_gap, 2))
@@ -96,13 +101,10 @@ def _cells(row: Examination) -> Iterator[Text]:
 
 def _kappa(row: Examination) -> str:
     """Kappa with as much of its interval as says something."""
-    if row.condition_number is None:
-        low = row.condition_number_low
-        return "–" if low is None else f"> {number(low)}"
-    if row.resolved:
+    if row.condition_number is not None and row.resolved:
         return number(row.condition_number)
-    high = row.condition_number_high
-    return f"{number(row.condition_number_low, 2)} … {'∞' if high is None else number(high, 2)}"
+    low = row.condition_number_low
+    return "–" if low is None else f"> {number(low)}"
 
 
 def _mark(found: Sequence[Finding]) -> Text:

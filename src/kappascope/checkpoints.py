@@ -37,7 +37,11 @@ _STATE_DICT = "save model.state_dict() where you trust it"
 
 
 class Fault(NamedTuple):
-    """Something that belongs to a checkpoint and could not be read, and why."""
+    """Something that belongs to a checkpoint and could not be read, and why.
+
+    >>> Fault("model-00002-of-00002.safetensors", "No such file or directory").name
+    'model-00002-of-00002.safetensors'
+    """
 
     name: str
     reason: str

@@ -138,8 +138,8 @@ def page(claims: Sequence[Record], provenance: Mapping[str, Any]) -> str:
             "",
             f"Written by `kappascope findings` from {trials} of one run of `kappascope reproduce "
             "--beyond`; every number is measured on its `trials.parquet`, in brackets the 95 % "
-            "interval. A verdict is decided by that interval and a rule fixed beforehand; the report "
-            "explains each.",
+            "interval. A verdict is decided by that interval and a rule fixed beforehand; the "
+            "report explains each.",
             "",
             f"The paper: {tally(paper)} Beyond it: {tally(own)}",
             "",

@@ -234,7 +234,9 @@ class Case:
                     known[row.name] = row.sigma_max, kappa
             yield done
         sequels = tuple(self._sequels(known))
-        yield from (Done(one, result=[one.bound()]) for one in sequels if not one.effort)
+        for one in sequels:
+            if not one.effort:
+                yield Done(one, result=[one.bound()])
         yield from self._run(tuple(one for one in sequels if one.effort))
 
     def _sequels(self, known: Mapping[str, Ends]) -> Iterator[Sequel]:

@@ -105,9 +105,10 @@ class Diagnosis:
         if not known:
             return f"{text}."
         worst = max(known, key=lambda row: row.condition_number or 0.0)
+        rest = "the other" if unknown == 1 else f"the other {unknown}"
         return (
             f"{text}; the largest of these is {number(worst.condition_number)} ({worst.name})."
-            + (f" κ of the other {unknown} is only bounded." if unknown else "")
+            + (f" κ of {rest} is only bounded." if unknown else "")
         )
 
     def document(self, plots: bool = False) -> dict[str, Any]:

@@ -93,6 +93,7 @@ class Examination:
     entropy_rank: float | None = None
     spectral_gap: float | None = None
     frobenius_norm: float | None = None
+    null_condition_number: float | None = None
     null_z: float | None = None
     null_tail: float | None = None
     null_distance: float | None = None
@@ -262,14 +263,15 @@ def _ranks(found: spectra.Vitals, values: Tensor | None) -> dict[str, Any]:
 
 def _null(shape: tuple[int, int], found: spectra.Vitals) -> dict[str, Any]:
     """Kappa against that of a random matrix of this shape."""
-    names = "null_z", "null_tail"
+    names = "null_z", "null_tail", "null_condition_number"
     kappa = found.condition_number
-    if kappa is None or math.isinf(kappa):
-        return dict.fromkeys(names, _Absent("kappa is not finite"))
-    if min(shape) == 1:
-        return dict.fromkeys(names, _Absent("a single singular value: kappa is 1 by shape"))
+    if min(shape) <= 1:
+        return dict.fromkeys(names, _Absent("no more than one singular value"))
     null = GaussianNull(*shape)
-    return dict(zip(names, (float(null.z(kappa)), float(null.tail(kappa))), strict=True))
+    usual = {names[2]: math.exp(null.log_condition_number)}
+    if kappa is None or math.isinf(kappa):
+        return usual | dict.fromkeys(names[:2], _Absent("kappa is not finite"))
+    return usual | {names[0]: float(null.z(kappa)), names[1]: float(null.tail(kappa))}
 
 
 def _spectrum(
@@ -289,13 +291,14 @@ def _spectrum(
     in_units = (values / deviation).numpy(force=True)  # of chance; nothing squared overflows
     facts["outliers"] = int((in_units > _limit(shape) * null.edges[1]).sum())
     facts["null_distance"] = _kolmogorov(null, in_units[::-1])
-    fitted = tails.power_law((values / values[0]).square().numpy(force=True))
-    if isinstance(fitted, tails.PowerLaw):
-        xmin = fitted.xmin * float(values[0]) * float(values[0])
-        shown = xmin if 0 < xmin < math.inf else RANGE
-        found_tail = fitted.alpha, shown, fitted.distance, fitted.count
-        return facts | dict(zip(names, found_tail, strict=True))
-    return facts | dict.fromkeys(names, _Absent(str(fitted)))
+    squares = values.square().numpy(force=True)
+    if not 0 < squares[0] < math.inf:
+        return facts | dict.fromkeys(names, RANGE)
+    fitted = tails.power_law(squares)
+    if isinstance(fitted, str):
+        return facts | dict.fromkeys(names, _Absent(fitted))
+    tail = fitted.alpha, fitted.xmin, fitted.distance, fitted.count
+    return facts | dict(zip(names, tail, strict=True))
 
 
 def _limit(shape: tuple[int, int]) -> float:

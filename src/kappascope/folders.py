@@ -85,7 +85,12 @@ def snapshot(folder: Path) -> Path:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Where ``name`` really lies; refused unless that is in the folder, or in its cache's blobs."""
+    """Where ``name`` really lies; refused unless that is in the folder, or in its cache's blobs.
+
+    >>> inside(Path("models"), "../secret")
+    Traceback (most recent call last):
+    kappascope.formats.Malformed: shard name is not a plain file name: '../secret' (...)
+    """
     if not is_plain(name):
         wrong = f"shard name is not a plain file name: {quoted(name)}"
         raise Malformed(wrong, "repair the index")

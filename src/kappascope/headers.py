@@ -57,7 +57,17 @@ class _Entry(NamedTuple):
 
 
 def read(file: File) -> dict[str, Piece | Unreadable]:
-    """The tensors of a safetensors file by name, in the order of its header."""
+    """The tensors of a safetensors file by name, in the order of its header.
+
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> header = b'{"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}'
+    >>> with TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "one.safetensors"
+    ...     _ = path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    ...     read(File.at(path))["w"].read()
+    tensor([0.])
+    """
     length = _length(file)
     header = parsed(file.read(8, length))
     _check_metadata(header.pop("__metadata__", {}))

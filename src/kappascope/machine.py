@@ -57,13 +57,21 @@ class Inert:
 
 
 def refused(*names: str, wrong: str = "a pickle") -> Asks:
-    """What to say of a pickle that wants these names to be run."""
+    """What to say of a pickle that wants these names to be run.
+
+    >>> refused("os.system").wrong
+    "a pickle that asks for 'os.system'"
+    """
     asked = ", ".join(quoted(name) for name in names[:2])
     return Asks(f"{wrong} that asks for {asked}", "ask its author for safetensors")
 
 
 def built(builders: Builders, name: str, given: tuple[Any, ...]) -> Any:
-    """What the builder makes of arguments that may be anything."""
+    """What the builder makes of arguments that may be anything.
+
+    >>> built({"torch.Size": tuple}, "torch.Size", ([2, 3],))
+    (2, 3)
+    """
     if len(given) > _MOST_GIVEN:
         raise Malformed(f"damaged pickle: {name} is given {len(given)} values", _AGAIN)
     try:

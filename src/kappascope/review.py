@@ -37,7 +37,8 @@ def _item(id: str, asks: str, claims: str = "", otherwise: str = "", lacking: st
     return Item(id, asks, tuple(claims.split()), otherwise, lacking)
 
 
-THEORY = "Formula and proof in docs/theory.md."
+BOUND = "`theory.log_kappa_bound` is one; its proof and its condition are in docs/theory.md."
+THROUGH = "`theory.gradient_bounds` and `theory.log_gradient_norm` say it (docs/theory.md)."
 REPORT = "Every number of the report has its n and interval, or the reason why it has none."
 ITEMS = (
     _item("W1(a)", "Do failures persist in networks of two or three layers?",
@@ -51,9 +52,9 @@ ITEMS = (
     _item("W3(a)", "Do small singular values receive a vanishing gradient?",
           "e13.proportional e13.relative e13.drowned e3.signal e3.cause"),
     _item("W3(b)", "How is it related to gradients through ill-conditioned matrices?",
-          "e16.rates e16.stays", THEORY),
+          "e16.rates e16.stays", THROUGH),
     _item("W3(c)", "Is there a bound on the rate at which SGD reduces kappa's error?",
-          "e12.floor e16.rates", THEORY),
+          "e12.floor e16.rates", BOUND),
     _item("W4(a)", "Does a penalty on the condition number help?",
           "e4.spectral-kappa e14.oracle e14.better-matrix e15.penalty"),
     _item("W4(b)", "Does orthogonal regularization?", "e14.blind e14.harmless"),
@@ -96,7 +97,7 @@ ITEMS = (
           "e6.block e6.low-rank e18.kappa e18.columns",
           lacking="no layer of a trained network was corrected."),
     _item("Section 4, gradients", "How does it relate to exploding and vanishing gradients?", "",
-          THEORY),
+          THROUGH),
     _item("Code, fresh batches", "Are batches fresh in every step?", "e17.inputs",
           "Yes, except in the part of experiment 17 that asks what fixed data do."),
     _item("Code, noise", "What do higher noise levels do?", "e15.noise e12.floor"),

@@ -31,13 +31,16 @@ class Found(NamedTuple):
 
 @dataclass
 class Grower:
-    """Turns what a pickle holds into a tree, node by node within a budget."""
+    """Turns what a pickle holds into a tree, node by node within a budget.
 
-    locate: Callable[[Storage], Room | str]
+    >>> lost = View(Storage("0", torch.float32, 4), torch.float32, 0, (2, 2), (2, 1))
+    >>> Grower(lambda storage: "its storage is lost").grow(Loaded(Pairs([("w", lost)]), 0, {})).tree
+    {'w': Unreadable(reason='its storage is lost')}
+    """
+
+    locate: Callable[[Storage], Room | str]  # a storage in its file, or why it is not there
     kinds: dict[str, bool] = field(default_factory=dict)
-    plain: dict[int, bool] = field(
-        default_factory=dict
-    )  # which sequences hold no more than numbers
+    plain: dict[int, bool] = field(default_factory=dict)  # sequences by id: numbers and texts only
     nodes: int = 0
     tensors: int = 0
 
