@@ -8,7 +8,8 @@ noise) and N (from 0, with it), and serve several targets and starts: those tria
 else, and `shared` reports the correlation of their errors' signs that it causes.
 
 Per cell: medians of kappa's relative error, measured (with its exact 95 % interval) and predicted,
-their ratio, quartiles and tail indices of both, the medians of all other components, and two tests
+their ratio, quartiles and tail indices of both, the medians of all other components, the closed form
+`kappa_error_quantile`, which draws nothing and is good up to a disturbance of 1, and two tests
 with Holm's correction over the grid: `sign`, whether a measured error exceeds the one predicted for
 the same target and start half of the time, and `shape`, Kolmogorov and Smirnov's.
 
@@ -34,7 +35,7 @@ from torch import Tensor
 from kappascope.components import Components, errors
 from kappascope.statistics import median, quantile, tail_index, wins
 from kappascope.tasks import Own, Random, heterogeneous, start
-from kappascope.theory import predicted_weights
+from kappascope.theory import Relaxation, disturbance, kappa_error_quantile, predicted_weights
 
 STEPS = (50, 100, 200, 500, 1000)
 KAPPA = "condition_number"
@@ -162,15 +163,20 @@ def measure(size: int) -> tuple[list[dict[str, Any]], float]:
 
 
 def judged(cells: list[dict[str, Any]]) -> dict[str, Any]:
-    """The grid as a whole: worst ratio, and the tests corrected for their number."""
+    """The grid as a whole: worst ratios, and the tests corrected for their number."""
+    for row in cells:
+        r = disturbance(Relaxation(row["size"]), row["step"])
+        row |= {"disturbance": r, "closed_form": kappa_error_quantile(0.5, r)}
     for test in ("sign", "shape"):
         for row, p in zip(cells, holm([c[f"{test}_p"] for c in cells]), strict=True):
             row[f"{test}_p_holm"] = p
     ratios = [c["ratio"] for c in cells]
+    closed = [c["closed_form"] / c["measured"]["median"] for c in cells if c["disturbance"] < 1]
     return {
         "cells": len(cells),
         "within_10_percent": sum(abs(r - 1) <= 0.1 for r in ratios),
         "ratios": [min(ratios), max(ratios)],
+        "closed_form_ratios_below_disturbance_1": [min(closed), max(closed)],
         "smallest_sign_p_holm": min(c["sign_p_holm"] for c in cells),
         "smallest_shape_p_holm": min(c["shape_p_holm"] for c in cells),
     }

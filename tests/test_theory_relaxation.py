@@ -13,7 +13,7 @@ from kappascope import errors
 from kappascope.networks import Matrix
 from kappascope.tasks import Own, Regression, heterogeneous, start
 from kappascope.theory import Relaxation, predicted_weights, relaxation, walk
-from kappascope.training import descend
+from kappascope.training import descend, last
 
 
 def trials(count: int, key: str, size: int, scale: float = 0.1) -> tuple[Own, Tensor, Tensor]:
@@ -138,6 +138,19 @@ def test_every_component_is_predicted(size: int, scale: float, noise: float) -> 
             assert float(model[name].median()) == pytest.approx(middle[name], rel=0.03)
         kappa = float(model["condition_number"].median())
         assert kappa == pytest.approx(middle["condition_number"], rel=0.25)  # 400 allow no less
+
+
+def test_the_model_fails_where_one_batch_carries_too_far_and_its_moments_do_not() -> None:
+    streams, target, begin = trials(400, "far", size=16)
+    setting = Relaxation(16, learning_rate=0.05, rows=1)
+    assert setting.reach > 1
+    batches = Regression(target, rows=1).batches(streams.random(1))
+    weight = last(descend(Matrix(begin), batches, setting.learning_rate, steps=10)).weight
+    draws = predicted_weights(target, begin, [10], streams.random(2).normal, setting)
+    true, model = errors(weight, target), errors(next(draws), target)
+    assert model["condition_number"].median() < 0.5 * true["condition_number"].median()
+    expected = setting.overall_error(target, begin, 10)
+    assert ((true["overall_matrix"] / expected) ** 2).mean() == pytest.approx(1, abs=0.03)
 
 
 def test_finer_factors_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

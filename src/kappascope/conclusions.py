@@ -78,6 +78,11 @@ WHY = (
         holds="e7.depth-explodes",
     ),
     _lesson(
+        "No component is well or poorly learned by itself: its class changes with optimizer, "
+        "inputs and depth.",
+        fails="e18.kappa e18.gap e18.rank",
+    ),
+    _lesson(
         "With size kappa's error goes on growing, but slower than the size.",
         holds="e10.trend",
         fails="e10.superlinear",

@@ -23,7 +23,12 @@ WORDS = 4096  # in the vocabulary; the rarest is seen once in 36,000
 
 @dataclass(frozen=True)
 class Source:
-    """Inputs without end, and their second moments."""
+    """Inputs without end, and their second moments.
+
+    >>> target = torch.ones(1, 2, 2, dtype=torch.float64)
+    >>> white(2).loss(target)(0 * target)
+    tensor([1.], dtype=torch.float64)
+    """
 
     moments: Float[Tensor, "size size"]
     draw: Callable[[Random, int], Tensor]

@@ -135,6 +135,13 @@ class Muon:
     """Nesterov's momentum, made orthogonal before each step: ``torch.optim.Muon`` for stacks.
 
     Torch's takes single matrices only and iterates in bfloat16; this one in the weight's type.
+
+    >>> layer = nn.Linear(2, 2, bias=False)
+    >>> layer.weight.grad = torch.diag(torch.tensor([9.0, 1.0]))
+    >>> before = layer.weight.detach().clone()
+    >>> Muon(layer, learning_rate=1.0).step()
+    >>> bool(((before - layer.weight).diagonal() > 0.6).all())
+    True
     """
 
     def __init__(
@@ -216,6 +223,13 @@ def arrivals(
 
     The step that crosses a level is shortened to end on it, so that all who arrive have the same
     loss; training ends when every trial has arrived at every level.
+
+    >>> from kappascope.networks import Matrix
+    >>> models = (Matrix(torch.full((1, 1, 1), weight)) for weight in (2.0, 1.0, 0.0))
+    >>> steps = (Step(index, model, None) for index, model in enumerate(models))
+    >>> found = arrivals(steps, lambda weight: weight.square().sum((-2, -1)), [0.25])[0.25]
+    >>> found.weight.item(), found.step.item()
+    (0.5, 2.0)
     """
     found: dict[float, Arrival] = {}
     before: Tensor | None = None
