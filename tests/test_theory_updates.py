@@ -13,6 +13,7 @@ from kappascope.theory import (
     blind_change,
     full_gradient_change,
     muon_update,
+    newton_schulz,
     sgd_update,
     singular_value_change,
 )
@@ -74,6 +75,18 @@ def test_muon_moves_every_singular_value_of_the_gradient_alike(shape: tuple[int,
     torch.testing.assert_close(torch.linalg.svdvals(exact) / scale, torch.ones_like(s))
     cosine = (update * exact).sum() / update.norm() / exact.norm()
     assert cosine > 0.97
+
+
+def test_muon_of_torch_moves_by_the_newton_schulz_values() -> None:
+    u, v = (torch.linalg.qr(normal(32, 32, seed=seed)).Q for seed in (1, 2))
+    s = torch.logspace(0, -5, 32, dtype=torch.float64)  # from leading to lost
+    gradient = u @ torch.diag(s) @ v.mT
+    update = stepped(torch.zeros(32, 32).double(), gradient, Muon, lr=1.0, weight_decay=0.0)
+    along = -(u * (update @ v)).sum(0)
+    expected = newton_schulz(s / s.norm())
+    torch.testing.assert_close(along, expected, rtol=0, atol=0.12)  # bfloat16 has 8 bits
+    assert (expected[s > 1e-2] > 0.6).all()
+    assert (expected[s < 1e-4] < 0.1).all()
 
 
 def test_sgd_moves_by_the_gradients_own_singular_values_and_muon_does_not() -> None:

@@ -123,6 +123,9 @@ def lines(diagnosis: Diagnosis) -> Iterator[Text]:
         yield Text(f"failed: {plain(name, WIDEST)}: {plain(reason)}", COLOURS["critical"])
     for group in _groups(diagnosis.findings):
         yield _paragraph(group)
+        if group[0].snippet and group[0].severity != "info":
+            code = textwrap.indent(group[0].snippet.rstrip(), "    ")
+            yield Text(code, "cyan", no_wrap=True, overflow="ignore")
 
 
 def _failed(diagnosis: Diagnosis, most: int = 8) -> Iterator[tuple[str, str]]:
@@ -145,7 +148,6 @@ def _paragraph(group: Sequence[Finding]) -> Text:
     text = Text(f"{first.severity}: {first.rule}", COLOURS[first.severity])
     text.append(f" in {plain(first.subject, WIDEST)}{more}: {plain(first.evidence)}.", "default")
     if first.advice:
-        text.append(f" {plain(first.advice).capitalize()}.", "default")
-    if first.snippet and first.severity != "info":
-        text.append(f"\n{textwrap.indent(first.snippet.rstrip(), '    ')}", "cyan")
+        advice = plain(first.advice)
+        text.append(f" {advice[:1].upper()}{advice[1:]}.", "default")
     return text

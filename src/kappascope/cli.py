@@ -470,7 +470,7 @@ def _draw(what: RenderableType) -> None:
 
     console = Console()
     with console.capture() as drawn:
-        console.print(what)
+        console.print(what, crop=False)
     _tell(drawn.get().rstrip("\n"))
 
 

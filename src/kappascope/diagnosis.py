@@ -90,7 +90,8 @@ class Diagnosis:
     @property
     def _health(self) -> str:
         counts = Counter(one.severity for one in self.findings)
-        told = [f"{counts[one]} {one}" for one in reversed(SEVERITIES) if counts[one]]
+        words = {"critical": "critical", "warning": "warnings", "info": "notes"}
+        told = [f"{counts[one]} {words[one]}" for one in reversed(SEVERITIES) if counts[one]]
         if not self.above("warning"):
             notes = f" ({counts['info']} notes)" if counts["info"] else ""
             return f"No rule found anything wrong{notes}."

@@ -27,14 +27,15 @@ EPS = torch.finfo(torch.float64).eps
 
 TOLERANCE = 1e-8  # relative error at which a value is accepted
 BLOCK = 16  # vectors per Krylov block: as fast to multiply as 8 of them, fewer steps than 8
+COUNTING = 2  # more turns of an iteration to count by: each costs a tenth of what inertia does
 GUARD = 8  # vectors polished together: the wanted ones and a few to separate them from the rest
 COUNTABLE = 64  # singular values below the threshold that a Krylov space can count reliably
 BLUNT = 10 * TOLERANCE  # what the error of sigma_1 does to a squared threshold, and then some
 BLURRED = 3e-4  # squaring leaves eps/x^2 of a value x sigma_1: above this, 1e-9 or better
-SLOW = 0.01  # what is no better known after six steps needs some thirty, which all values are worth
-CROWDED = (
-    0.75  # the ninth of the inverse squares over the first: 0.5 when a few more steps settle it
-)
+SLOW = 0.05  # what is no better known after eight steps needs forty, which all values are worth
+# The ninth of the inverse squares over the first, after three steps: where it is larger, some forty
+# steps and a count of many values would follow. The lower edge of a tall matrix needs but twenty.
+CROWDED, CROWDED_TALL = 0.75, 0.93
 WORTHWHILE = 1800  # up to here a float64 attempt costs as much as the SVD it would save
 
 
@@ -86,17 +87,19 @@ def extremes(a: Dense, threshold: float, certify: bool) -> Extremes:
 
 
 def _look_down(square: _Square) -> None:
-    """Two steps towards the bottom: where it is crowded, no Krylov space is worth its time."""
+    """Three steps towards the bottom: where it is crowded, no Krylov space is worth its time."""
 
     def progress(ritz: _Ritz) -> float:
-        if ritz.values[GUARD] > CROWDED * ritz.values[0]:
+        if ritz.steps < 3:
+            return 0.0
+        if ritz.values[GUARD] > (CROWDED_TALL if square.tall else CROWDED) * ritz.values[0]:
             largest = math.sqrt(_norm(square.apply, square.rough, turns=2))
             blurred = _Settled(largest, math.inf, square.eps).blurred(ritz)
             raise Unresolved("the smallest values are crowded", True, blurred)
         return 1.0
 
     try:
-        _krylov(square.inverse, square.factors[0], 2, GUARD + 1, progress)
+        _krylov(square.inverse, square.factors[0], 3, GUARD + 1, progress)
     except Unresolved as problem:
         if problem.crowded:
             raise
@@ -147,10 +150,10 @@ def _top(square: _Square) -> _End:
 def _bottom(square: _Square, largest: float, cut: float) -> _End:
     """The smallest singular value, and the number of values up to ``cut`` where it is countable."""
     settled = _Settled(largest, cut**-2, square.eps)
-    ritz = _krylov(square.inverse, square.factors[0], 16, COUNTABLE + BLOCK, settled)
+    ritz = _krylov(square.inverse, square.factors[0], 32, COUNTABLE + BLOCK, settled)
     guard = settled.count + 2 if settled.count else 0
     try:
-        polished = _polish(square, ritz.vectors(max(GUARD, guard)), 1)
+        polished = _polish(square, ritz.vectors(max(GUARD, guard)), 1, cut**-2 if guard else None)
     except Unresolved as problem:
         raise Unresolved(str(problem), blurred=settled.blurred(ritz)) from problem
     below = None if settled.count is None else polished.count(cut**-2)
@@ -165,13 +168,16 @@ def smallest(a: Dense, wanted: int) -> Float[Tensor, " wanted"]:
     return torch.tensor(polished.values[:wanted], dtype=a.dtype).rsqrt().flip(0)
 
 
-def _polish(square: _Square, start: Float[Tensor, "p k"], wanted: int) -> _Ritz:
+def _polish(
+    square: _Square, start: Float[Tensor, "p k"], wanted: int, cut: float | None = None
+) -> _Ritz:
     """The largest eigenvalues of the inverse in float64, by subspace iteration.
 
     Accepted after two independent checks: the residual of the inverse, and ``|Av|`` against it.
+    With a ``cut`` it goes on for a few turns until those above can be counted.
     """
     a, v = square.matrix, start.double()
-    previous = math.inf
+    previous, more = math.inf, COUNTING if cut else 0
     for turn in range(12):
         v, _ = torch.linalg.qr(v)
         image = square.refined_inverse(v)
@@ -180,9 +186,11 @@ def _polish(square: _Square, start: Float[Tensor, "p k"], wanted: int) -> _Ritz:
         residuals = torch.linalg.vector_norm(image @ c - (v @ c) * theta, dim=0)
         ritz = _Ritz(theta.tolist(), residuals.tolist())
         uncertainty = ritz.uncertainty(wanted)
-        if turn > 2 and uncertainty > previous / 2:
+        if turn > 2 + COUNTING and uncertainty > previous / 2:
             break
-        if uncertainty < TOLERANCE:
+        if uncertainty < TOLERANCE and cut and more and ritz.count(cut) is None:
+            more -= 1
+        elif uncertainty < TOLERANCE:
             # |Av| errs by the square of what v and the inverse do: it is the value, they the check.
             y = torch.linalg.qr(image @ c[:, :wanted])[0]
             values = torch.linalg.svdvals(a @ y).flip(0)
@@ -206,7 +214,7 @@ class _Settled:
 
     def __call__(self, ritz: _Ritz) -> float:
         uncertainty = ritz.uncertainty(1)
-        if ritz.steps >= 6 and uncertainty > SLOW:
+        if ritz.steps >= 8 and uncertainty > SLOW:
             raise Unresolved("too many values near the smallest", True, self.blurred(ritz))
         done = _share(uncertainty, 10 * TOLERANCE)
         return done if done < 1 or self._counted(ritz) else 0.9
@@ -404,10 +412,16 @@ class _Ritz:
         return min(math.sqrt(squares[0]), *separated, math.inf) / float(values[wanted - 1])
 
     def count(self, cut: float) -> int | None:
-        """How many values exceed ``cut``, if the residuals place each one clearly."""
+        """How many values exceed ``cut``, if the residuals place each one clearly.
+
+        Alone in a gap, a value is known to the square of its residual over the gap.
+        """
         values, residuals = np.array(self.values), np.array(self.residuals)
         k = int((values > cut).sum())
-        clear = np.abs(values - cut) > 2 * residuals + BLUNT * cut
+        steps = values[:-1] - values[1:] - residuals[:-1] - residuals[1:]
+        gaps = np.minimum(np.r_[math.inf, steps], np.r_[steps, 0.0])  # below the last, who knows
+        errors = np.where(gaps > 2 * residuals, residuals**2 / np.maximum(gaps, 1e-300), residuals)
+        clear = np.abs(values - cut) > 2 * errors + BLUNT * cut
         return k if k < len(values) and clear[: k + 1].all() else None
 
     @property

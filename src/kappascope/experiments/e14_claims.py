@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from kappascope.claims import Above, Below, Claim, Measure
-from kappascope.measures import compared, improvement, listed
+from kappascope.measures import improvement, listed, select
+from kappascope.statistics import Estimate, Table, wins
 
 LOG, ROWS, WHOLE = "log_condition_number", "row_norms", "overall_matrix"
 BLIND = (
@@ -30,10 +31,15 @@ def gain(strategy: str, component: str, told: bool = False) -> Measure:
     return improvement(ours, {"strategy": "standard", "oracle": False}, component=component)
 
 
-def blindness(strategy: str) -> Measure:
-    """The error of log kappa without the oracle in that with it, trial by trial."""
-    blind, told = ({"strategy": strategy, "oracle": oracle} for oracle in (False, True))
-    return compared(blind, told, component=LOG)
+def helped(strategy: str) -> Measure:
+    """In which share of the trials the oracle makes the error of log kappa smaller."""
+
+    def measure(rows: Table) -> Estimate:
+        chosen = select(rows, stream="own", strategy=strategy, component=LOG)
+        told, blind = (chosen.where(oracle=oracle) for oracle in (True, False))
+        return wins(*told.paired(blind))
+
+    return measure
 
 
 def beside(names: tuple[str, ...], sentence: str) -> Callable[..., str]:
@@ -69,11 +75,10 @@ CLAIMS = (
         "e14.oracle",
         "What a spectral correction does for kappa depends on being told the target's spectrum.",
         "R W4",
-        tuple(map(blindness, TOLD)),
-        (Above(1),) * len(TOLD),
+        tuple(map(helped, TOLD)),
+        (Above(0.5),) * len(TOLD),
         listed(
-            "Without the oracle the error of log kappa is, in the median trial, this multiple of "
-            "that with it: {0} (n = {n}).",
+            "The oracle lowers the error of log kappa in this share of the trials: {0} (n = {n}).",
             *(f"for {name}" for name in TOLD),
         ),
     ),

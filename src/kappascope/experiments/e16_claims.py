@@ -95,7 +95,7 @@ CLAIMS = (
         "R W3",
         last_direction("digits"), Between(0.95, 1.05),
         "After 5,000 steps the direction of least variance lacks {0:.2f} of itself for digits, of "
-        "which three pixels are blank, {1:.2f} for the power law, {2:.2f} for tokens and {3:.2g} "
+        "which three pixels are blank, {1:.2g} for the power law, {2:.2g} for tokens and {3:.2g} "
         "for white inputs (n = {0.n}).",
         also=tuple(map(last_direction, ("power law", "tokens", "white"))),
     ),

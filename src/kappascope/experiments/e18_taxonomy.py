@@ -67,13 +67,18 @@ def everywhere(component: str) -> tuple[Measure, ...]:
 def classes(*found: Any) -> str:
     """The cells of each class, with the range of their medians."""
     *estimates, _ = found
-    cells: dict[str, list[str]] = {}
+    cells: dict[str, dict[str, float]] = {}
     for cell, error in zip(CELLS, estimates, strict=True):
-        name = f"{cell['optimizer']}/{cell['inputs']}/{cell['depth']}"
-        cells.setdefault(verdict(error), []).append(f"{name} {error.value:.2g}")
-    parts = (f"{name} in {len(many)} ({', '.join(many)})" for name, many in cells.items())
+        inputs = str(cell["inputs"]).partition(" ")[0]
+        name = f"{cell['optimizer']}/{inputs}/{cell['depth']}"
+        cells.setdefault(verdict(error), {})[name] = error.value
+    parts = (
+        f"{name} in {len(many)} of {len(CELLS)} cells, medians {min(many.values()):.2g} to "
+        f"{max(many.values()):.2g} ({', '.join(many)})"
+        for name, many in cells.items()
+    )
     n = min(error.n for error in estimates)
-    return f"Learned {'; '.join(parts)}: optimizer/inputs/depth, medians, n = {n} each."
+    return f"Learned {'; '.join(parts)}. A cell is optimizer/inputs/depth, n = {n} each."
 
 
 def claim(id: str, sentence: str, component: str, expect: Above | Below) -> Claim:

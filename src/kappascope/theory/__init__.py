@@ -46,6 +46,7 @@ from kappascope.theory.updates import (
     blind_change,
     full_gradient_change,
     muon_update,
+    newton_schulz,
     sgd_update,
     singular_value_change,
 )
@@ -76,6 +77,7 @@ __all__ = [
     "mode_path",
     "mode_speed",
     "muon_update",
+    "newton_schulz",
     "predicted_weights",
     "product",
     "sgd_update",

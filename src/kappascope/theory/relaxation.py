@@ -84,8 +84,8 @@ class Relaxation:
     def reach(self) -> float:
         """The largest eigenvalue of h S_k, h (1 + sqrt(d/B))^2: how far one batch can carry.
 
-        The moments hold for any; the Gaussian model needs it below one. Beyond, the third moments of
-        the batches matter: at 1.25 the model's early kappa errors are a third of the true ones.
+        The moments hold for any; the Gaussian model needs it below one. Beyond, the batches' third
+        moments matter: at 1.25 the model's early kappa errors are a third of the true ones.
 
         >>> round(Relaxation(512).reach, 2), round(Relaxation(16, 0.05, rows=1).reach, 2)
         (0.15, 1.25)
