@@ -283,3 +283,23 @@ svg(figure), png(figure)
 assert "matplotlib.pyplot" not in sys.modules
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_figure_can_be_sent_to_another_process_and_drawn_there() -> None:
+    import pickle
+
+    rows = Table.of(
+        {"size": n, "stream": "own", "seed": k, "component": "row_norms", "error": 10.0**k}
+        for n in (8, 16)
+        for k in range(5)
+    )
+    figure = figures.sheet(figures.errors("row_norms", by="size"))(rows, figures.NOTHING)
+    assert figures.svg(pickle.loads(pickle.dumps(figure))) == figures.svg(figure)
+
+
+def test_a_setting_of_which_no_trial_was_run_leaves_its_panel_empty() -> None:
+    rows = Table.of(
+        [{"size": 8, "stream": "own", "seed": 0, "component": "row_norms", "error": 1.0}]
+    )
+    panel = figures.errors("row_norms", by="size", level=3)
+    assert figures.svg(figures.sheet(panel)(rows, figures.NOTHING))

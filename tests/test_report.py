@@ -15,8 +15,18 @@ import pytest
 
 from kappascope import figures, report
 from kappascope.claims import Printed
+from kappascope.engines import Here
 from kappascope.prose import OUTCOMES, number, verdict
-from kappascope.report import Report, Section, groups, paragraphs, render, repetitions, section
+from kappascope.report import (
+    Report,
+    Section,
+    groups,
+    paragraphs,
+    render,
+    rendered,
+    repetitions,
+    section,
+)
 from kappascope.statistics import Table
 from test_figures import PLOTS, row, spectra, trials
 
@@ -57,7 +67,9 @@ def experiment(name: str) -> Any:
 
 def drawn(name: str, many: int = 40) -> Section:
     rows, lines = trials(name, many), spectra(name)
-    return section(experiment(name), rows, PLOTS[name](rows, lines), figures.gallery(lines))
+    one = experiment(name)
+    drawn = {one.id: PLOTS[name](rows, lines), f"{one.id}-spectra": figures.gallery(lines)}
+    return section(one, rows, {picture.name: picture for picture in rendered(drawn, Here())})
 
 
 CLAIMS = [claim(k, OUTCOMES[k % 4]) for k in range(1, 13)]

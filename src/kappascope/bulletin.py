@@ -18,7 +18,9 @@ from kappascope.prose import number
 ROWS = 24  # of the table: what a screen holds
 WIDEST = 60  # characters of a name
 HEADS = "matrix", "shape", "κ", "× chance", "rank", "stable", "gap", "α", "finding"
-OPTIONAL = 7, 6, 5, 1  # columns that make room, the first to go first
+OPTIONAL = 7, 6, 5, 1  # columns that make room for names, the first to go first
+SPARE = 4, 3  # those that go where a name has not even the room to be told from others
+NARROWEST = 20  # characters that tell it
 GAP = 3  # between columns
 COLOURS = {"critical": "bold red", "warning": "yellow", "info": "dim"}
 
@@ -45,7 +47,7 @@ def table(diagnosis: Diagnosis, width: int) -> RenderableType:
     widths = [max(map(len, column)) for column in zip(HEADS, *cells, strict=True)]
     width -= 2  # at its edges
     kept = _kept([min(widths[0], WIDEST), *widths[1:]], width)
-    room = max(20, width - GAP - sum(widths[i] + GAP for i in kept if i))
+    room = max(NARROWEST // 2, width - GAP - sum(widths[i] + GAP for i in kept if i))
     drawn = Table(*(HEADS[i] for i in kept), box=SIMPLE_HEAD, pad_edge=False)
     for column, i in zip(drawn.columns, kept, strict=True):
         column.no_wrap, column.justify = True, "left" if i in (0, len(HEADS) - 1) else "right"
@@ -58,9 +60,11 @@ def table(diagnosis: Diagnosis, width: int) -> RenderableType:
 def _kept(widths: Sequence[int], width: int) -> list[int]:
     """The columns that fit, or cannot be done without."""
     kept = list(range(len(widths)))
-    for one in OPTIONAL:
-        if sum(widths[i] + GAP for i in kept) > width:
-            kept.remove(one)
+    short = [min(widths[0], NARROWEST), *widths[1:]]
+    for sizes, columns in ((widths, OPTIONAL), (short, SPARE)):
+        for one in columns:
+            if sum(sizes[i] + GAP for i in kept) > width:
+                kept.remove(one)
     return kept
 
 
@@ -117,10 +121,11 @@ def lines(diagnosis: Diagnosis) -> Iterator[Text]:
     hidden = len(diagnosis.matrices) - ROWS
     if hidden > 0:
         yield Text(f"{hidden} more matrices; --html or --table shows all of them.", "dim")
-    for sentence in diagnosis.verdict:
+    for sentence in (*diagnosis.notes, *diagnosis.verdict):
         yield Text(plain(sentence))
     for name, reason in _failed(diagnosis):
         yield Text(f"failed: {plain(name, WIDEST)}: {plain(reason)}", COLOURS["critical"])
+    yield from _moves(diagnosis)
     for group in _groups(diagnosis.findings):
         yield _paragraph(group)
         if group[0].snippet and group[0].severity != "info":
@@ -135,10 +140,30 @@ def _failed(diagnosis: Diagnosis, most: int = 8) -> Iterator[tuple[str, str]]:
         yield "…", f"{len(diagnosis.failed) - most} more, all in --json"
 
 
+def _moves(diagnosis: Diagnosis) -> Iterator[Text]:
+    """How far each component is from that of the reference: in the middle, and at most."""
+    compared = [(row.errors, row.name) for row in diagnosis.matrices if row.errors]
+    if not diagnosis.reference:
+        return
+    extent = f"{len(compared)} of {len(diagnosis.matrices)} matrices compared"
+    yield Text(f"Against {plain(diagnosis.reference)}, {extent}; relative change, median and most:")
+    for component in compared[0][0] if compared else ():
+        known = sorted(
+            (errors[component] or 0.0, name)
+            for errors, name in compared
+            if errors[component] is not None
+        )
+        if known:
+            (middle, _), (most, name) = known[len(known) // 2], known[-1]
+            where = f" ({plain(name, WIDEST)})" if most else ""
+            told = f"{component.replace('_', ' ')} {number(middle)}, {number(most)}{where}"
+            yield Text(f"    {told}")
+
+
 def _groups(findings: Sequence[Finding]) -> list[list[Finding]]:
-    found: dict[tuple[str, str], list[Finding]] = {}
-    for one in findings:
-        found.setdefault((one.severity, one.rule), []).append(one)
+    found: dict[tuple[str, ...], list[Finding]] = {}
+    for one in findings:  # what is advised for one holds for all of its group
+        found.setdefault((one.severity, one.rule, one.advice), []).append(one)
     return list(found.values())
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kappascope.engines import ONE_THREAD, Done, Here, Processes
+from kappascope.engines import ONE_THREAD, Done, Engine, Here, Processes
 
 if TYPE_CHECKING:  # what needs torch is loaded when there is work
     from rich.console import RenderableType
@@ -39,6 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+LABORATORY = ("torch", "scipy.stats", "matplotlib.figure", "kappascope.study", "kappascope.report")
 LONGEST = 240  # characters of an error line
 QUIET = 10.0  # seconds between two lines of progress
 CORES = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
@@ -95,6 +96,9 @@ def reproduce(
     Trials that are in the folder already are not run again: after an interruption, or to add
     experiments or trials, name the same folder.
     """
+    engine = Processes(jobs, loaded=LABORATORY) if jobs else Here()
+    if isinstance(engine, Processes):
+        engine.warm()  # while we load torch, too
     from kappascope import study
     from kappascope.store import Store
 
@@ -107,8 +111,8 @@ def reproduce(
         if fresh:
             store.forget()
         store.begin(plan.study)
-        failures = _run(plan, store, Processes(jobs) if jobs else Here())
-        _conclude(experiments, plan, store, failures)
+        failures = _run(plan, store, engine)
+        _conclude(experiments, plan, store, failures, engine)
 
 
 class Spectrum(StrEnum):
@@ -169,7 +173,7 @@ def diagnose(
 
     choice = Choice(tuple(include or ()), tuple(exclude or ()), spectrum.value)
     with _answering(as_json):
-        _writable(paths, html, table)
+        _writable([*paths, reference] if reference else paths, html, table)
         pairs = zip(paths, [reference, *paths[:-1]], strict=True)
         found = [_examined(path, other, choice, jobs) for path, other in pairs]
         _keep(found, html, table)
@@ -215,12 +219,11 @@ def _writable(paths: Sequence[str], html: Path | None, table: Path | None) -> No
 def _examined(path: str, reference: str | None, choice: Choice, jobs: int) -> Diagnosis:
     """One checkpoint, under a bar."""
     from kappascope import diagnosing
+    from kappascope.diagnosing import UNCHOSEN
     from kappascope.store import Refusal
 
     with _waiting(f"Opening {path}"):
         case = diagnosing.case(path, reference, choice, jobs)
-    for note in case.summary.notes:
-        _say(note)
     rows = []
     with _counting(case.tasks) as advance, closing(case.examine()) as ended:
         for done in ended:
@@ -228,8 +231,9 @@ def _examined(path: str, reference: str | None, choice: Choice, jobs: int) -> Di
             rows += done.result
     found = case.concluded(rows)
     if not found.matrices:
-        reason = f", first {_first(found.skipped)}" if found.skipped else ""
-        wrong = f"no matrix to examine in it ({len(found.skipped)} tensors{reason})"
+        skipped = sorted(found.skipped, key=lambda one: (not one.lost, one.reason != UNCHOSEN))
+        reason = f", first {_first(skipped)}" if skipped else ""
+        wrong = f"no matrix to examine in it ({len(skipped)} items{reason})"
         raise Refusal(2, path, wrong, "see --include and --exclude, or name a checkpoint")
     return found
 
@@ -295,13 +299,15 @@ def _judged(found: Sequence[Diagnosis], fail_on: Severity | None) -> None:
 
     bad = [one for each in found for one in (each.above(fail_on.value) if fail_on else ())]
     if bad:
-        wrong = f"{len(bad)} findings of severity {fail_on} or worse, first {bad[0].rule}"
+        count = "1 finding" if len(bad) == 1 else f"{len(bad)} findings"
+        wrong = f"{count} of severity {fail_on} or worse, first {bad[0].rule}"
         raise Refusal(1, bad[0].subject, f"{wrong}: {bad[0].evidence}", bad[0].advice)
     for each in found:
         if each.failed and not each.analysed:
             raise Refusal(2, each.source, f"nothing analysed: {_first(each.failed)}", ADVICE)
         if each.failed:
-            wrong = f"{len(each.failed)} items not analysed, first {_first(each.failed)}"
+            count = "1 item" if len(each.failed) == 1 else f"{len(each.failed)} items"
+            wrong = f"{count} not analysed, first {_first(each.failed)}"
             raise Refusal(3, each.source, wrong, "the rest is above; --json lists them all")
 
 
@@ -427,7 +433,11 @@ def _lines(todo: Sequence[Block | _Part]) -> Callable[[Block | _Part], None]:
 
 
 def _conclude(
-    experiments: Sequence[Experiment], plan: Plan, store: Store, failures: Sequence[Done[Block]]
+    experiments: Sequence[Experiment],
+    plan: Plan,
+    store: Store,
+    failures: Sequence[Done[Block]],
+    engine: Engine,
 ) -> None:
     """Write everything that is derived from the trials, and say what came out."""
     from kappascope import lab, report, study
@@ -436,7 +446,7 @@ def _conclude(
     results = study.gather(plan, store, failures)
     verdicts = lab.verdicts(experiments, results.rows)
     study.publish(results, store, verdicts)
-    for name, data in report.files(experiments, results, verdicts):
+    for name, data in report.files(experiments, results, verdicts, engine):
         (store.folder / name).parent.mkdir(exist_ok=True)
         write(store.folder / name, data)
     _table(experiments, verdicts)
@@ -470,7 +480,9 @@ def _draw(what: RenderableType) -> None:
 
     console = Console()
     with console.capture() as drawn:
-        console.print(what, crop=False)
+        # rich forgets what a text says of itself, and would break the lines of code in it
+        how = {name: getattr(what, name, None) for name in ("no_wrap", "overflow")}
+        console.print(what, crop=False, **how)
     _tell(drawn.get().rstrip("\n"))
 
 
@@ -505,8 +517,10 @@ def _refusal(error: BaseException, arguments: Sequence[str]) -> Refusal:
     from kappascope.store import Refusal
 
     given = " ".join(arguments)
+    begins = "diagnose" in arguments[:1]
+    again = f"the same command {'begins anew' if begins else 'goes on'}"
     known: dict[type[BaseException], tuple[int, str, str]] = {
-        Interrupted: (getattr(error, "code", 130), "stopped early", "the same command goes on"),
+        Interrupted: (getattr(error, "code", 130), "stopped early", again),
         MemoryError: (5, "out of memory", "use fewer --jobs"),
         ImportError: (5, str(error), "install kappascope with its dependencies"),
         OSError: (5, str(error), "see to it and give the same command again"),

@@ -35,6 +35,7 @@ Row: TypeAlias = Examination | Product | Chain
 
 LIBRARIES = GIGABYTE // 2  # what torch and scipy hold before any tensor is read
 MODULES = ("torch", "scipy.optimize", "kappascope.diagnosing")  # what a worker needs
+UNCHOSEN = "not chosen"  # why a matrix is skipped that the user did not ask for
 SLOWEST = 2e9  # floating point operations a second: any machine does more
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -262,7 +263,7 @@ class Case:
         matrices = [row for row in every if isinstance(row, Examination)]
         matrices.sort(key=lambda row: order[row.name])
         products.sort(key=lambda row: layers[row.name.rpartition("[")[0]])
-        passed = [Skipped(name, "not chosen") for name in names if not self.choice.takes(name)]
+        passed = [Skipped(name, UNCHOSEN) for name in names if not self.choice.takes(name)]
         return Diagnosis(
             source=str(self.model),
             matrices=tuple(matrices),

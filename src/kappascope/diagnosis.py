@@ -83,17 +83,18 @@ class Diagnosis:
     def _extent(self) -> str:
         tensors = sum(row.part_of is None for row in self.analysed)
         parts = len(self.analysed) - tensors
-        split = f" and {parts} parts of them" if parts else ""
+        split = f" and {_count(parts, 'part')} of them" if parts else ""
         failed = f"; {len(self.failed)} could not be examined" if self.failed else ""
-        return f"{tensors} matrices{split} were examined{failed}."
+        were = "was" if tensors == 1 and not parts else "were"
+        return f"{_count(tensors, 'matrix', 'matrices')}{split} {were} examined{failed}."
 
     @property
     def _health(self) -> str:
         counts = Counter(one.severity for one in self.findings)
-        words = {"critical": "critical", "warning": "warnings", "info": "notes"}
-        told = [f"{counts[one]} {words[one]}" for one in reversed(SEVERITIES) if counts[one]]
+        words = {"critical": ("critical", "critical"), "warning": ("warning",), "info": ("note",)}
+        told = [_count(counts[one], *words[one]) for one in reversed(SEVERITIES) if counts[one]]
         if not self.above("warning"):
-            notes = f" ({counts['info']} notes)" if counts["info"] else ""
+            notes = f" ({_count(counts['info'], 'note')})" if counts["info"] else ""
             return f"No rule found anything wrong{notes}."
         worst = self.findings[0]
         return f"Findings: {', '.join(told)}; the worst is {worst.rule} in {worst.subject}."
@@ -133,7 +134,12 @@ class Diagnosis:
             "skipped": [{"name": one.name, "reason": one.reason} for one in self.skipped],
             "failed": [{"name": one.name, "reason": one.reason} for one in self.failed],
             "summary": self.summary,
-            "provenance": {**store.environment(), **self.settings, "notes": list(self.notes)},
+            "provenance": {
+                **store.environment(),
+                "dtype": "float64",  # whatever the matrices are stored in
+                **self.settings,
+                "notes": list(self.notes),
+            },
         }
 
     @property
@@ -158,6 +164,10 @@ class Diagnosis:
         rows = [_flat(_row(row, (), plots=False)) for row in self.matrices]
         names = list(dict.fromkeys(name for row in rows for name in row)) or ["name"]
         return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
+
+
+def _count(number: int, one: str, more: str = "") -> str:
+    return f"{number} {one if number == 1 else more or one + 's'}"
 
 
 def finite(value: Any) -> Any:

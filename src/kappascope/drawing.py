@@ -9,6 +9,7 @@ import io
 import re
 import textwrap
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -190,8 +191,12 @@ def logarithmic(axes: Axes, which: str, least: float = 0.0) -> None:
     axes.set(**{f"{which}scale": "log"})
     steps = (1.0, 2.0, 5.0) if high / low < 30 else (1.0,)
     axis.set_major_locator(LogLocator(subs=steps, numticks=5 if which == "x" else 9))
-    axis.set_major_formatter(FuncFormatter(lambda v, _: "0" if v <= least else words(float(v))))
+    axis.set_major_formatter(FuncFormatter(partial(_tick, least)))
     axis.set_minor_locator(NullLocator())  # they take longer to draw than all the rest
+
+
+def _tick(least: float, value: float, place: int) -> str:
+    return "0" if value <= least else words(float(value))
 
 
 def _indent(axes: Axes, left: float = 0.0, right: float = 0.0) -> None:

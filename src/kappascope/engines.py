@@ -123,12 +123,16 @@ class Processes:
 
         # Not fork: such a child hangs in a factorization if its parent ran one with two threads.
         # Not spawn: each would load torch anew, for seconds; here one server does, then it forks.
+        self.warm()
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(list(self.loaded))
-        with _deaf():
-            forkserver.ensure_running()
         arguments = os.getpid(), self.memory
         return ProcessPool(1, initializer=_enter, initargs=arguments, context=context)
+
+    def warm(self) -> None:
+        """Start the server that processes are forked from; it loads while we do something else."""
+        with _one_thread(), _deaf():
+            multiprocessing.get_context("forkserver").set_forkserver_preload(list(self.loaded))
+            forkserver.ensure_running()
 
     def _outcome(self, future: Future[Done[T]], item: T) -> Done[T]:
         try:

@@ -21,7 +21,7 @@ figure into files and into the pictures of the report; the same rows give the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -116,7 +116,7 @@ def paths(
     def draw(axes: Axes, rows: Table, spectra: Table) -> str:
         unit = _unit(components) if column == "error" else words(components[0])
         drawing.entitle(axes, title or f"{unit} over training".capitalize(), words(over), unit)
-        chosen = rows.where(**where) if len(rows) else rows
+        chosen = _where(rows, where)
         series = together(_lines(chosen, components, over, column, split))
         for one in series:
             axes.plot(one.levels, one.shown.T, color=one.colour, alpha=0.35, linewidth=0.5)
@@ -278,8 +278,14 @@ def _setting(setting: dict[str, Any]) -> str:
     return ", ".join(known) or "Singular values"
 
 
+def _where(rows: Table, where: Mapping[str, Any]) -> Table:
+    """The rows of a setting: none where no trial of it was run, and its column is not there."""
+    known = set(where) <= set(rows.rows.column_names)
+    return rows.where(**where) if known else NOTHING
+
+
 def _series(rows: Table, components: Iterable[str], by: str, where: dict[str, Any]) -> list[Series]:
-    chosen = rows.where(**where) if len(rows) else rows
+    chosen = _where(rows, where)
     return together(Series.of(chosen, name, by).ordered(where.get(by)) for name in components)
 
 

@@ -91,6 +91,7 @@ def _walk(source: Contents, at: str, path: Path) -> Iterator[Stored]:
 
 def _mapping(source: Mapping[Any, Any], at: str, path: Path) -> Iterator[Stored]:
     keys = {str(key): key for key in source}
+    own = "optimizer state" if {"state", "param_groups"} <= keys.keys() else None
 
     def near(key: str) -> Any:
         return source[keys[key]] if key in keys else None
@@ -98,7 +99,7 @@ def _mapping(source: Mapping[Any, Any], at: str, path: Path) -> Iterator[Stored]
     for actual in source:
         key, value = str(actual), source[actual]
         inner = contents(value)
-        reason = _foreign(key, inner, len(path))
+        reason = own or _foreign(key, inner, len(path))
         if inner is None or reason:
             yield Stored(key, value, near, at, (*path, actual), reason)
         else:
@@ -252,9 +253,44 @@ def bystander(stored: Stored) -> str | None:
         return "a buffer, the mask of attention"
     if re.fullmatch("(cos|sin)_cached?", leaf):
         return "a buffer, a table of rotations"
+    if scales := _SCALES.fullmatch(stored.key):
+        codes = [scales["of"] + end for end in ("", *_ENDS) if _is_code(stored, scales["of"] + end)]
+        return f"a buffer, the scales of {codes[0]}" if codes else None
     if "expert" in stored.key and leaf.endswith("bias") and len(shape) == 2:
         return "one-dimensional for each expert"
     return None
+
+
+# Quantized layers, by what GPTQ, AWQ, compressed-tensors, MXFP4, HQQ, AQLM and QuIP# call them. An
+# integer weight is one, too: only a buffer counts or points, and none of those has that name.
+_CODES = re.compile(r"(.*[._])?(q_?weight|weight|packed|blocks|codes|W_q|Qidxs)")
+_ENDS = (".weight", ".qweight", ".q_weight", "_packed", "_blocks", ".codes", ".W_q")
+_SCALES = re.compile(r"(?P<of>.+)[._](scales?|scale_inv|SCB|q?zeros?|zero_points?|absmax)")
+
+
+def coded(stored: Stored) -> str | None:
+    """Whether whole numbers stand for a weight, to be decoded with scales stored beside them.
+
+    >>> kept = {"up.qweight": torch.ones(2, 2).int(), "position_ids": torch.ones(1, 2).long()}
+    >>> [coded(stored) for stored in walk(kept)]
+    ['quantized codes (torch.int32)', None]
+    """
+    value = stored.value
+    if not isinstance(value, Tensor) or not _is_whole(value) or value.ndim < 2:
+        return None
+    beside = (f"{stored.key}{end}" for end in ("_scale", "_scales", "_scale_inv", ".absmax"))
+    known = _CODES.fullmatch(stored.key) or any(stored.near(key) is not None for key in beside)
+    return f"quantized codes ({value.dtype})" if known and value.numel() else None
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    plain = tensor.layout is torch.strided and not tensor.is_quantized
+    return plain and re.fullmatch(r"torch\.u?int\d+", str(tensor.dtype)) is not None
+
+
+def _is_code(stored: Stored, key: str) -> bool:
+    value = stored.near(key)
+    return isinstance(value, Tensor) and (_is_whole(value) or value.itemsize == 1)
 
 
 def scaled(stored: Stored) -> str | None:

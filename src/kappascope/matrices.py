@@ -49,6 +49,7 @@ from kappascope.inventory import (
     Read,
     Stored,
     bystander,
+    coded,
     contents,
     objection,
     reader,
@@ -76,7 +77,7 @@ class Skipped(NamedTuple):
     def lost(self) -> bool:
         """Whether it may well be a weight, stored in a way that is not understood here.
 
-        >>> Skipped("scale", "torch.int8").lost, Skipped("w", "layout torch.sparse_coo").lost
+        >>> Skipped("mask", "torch.int8").lost, Skipped("w", "quantized codes (torch.int8)").lost
         (False, True)
         """
         return not _HARMLESS.match(self.reason)
@@ -250,7 +251,8 @@ def _survey(source: Contents, config: Config) -> Iterator[Skipped | tuple[Unit, 
 
 
 def _refused(stored: Stored) -> str | None:
-    return objection(stored.value) or scaled(stored) or bystander(stored)
+    whole = coded(stored) or objection(stored.value)
+    return whole or scaled(stored) or bystander(stored)
 
 
 def _config(source: Contents) -> Mapping[str, Any]:

@@ -18,7 +18,7 @@ from torch import Tensor
 CACHED = 2**16  # entries of a panel that is used several times: half a megabyte, the second cache
 ROWS = 2048  # of a panel for a product with itself: enough for BLAS to reach its speed
 SHRUNK = 1e-30  # of the largest entry
-COPIED = 2**29  # bytes of a float64 copy from which there is none
+COPIED = 2**28  # bytes of a float64 copy from which there is none
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,6 +20,7 @@ from markupsafe import Markup
 
 from kappascope import figures, pages
 from kappascope.claims import Printed, check, ends
+from kappascope.engines import Engine, Here
 from kappascope.prose import OUTCOMES, Record, measured, number, tally, verdict
 from kappascope.statistics import Estimate, Summary, Table, summary, tail_index
 
@@ -92,27 +93,61 @@ class Report:
 
 
 def files(
-    experiments: Iterable[Experiment], results: Results, verdicts: Mapping[str, Sequence[Record]]
+    experiments: Iterable[Experiment],
+    results: Results,
+    verdicts: Mapping[str, Sequence[Record]],
+    engine: Engine | None = None,
 ) -> Iterator[tuple[str, bytes]]:
     """The report and its figures: paths below the folder of results, and what to write there."""
-    sections, missing = [], _failed(results.provenance)
+    experiments, missing = list(experiments), _failed(results.provenance)
+    drawn: dict[str, Figure] = {}
+    for experiment in experiments:
+        spectra = results.spectra.where(experiment=experiment.id)
+        figure, why = _drawn(experiment, results.rows.where(experiment=experiment.id), spectra)
+        missing += why
+        if figure:
+            drawn[experiment.id] = figure
+        if len(spectra):
+            drawn[f"{experiment.id}-spectra"] = figures.gallery(spectra)
+    pictures = {one.name: one for one in rendered(drawn, engine or Here())}
+    for one in pictures.values():
+        yield f"figures/{one.name}.svg", one.svg.encode()
+        if one.png:
+            yield f"figures/{one.name}.png", one.png
     printed: list[Record] = []
+    sections = []
     for experiment in experiments:
         rows = results.rows.where(experiment=experiment.id)
-        spectra = results.spectra.where(experiment=experiment.id)
-        drawn, why = _drawn(experiment, rows, spectra)
-        missing += why
-        shown = figures.gallery(spectra) if len(spectra) else None
-        if drawn:
-            yield f"figures/{experiment.id}.svg", figures.svg(drawn).encode()
-            yield f"figures/{experiment.id}.png", figures.png(drawn)
-        if shown:
-            yield f"figures/{experiment.id}-spectra.svg", figures.svg(shown).encode()
-        sections.append(section(experiment, rows, drawn, shown))
+        sections.append(section(experiment, rows, pictures))
         own = [one for one in verdicts["figures"] if one["experiment"] == experiment.id]
         printed += [_placed(one, experiment.figures, rows) for one in own]
     page = Report(sections, verdicts["claims"], printed, results.provenance, missing)
     yield "report.html", render(page).encode()
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure as it is written and shown; galleries of spectra have no PNG."""
+
+    name: str
+    svg: str
+    png: bytes | None
+    cells: tuple[str, ...]
+    caption: str
+
+
+def rendered(drawn: Mapping[str, Figure], engine: Engine) -> list[Picture]:
+    """The figures, which take longer to write down than to draw, in the order they came in."""
+    done = {one.item[0]: one for one in engine.run(_render, list(drawn.items()))}
+    # A worker that died has lost a figure that we still have.
+    return [done[name].result or _render((name, figure)) for name, figure in drawn.items()]
+
+
+def _render(item: tuple[str, Figure]) -> Picture:
+    name, figure = item
+    caption = " ".join(figure.get_supxlabel().split())
+    png = None if name.endswith("-spectra") else figures.png(figure)
+    return Picture(name, figures.svg(figure), png, figures.cells(figure), caption)
 
 
 def _failed(provenance: Mapping[str, Any]) -> list[str]:
@@ -132,19 +167,18 @@ def _drawn(
         return None, [f"the figure of experiment {experiment.number} was not drawn: {wrong}"]
 
 
-def section(
-    experiment: Experiment, rows: Table, drawn: Figure | None, spectra: Figure | None
-) -> Section:
+def section(experiment: Experiment, rows: Table, pictures: Mapping[str, Picture]) -> Section:
     """An experiment with its pictures and the numbers of its trials."""
+    drawn, spectra = pictures.get(experiment.id), pictures.get(f"{experiment.id}-spectra")
     return Section(
         experiment.id,
         experiment.number,
         experiment.title,
         experiment.section if experiment.beyond else f"Section {experiment.section} of the paper",
         experiment.question,
-        figures.cells(drawn) if drawn else (),
-        " ".join(drawn.get_supxlabel().split()) if drawn else "",
-        figures.cells(spectra) if spectra else (),
+        drawn.cells if drawn else (),
+        drawn.caption if drawn else "",
+        spectra.cells if spectra else (),
         tuple(groups(rows)),
         experiment.beyond,
     )
