@@ -583,6 +583,63 @@ class TestSkipped:
         assert found.skipped == (Skipped("x", reason),)
         assert list(shapes(found)) == ["w"]
 
+    @pytest.mark.parametrize(
+        ("name", "dtype", "beside"),
+        [
+            ("up.qweight", torch.int32, "up.scales"),  # GPTQ, AWQ
+            ("up.q_weight", torch.int32, "up.q_scale"),  # ExLlama
+            ("up.weight", torch.int8, "up.SCB"),  # bitsandbytes
+            ("up.weight", torch.uint8, "up.weight_scale"),  # BitNet
+            ("up.weight_packed", torch.int32, "up.weight_scale"),  # compressed-tensors
+            ("experts.up_blocks", torch.uint8, "experts.up_scales"),  # MXFP4
+            ("up.W_q", torch.uint8, "up.scale"),  # HQQ
+            ("module.up.codes", torch.int16, "module.up.scales"),  # AQLM
+            ("up.table", torch.int8, "up.table_scale"),
+        ],
+    )
+    def test_codes_of_a_quantized_weight_are_lost_and_their_scales_no_matrix(
+        self, name: str, dtype: torch.dtype, beside: str
+    ) -> None:
+        source = {name: torch.ones(4, 4, dtype=dtype), beside: torch.ones(4, 2)}
+        codes, *others = matrices(source).skipped
+        assert codes.lost and codes.reason == f"quantized codes ({dtype})"
+        assert all(not one.lost and one.reason.startswith("a buffer") for one in others)
+        assert len(others) == 1
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "position_ids",
+            "attn.bias",
+            "attn.mask",
+            "relative_position_index",
+            "up.qzeros",
+            "bn.num_batches_tracked",
+            "up.g_idx",
+            "up.weight_shape",
+            "up.weight.absmax",
+        ],
+    )
+    @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+    def test_whole_numbers_that_count_point_or_mask_are_harmless(
+        self, name: str, dtype: torch.dtype
+    ) -> None:
+        source = {name: torch.ones(2, 2, dtype=dtype), "up.scales": torch.ones(2, 2)}
+        (skipped,) = matrices(source).skipped
+        assert skipped == Skipped(name, str(dtype)) and not skipped.lost
+
+    def test_a_scale_beside_a_weight_of_floats_is_a_matrix(self) -> None:
+        source = {"up.weight": torch.eye(2), "up.weight_scale": torch.ones(2, 2)}
+        assert list(shapes(matrices(source))) == list(source)
+
+    def test_an_optimizer_alone_is_no_model(self) -> None:
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+        model(torch.ones(3)).sum().backward()
+        optimizer.step()
+        found = matrices(optimizer.state_dict())
+        assert not dict(found) and {one.reason for one in found.skipped} == {"optimizer state"}
+
     def test_a_huge_sparse_tensor_is_never_made_dense(self) -> None:
         huge = torch.sparse_coo_tensor(
             torch.tensor([[0], [0]]), torch.ones(1), (10**9, 10**9), check_invariants=True

@@ -102,15 +102,16 @@ class Diagnosis:
     @property
     def _trust(self) -> str:
         known = [row for row in self.analysed if row.resolved]
-        unknown = len(self.analysed) - len(known)
+        without = sum(row.condition_number_low is None for row in self.analysed if not row.resolved)
+        bounded = len(self.analysed) - len(known) - without
         text = f"The storage precision resolves κ of {len(known)} of {len(self.analysed)}"
         if not known:
             return f"{text}."
         worst = max(known, key=lambda row: row.condition_number or 0.0)
-        rest = "the other" if unknown == 1 else f"the other {unknown}"
         return (
             f"{text}; the largest of these is {number(worst.condition_number)} ({worst.name})."
-            + (f" κ of {rest} is only bounded." if unknown else "")
+            + (f" κ of {bounded} is only bounded." if bounded else "")
+            + (f" {_count(without, 'matrix has', 'matrices have')} none." if without else "")
         )
 
     def document(self, plots: bool = False) -> dict[str, Any]:
