@@ -100,7 +100,7 @@ def test_fail_on_ends_with_1_from_its_severity_on(run: Run, tmp_path: Path) -> N
     dead[:20] = 0
     torch.save({"layers.0.fc.weight": dead}, tmp_path / "model.pt")
     code, _, errors = run(tmp_path / "model.pt", "--fail-on", "info")
-    assert code == 1 and "findings of severity info" in one_line(errors)
+    assert code == 1 and "1 finding of severity info" in one_line(errors)
     assert run(tmp_path / "model.pt")[0] == 0
 
 
@@ -222,3 +222,81 @@ def test_of_a_long_name_the_end_is_kept() -> None:
 
 def test_a_refusal_keeps_its_parts() -> None:
     assert str(Refusal(2, "a", "b", "c")) == "a: b (c)"
+
+
+def test_a_report_never_replaces_the_reference(run: Run, saved: Path, tmp_path: Path) -> None:
+    other = tmp_path / "base.pt"
+    torch.save(weights(), other)
+    before = other.read_bytes()
+    for option, out in (("--html", other), ("--html", tmp_path / "." / "base.pt")):
+        code, _, errors = run(saved, "--reference", other, option, out)
+        assert code == 4 and "lies in the checkpoint" in one_line(errors)
+    assert other.read_bytes() == before
+
+
+def test_a_quantized_model_is_done_in_part(run: Run, tmp_path: Path) -> None:
+    coded = {"up.qweight": torch.ones(4, 4).int(), "up.scales": torch.ones(1, 4)}
+    torch.save(weights(**coded, position_ids=torch.ones(1, 4).long()), tmp_path / "model.pt")
+    code, output, errors = run(tmp_path / "model.pt", "--json")
+    assert code == 3 and "1 item not analysed, first up.qweight: quantized" in one_line(errors)
+    assert [one["name"] for one in json.loads(output)["matrices"]] == list(weights())
+
+
+def test_nothing_left_to_examine_is_told_by_what_was_lost_or_not_chosen(
+    run: Run, saved: Path, tmp_path: Path
+) -> None:
+    torch.save({"bias": torch.ones(3), "up.qweight": torch.ones(4, 4).int()}, tmp_path / "q.pt")
+    assert "first up.qweight: quantized" in one_line(run(tmp_path / "q.pt")[2])
+    torch.save({"bias": torch.ones(3), **weights()}, saved)
+    assert "not chosen" in one_line(run(saved, "--include", "nothing")[2])
+
+
+def test_an_error_is_the_only_line_and_a_choice_is_told_with_the_result(
+    run: Run, tmp_path: Path
+) -> None:
+    torch.save({"model": torch.nn.Linear(8, 12)}, tmp_path / "model.pt")
+    code, output, errors = run(tmp_path / "model.pt")
+    assert code == 3 and errors.splitlines() == [one_line(errors)]
+    assert "not built" in output.replace("\n", " ")
+    told = json.loads(run(tmp_path / "model.pt", "--json")[1])
+    assert "not built" in told["provenance"]["notes"][0]
+
+
+def test_the_terminal_tells_what_moved_from_the_reference(run: Run, saved: Path) -> None:
+    moved = {name: (1 + i) * weight for i, (name, weight) in enumerate(weights().items())}
+    torch.save(moved, saved.with_name("moved.pt"))
+    output = run(saved.with_name("moved.pt"), "--reference", saved)[1]
+    assert "2 of 2 matrices compared" in output.replace("\n", " ")
+    assert "frobenius norm 0.500, 1.00 (layers.1.fc.weight)" in output
+    assert "Against" not in run(saved)[1]
+    torch.save({"other": torch.eye(3)}, saved.with_name("other.pt"))
+    assert "nothing there" in run(saved, "--reference", saved.with_name("other.pt"))[1]
+
+
+def test_code_to_copy_is_not_broken_into_lines(run: Run, tmp_path: Path) -> None:
+    name = "model.decoder.layers.0.some_rather_long_name_of_a_module.up_proj.weight"
+    weight = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    weight[:, 3] *= 100
+    torch.save({name: weight}, tmp_path / "model.pt")
+    lines = run(tmp_path / "model.pt")[1].splitlines()
+    assert any(".attach(model, optimizer" in line and f"{name}'" in line for line in lines)
+
+
+def test_advice_is_told_of_those_matrices_alone_that_it_holds_for() -> None:
+    weight = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    weight[3] *= 8
+    found = diagnose({"embed_tokens.weight": weight, "layers.0.up_proj.weight": weight + 0})
+    told = [str(line) for line in lines(found) if str(line).startswith("info: outlier-rows")]
+    assert len(told) == 2 and "looked up" in told[0] and "looked up" not in told[1]
+
+
+def test_a_very_narrow_terminal_still_tells_numbers() -> None:
+    found = diagnose({"model.layers.0.self_attn.q_proj.weight": 3 * torch.eye(9)})
+    narrow = table(found, 40)
+    assert [column.header for column in narrow.columns] == ["matrix", "κ", "finding"]
+
+
+def test_the_verdict_counts_in_words_that_fit() -> None:
+    told = diagnose({"a.weight": torch.eye(3), "b.weight": torch.zeros(3, 3)}).verdict
+    assert told[0] == "2 matrices were examined." and "1 matrix has none." in told[2]
+    assert diagnose({"a.weight": torch.eye(3)}).verdict[0] == "1 matrix was examined."

@@ -48,7 +48,7 @@ def test_the_public_name_is_a_function() -> None:
 
 
 def test_public_functions_are_not_replaced_by_modules_of_their_name() -> None:
-    import kappascope.matrices  # noqa: F401 - what a user or a worker may well load
+    import kappascope.matrices  # what a user or a worker may well load
 
     assert dict(kappascope.matrices({"w": torch.eye(2)})).keys() == {"w"}
     from kappascope.matrices import plan
@@ -203,3 +203,32 @@ def test_patterns_are_parts_or_shell_patterns() -> None:
     choice = Choice(include=("layers.*.weight",), exclude=("embed",))
     assert choice.takes("layers.0.weight") and not choice.takes("layers.0.bias")
     assert not choice.takes("layers.embed.weight")
+
+
+def test_with_a_reference_every_matrix_has_errors_or_a_reason() -> None:
+    bad = torch.full((3, 3), torch.nan)
+    theirs = {"a": torch.eye(3), "b": bad, "c": torch.eye(3), "d": torch.eye(4)}
+    source = {"a": bad, "b": torch.eye(3), "e": torch.eye(3), "d": torch.eye(3)}
+    rows = diagnose(source, reference=theirs).document()["matrices"]
+    assert all(row["errors"] is None for row in rows)
+    reasons = {row["name"]: row["reasons"]["errors"] for row in rows}
+    assert "non-finite" in reasons["a"] and "the reference failed" in reasons["b"]
+    assert reasons["e"] == "not in the reference" and "another shape" in reasons["d"]
+
+
+def test_a_script_without_a_guard_is_not_run_again(saved: Path, tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"""
+import kappascope
+print("once")
+print(len(kappascope.diagnose({str(saved)!r}, jobs=1).analysed))
+"""
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    once, count = done.stdout.split()
+    assert once == "once" and int(count) > 0

@@ -371,3 +371,12 @@ def test_a_snippet_from_a_finding_trains() -> None:
     optimizer.step()
     exec(close.partition("\n")[2], scope)
     assert examine("w", model[0].weight.detach()).condition_number < 20
+
+
+def test_large_numbers_are_written_as_a_reader_writes_them() -> None:
+    weight = torch.diag(torch.logspace(0, -7, 64, dtype=torch.float64))
+    (found,) = [
+        one for one in findings([examine("up.weight", weight)]) if one.rule == "ill-conditioned"
+    ]
+    assert "kappa 1.00×10⁷ is beyond chance: at least " in found.evidence
+    assert "e+" not in found.evidence

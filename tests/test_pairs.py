@@ -176,3 +176,13 @@ class TestStacks:
         found = ends(stack)
         assert found.values[1, 1].abs() < 1e-12
         assert all(x.isfinite().all() for x in (found.left, found.values, found.right))
+
+
+@pytest.mark.parametrize("size", [8, 32, 64])
+def test_a_matrix_has_the_same_ends_to_the_last_bit_in_any_company(size: int) -> None:
+    stack = gaussian(9, size, size, seed=1).double()
+    stack[3, :, 0] = stack[3, :, 1]  # singular: squaring leaves nothing of its last vector
+    together, alone = ends(stack), ends(stack[5:6])
+    for part in ("left", "values", "right"):
+        assert torch.equal(getattr(together, part)[5], getattr(alone, part)[0])
+    assert together.values[3, 1] < 1e-12

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from statistics import median
 
 from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
@@ -145,16 +146,18 @@ def _moves(diagnosis: Diagnosis) -> Iterator[Text]:
     compared = [(row.errors, row.name) for row in diagnosis.matrices if row.errors]
     if not diagnosis.reference:
         return
+    if not compared:
+        told = "nothing there has the name and shape of a matrix here"
+        yield Text(f"Against {plain(diagnosis.reference)}: {told}.")
+        return
     extent = f"{len(compared)} of {len(diagnosis.matrices)} matrices compared"
     yield Text(f"Against {plain(diagnosis.reference)}, {extent}; relative change, median and most:")
-    for component in compared[0][0] if compared else ():
-        known = sorted(
-            (errors[component] or 0.0, name)
-            for errors, name in compared
-            if errors[component] is not None
-        )
+    for component in compared[0][0]:
+        known = [
+            (error, name) for errors, name in compared if (error := errors[component]) is not None
+        ]
         if known:
-            (middle, _), (most, name) = known[len(known) // 2], known[-1]
+            middle, (most, name) = median(error for error, _ in known), max(known)
             where = f" ({plain(name, WIDEST)})" if most else ""
             told = f"{component.replace('_', ' ')} {number(middle)}, {number(most)}{where}"
             yield Text(f"    {told}")

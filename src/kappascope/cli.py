@@ -481,8 +481,8 @@ def _draw(what: RenderableType) -> None:
     console = Console()
     with console.capture() as drawn:
         # rich forgets what a text says of itself, and would break the lines of code in it
-        how = {name: getattr(what, name, None) for name in ("no_wrap", "overflow")}
-        console.print(what, crop=False, **how)
+        no_wrap, overflow = getattr(what, "no_wrap", None), getattr(what, "overflow", None)
+        console.print(what, crop=False, no_wrap=no_wrap, overflow=overflow)
     _tell(drawn.get().rstrip("\n"))
 
 

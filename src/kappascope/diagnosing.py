@@ -107,8 +107,9 @@ class Weight:
                 continue
             twin = reference.matrix(logical.name) if reference else None
             row = examine(logical.name, matrix, spectrum, twin)
-            if reference and twin is None:
-                row = replace(row, reasons={**row.reasons, "errors": "not in the reference"})
+            if reference and row.errors is None:
+                why = "not in the reference" if twin is None else row.status
+                row = replace(row, reasons={"errors": why, **row.reasons})
             yield _placed(row, logical)
 
     def failed(self, reason: str) -> Iterator[Row]:

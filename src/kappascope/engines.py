@@ -20,6 +20,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from types import ModuleType
 from typing import Any, Generic, Protocol, TypeVar, cast, final
 
 T = TypeVar("T")
@@ -124,9 +126,8 @@ class Processes:
         # Not fork: such a child hangs in a factorization if its parent ran one with two threads.
         # Not spawn: each would load torch anew, for seconds; here one server does, then it forks.
         self.warm()
-        context = multiprocessing.get_context("forkserver")
         arguments = os.getpid(), self.memory
-        return ProcessPool(1, initializer=_enter, initargs=arguments, context=context)
+        return ProcessPool(1, initializer=_enter, initargs=arguments, context=_Alone())
 
     def warm(self) -> None:
         """Start the server that processes are forked from; it loads while we do something else."""
@@ -145,6 +146,22 @@ class Processes:
             code = getattr(error, "exitcode", None) or 0
             how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             return Done(item, 0.0, f"its process died: {how}", ChildProcessError(how))
+
+
+class _Stranger(ForkServerProcess):
+    """A process that does not run the user's script up to the line that started it."""
+
+    @staticmethod
+    def _Popen(process: Any) -> Any:  # noqa: N802 - multiprocessing's name
+        main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+        try:
+            return ForkServerProcess._Popen(process)
+        finally:
+            sys.modules["__main__"] = main
+
+
+class _Alone(ForkServerContext):
+    Process = _Stranger
 
 
 def _enter(parent: int, memory: int | None) -> None:

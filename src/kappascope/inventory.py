@@ -264,7 +264,7 @@ def bystander(stored: Stored) -> str | None:
 # Quantized layers, by what GPTQ, AWQ, compressed-tensors, MXFP4, HQQ, AQLM and QuIP# call them. An
 # integer weight is one, too: only a buffer counts or points, and none of those has that name.
 _CODES = re.compile(r"(.*[._])?(q_?weight|weight|packed|blocks|codes|W_q|Qidxs)")
-_ENDS = (".weight", ".qweight", ".q_weight", "_packed", "_blocks", ".codes", ".W_q")
+_ENDS = (".weight", ".qweight", "_weight", "_packed", "_blocks", ".codes", ".W_q")
 _SCALES = re.compile(r"(?P<of>.+)[._](scales?|scale_inv|SCB|q?zeros?|zero_points?|absmax)")
 
 

@@ -11,6 +11,7 @@ from kappascope.chains import Chain
 from kappascope.examination import Examination
 from kappascope.prescriptions import Flaw
 from kappascope.products import Product
+from kappascope.prose import number
 from kappascope.rules import GRAVE, NOTABLE, Model, Severity, Symptom, model_rule
 from kappascope.theory import GaussianNull
 
@@ -70,7 +71,8 @@ def _explodes(
     times = _times_usual(kappa, widths, model.chance)
     if times >= NOTABLE:
         severity: Severity = "warning" if times >= GRAVE else "info"
-        evidence = f"kappa {it.condition_number:.2g} of the product is at least {times:.0f} times"
+        value = number(it.condition_number)
+        evidence = f"kappa {value} of the product is at least {times:,.0f} times"
         said = f"{evidence} that of random factors"
         yield Symptom(severity, said, flaw=Flaw.SHAPE, subject=it.name, about=about)
 

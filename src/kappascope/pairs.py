@@ -76,13 +76,9 @@ def ends(matrix: Float[Tensor, "*stack out in"], memory: State | None = None) ->
     True
     """
     if matrix.ndim > 2 and matrix.shape[-1] == matrix.shape[-2] and matrix.dtype == torch.float64:
-        found = _of_squares(matrix)
-        if found is not None:
-            return found
+        return _of_squares(matrix)
     if memory is None or matrix.ndim > 2 or min(matrix.shape) <= SMALL:
-        u, s, vt = spectra.decomposition(matrix)
-        outer = torch.tensor([0, s.shape[-1] - 1], device=s.device)
-        return Ends(u[..., outer], s[..., outer], vt.mT[..., outer])
+        return _of_all(matrix)
     low, high = matrix.aminmax()
     size = max(-float(low), float(high))
     # squares are taken: neither they nor their sums may overflow, or vanish
@@ -95,10 +91,18 @@ def ends(matrix: Float[Tensor, "*stack out in"], memory: State | None = None) ->
     return Ends(found.right, found.values * scale, found.left)
 
 
-def _of_squares(a: Float[Tensor, "*stack n n"]) -> Ends | None:
+def _of_all(matrix: Float[Tensor, "*stack out in"]) -> Ends:
+    """Both ends of the whole decomposition."""
+    u, s, vt = spectra.decomposition(matrix)
+    outer = torch.tensor([0, s.shape[-1] - 1], device=s.device)
+    return Ends(u[..., outer], s[..., outer], vt.mT[..., outer])
+
+
+def _of_squares(a: Float[Tensor, "*stack n n"]) -> Ends:
     """Both ends by the Gram matrices' eigenvectors, the last ones sharpened by inverse iteration.
 
-    Nothing where that does not settle: where squaring has left nothing of the last vector.
+    Matrices with which that does not settle, where squaring has left nothing of the last vector,
+    are decomposed instead; the others are not, or their digits would depend on their company.
     """
     v = torch.linalg.eigh(a.mT @ a).eigenvectors
     first, last = v[..., -1:], v[..., :1]
@@ -106,12 +110,17 @@ def _of_squares(a: Float[Tensor, "*stack n n"]) -> Ends | None:
     for _ in range(2):  # what squaring leaves, eps kappa^2, falls to its square and to nothing
         left = _unit_columns(torch.linalg.lu_solve(lu, pivots, last, adjoint=True))
         last = _unit_columns(torch.linalg.lu_solve(lu, pivots, left))
-    images = torch.cat([a @ first, a @ last], -1)
+    outer = torch.cat([first, last], -1)
+    images = a @ outer  # both at once: with one column, a stack of one matrix has other digits
     values = torch.linalg.vector_norm(images, dim=-2)
     rest = torch.linalg.vector_norm(a.mT @ left - values[..., None, 1:] * last, dim=-2)
-    if not (rest < 1e-6 * values[..., 1:]).all():
-        return None
-    return Ends(images / values[..., None, :], values, torch.cat([first, last], -1))
+    found = Ends(images / values[..., None, :], values, outer)
+    lost = ~(rest < 1e-6 * values[..., 1:]).all(-1)
+    if lost.any():
+        whole = _of_all(a[lost])
+        for part in ("left", "values", "right"):
+            getattr(found, part)[lost] = getattr(whole, part)
+    return found
 
 
 def _unit_columns(x: Float[Tensor, "*stack n 1"]) -> Float[Tensor, "*stack n 1"]:

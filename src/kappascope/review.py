@@ -54,7 +54,7 @@ ITEMS = (
     _item("W3(b)", "How is it related to gradients through ill-conditioned matrices?",
           "e16.rates e16.stays", THROUGH),
     _item("W3(c)", "Is there a bound on the rate at which SGD reduces kappa's error?",
-          "e12.floor e16.rates", BOUND),
+          "e19.bound e19.rate e19.tight e19.condition e12.floor e16.rates", BOUND),
     _item("W4(a)", "Does a penalty on the condition number help?",
           "e4.spectral-kappa e14.oracle e14.better-matrix e15.penalty"),
     _item("W4(b)", "Does orthogonal regularization?", "e14.blind e14.harmless"),

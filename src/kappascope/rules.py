@@ -22,6 +22,7 @@ from kappascope.examination import Examination, Spread
 from kappascope.freshness import can_tell, is_fresh, is_orthogonal, usual_distance
 from kappascope.prescriptions import Flaw, is_left_alone
 from kappascope.products import Product
+from kappascope.prose import number
 from kappascope.theory import GaussianNull, MarchenkoPastur
 
 Severity: TypeAlias = Literal["info", "warning", "critical"]
@@ -243,7 +244,8 @@ def ill_conditioned(row: Examination, model: Model) -> Symptom | None:
     if times < NOTABLE:
         return None
     m, n = row.shape
-    evidence = f"kappa {row.condition_number:.2g} is beyond chance: at least {times:.0f} times that"
+    kappa = number(row.condition_number)
+    evidence = f"kappa {kappa} is beyond chance: at least {times:,.0f} times that"
     flaw = Flaw.BOTH if uneven_norms(row, model) else Flaw.SHAPE
     severity: Severity = "warning" if times >= GRAVE else "info"
     return Symptom(severity, f"{evidence} of a random {m} x {n} matrix", flaw=flaw)
@@ -270,8 +272,8 @@ def unresolved(row: Examination, model: Model) -> Symptom | None:
     kappa, low, high = row.condition_number, row.condition_number_low, row.condition_number_high
     if row.resolved or kappa is None or low is None or min(row.shape) < 2:
         return None
-    top = "infinity" if high is None else f"{high:.2g}"
-    evidence = f"{row.storage} leaves kappa open between {low:.2g} and {top}"
+    top = "infinity" if high is None else number(high)
+    evidence = f"{row.storage} leaves kappa open between {number(low)} and {top}"
     grave = _times_usual(row, kappa, model) >= GRAVE > _times_usual(row, low, model)
     advice = "do not act on kappa; examine a checkpoint with more digits"
     return Symptom("warning" if grave else "info", evidence, advice)

@@ -52,7 +52,7 @@ EXPERIMENT = Experiment(
     question=__doc__,
     grid=grid(size=(64,), inputs=tuple(INPUTS)),
     trials=trials,
-    own=lambda setting: 40 if setting["inputs"] in STEEP else 192,  # the others are compared
+    own=lambda setting: 40 if setting["inputs"] in STEEP else 128,  # the others are compared
     effort=40.0,
     claims=CLAIMS,
     plot=sheet(
