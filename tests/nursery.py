@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kappascope.chains import Chain, links
-from kappascope.examination import Examination, examine
+from kappascope.clinic.examination import Examination, examine
 from kappascope.matrices import plan, reader
 from kappascope.products import Product, attention
 

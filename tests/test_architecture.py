@@ -8,24 +8,20 @@ from pathlib import Path
 import pytest
 
 LAYERS = """
-    precision panels
-    krylov roles heads makings formats trust tails
-    spectra layouts inventory pieces machine folders
-    stacks
-    cuts
-    components matrices statistics pairs headers pickles builders
-    placement slots claims prose series theory products trees
-    factors archives chains
-    attachments examination
-    corrections prescriptions freshness
-    measures tasks networks engines store drawing rules review
-    training figures inputs conclusions checkpoints model_rules
-    lab findings
+    precision panels files weights
+    krylov tails
+    spectra
+    components matrices statistics pairs
+    placement slots claims prose series theory products
+    factors chains
+    attachments
+    corrections
+    measures tasks networks engines store drawing review
+    training figures inputs conclusions checkpoints
+    lab
     experiments
     study
-    glance diagnosis places
-    diagnosing bulletin
-    facts pages
+    pages
     report clinic
     cli
     __main__

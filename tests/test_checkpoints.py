@@ -20,10 +20,11 @@ from torch import Tensor, nn
 
 import mutants
 import specimens
-from kappascope import archives, checkpoints, folders, headers, pieces, trees
+from kappascope import checkpoints
 from kappascope.checkpoints import Checkpoint, Unreadable
+from kappascope.files import archives, folders, headers, pieces, trees
+from kappascope.files.pieces import Piece
 from kappascope.matrices import matrices
-from kappascope.pieces import Piece
 from kappascope.store import Refusal
 from specimens import archive, entries, legacy, raw, saved
 

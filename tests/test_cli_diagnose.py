@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from kappascope import cli
-from kappascope.bulletin import lines, plain, table
-from kappascope.diagnosing import diagnose
+from kappascope.clinic.bulletin import lines, plain, table
+from kappascope.clinic.diagnosing import diagnose
 from kappascope.store import Refusal
 
 Run = Callable[..., tuple[int, str, str]]

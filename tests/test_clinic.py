@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kappascope.clinic import PLOTTED, findings, groups, legible, page
+from kappascope.clinic.glance import FACTORS, Row, heat, ranked
+from kappascope.clinic.page import PLOTTED, findings, groups, legible, page
 from kappascope.components import Components
-from kappascope.glance import FACTORS, Row, heat, ranked
 from kappascope.theory import GaussianNull, MarchenkoPastur
 from test_report import HOSTILE, Elements, Visit, browser
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 import kappascope
-from kappascope import diagnosing, places
-from kappascope.diagnosing import Choice, Weight, case, diagnose
-from kappascope.diagnosis import SCHEMA, Diagnosis, document, joined, spreadsheet
+from kappascope.clinic import diagnosing, places
+from kappascope.clinic.diagnosing import Choice, Weight, case, diagnose
+from kappascope.clinic.diagnosis import SCHEMA, Diagnosis, document, joined, spreadsheet
 from kappascope.matrices import Skipped
 from kappascope.store import Refusal, strict
 

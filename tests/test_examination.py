@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import zoo
 from kappascope import Components, errors, spectra
-from kappascope.examination import (
+from kappascope.clinic.examination import (
     BARS,
     POINTS,
     THRESHOLDS,

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from kappascope import corrections
 from kappascope.chains import chain
-from kappascope.examination import Examination, Spread, examine
-from kappascope.findings import SEVERITIES, Finding, findings
-from kappascope.freshness import is_fresh, usual_distance
-from kappascope.prescriptions import LEFT_ALONE, MEASURED, Flaw, prescribe
+from kappascope.clinic.examination import Examination, Spread, examine
+from kappascope.clinic.findings import SEVERITIES, Finding, findings
+from kappascope.clinic.freshness import is_fresh, usual_distance
+from kappascope.clinic.prescriptions import LEFT_ALONE, MEASURED, Flaw, prescribe
+from kappascope.clinic.rules import MODEL_RULES, RULES
 from kappascope.products import Product
-from kappascope.rules import MODEL_RULES, RULES
 from nursery import FAMILIES, examined, multiplied
 
 HEADS = {"hidden_size": 64, "num_attention_heads": 4}

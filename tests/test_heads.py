@@ -2,7 +2,7 @@
 
 import pytest
 
-from kappascope.heads import Config, Heads, count_beside
+from kappascope.weights.heads import Config, Heads, count_beside
 
 
 def anything(_: Heads) -> bool:

@@ -13,10 +13,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import specimens
-from kappascope import pickles, trust
-from kappascope.builders import BUILDERS, storage
-from kappascope.formats import Malformed
-from kappascope.machine import Asks, Inert, Name, Pairs
+from kappascope.files import pickles, trust
+from kappascope.files.builders import BUILDERS, storage
+from kappascope.files.formats import Malformed
+from kappascope.files.machine import Asks, Inert, Name, Pairs
 from specimens import MARK
 
 PROTOCOLS = range(6)

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from kappascope.heads import Heads
 from kappascope.matrices import Skipped, plan, reader
 from kappascope.products import attention
 from kappascope.spectra import product_singular_values
+from kappascope.weights.heads import Heads
 
 
 def exact(left: Tensor, right: Tensor) -> list[float]:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from kappascope import clinic
-from kappascope.diagnosing import diagnose
+from kappascope.clinic.diagnosing import diagnose
+from kappascope.clinic.page import page
 
 WANTED = os.environ.get("KAPPASCOPE_REAL_WEIGHTS", "")
 pytestmark = pytest.mark.skipif(not WANTED, reason="set KAPPASCOPE_REAL_WEIGHTS=1 to fetch weights")
@@ -62,7 +62,7 @@ def test_a_real_checkpoint_is_diagnosed_whole(name, matrices, layers, folder: Pa
     assert not found.failed and len(found.analysed) >= matrices
     assert len({one.name.split("[")[0] for one in found.products}) == layers
     assert all(row.condition_number or "condition_number" in row.reasons for row in found.analysed)
-    assert len(clinic.page(found.document(plots=True))) < 5_000_000
+    assert len(page(found.document(plots=True))) < 5_000_000
 
 
 def test_the_unused_pooler_of_the_sentence_encoder_is_recognised(folder: Path) -> None:

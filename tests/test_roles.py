@@ -2,7 +2,7 @@
 
 import pytest
 
-from kappascope.roles import depth, kind, layer, stored
+from kappascope.weights.roles import depth, kind, layer, stored
 
 KINDS = {
     "query": ["model.layers.0.self_attn.q_proj.weight", "bert.encoder.layer.0.attention.self.query",

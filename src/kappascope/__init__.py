@@ -6,8 +6,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kappascope.clinic.diagnosing import diagnose
     from kappascope.components import Components, errors
-    from kappascope.diagnosing import diagnose
     from kappascope.matrices import matrices
 
 __version__ = "0.1.0"
@@ -15,7 +15,7 @@ __all__ = ["Components", "corrections", "diagnose", "errors", "matrices", "spect
 
 _HOMES = {
     "Components": "components",
-    "diagnose": "diagnosing",
+    "diagnose": "clinic.diagnosing",
     "errors": "components",
     "matrices": "matrices",
 }

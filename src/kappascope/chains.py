@@ -19,11 +19,12 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from kappascope import roles, spectra
-from kappascope.inventory import Read
+from kappascope import spectra
 from kappascope.krylov import EPS
 from kappascope.matrices import Logical, Plan, Unit
 from kappascope.products import Member, Places, judged, values
+from kappascope.weights import roles
+from kappascope.weights.inventory import Read
 
 LARGEST = 2048  # a product of this size takes seconds, of twice this size a minute
 ENTRIES = 2**26  # of all layers together, which are held at once: half a gigabyte in float64

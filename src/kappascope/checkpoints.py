@@ -1,8 +1,8 @@
 """Open a checkpoint that nobody vouches for: what is in it at once, its numbers when asked for.
 
-Safetensors files, folders of them as Hugging Face lays them out (`kappascope.folders`), and what
-``torch.save`` wrote, old or new. A file is what its content says, whatever its name; no code in it
-is run, nothing is written, and only the tensor that is asked for is read.
+Safetensors files, folders of them as Hugging Face lays them out, and what ``torch.save`` wrote, old
+or new (`kappascope.files` takes them apart). A file is what its content says, whatever its name; no
+code in it is run, nothing is written, and only the tensor that is asked for is read.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from kappascope import archives, folders, headers
-from kappascope.formats import HEAD, Malformed, kind, quoted
-from kappascope.machine import Asks
-from kappascope.pieces import File, Piece, Unreadable
+from kappascope.files import archives, folders, headers
+from kappascope.files.formats import HEAD, Malformed, kind, quoted
+from kappascope.files.machine import Asks
+from kappascope.files.pieces import File, Piece, Unreadable
+from kappascope.files.trees import Found, Tree
 from kappascope.store import Refusal
-from kappascope.trees import Found, Tree
 
 __all__ = ["Checkpoint", "Fault", "Unreadable", "open"]
 

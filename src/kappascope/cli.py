@@ -27,8 +27,8 @@ from kappascope.engines import ONE_THREAD, Done, Engine, Here, Processes
 if TYPE_CHECKING:  # what needs torch is loaded when there is work
     from rich.console import RenderableType
 
-    from kappascope.diagnosing import Choice, Task
-    from kappascope.diagnosis import Diagnosis
+    from kappascope.clinic.diagnosing import Choice, Task
+    from kappascope.clinic.diagnosis import Diagnosis
     from kappascope.lab import Experiment
     from kappascope.matrices import Skipped
     from kappascope.store import Refusal, Store
@@ -167,8 +167,8 @@ def diagnose(
 
     kappascope diagnose model.safetensors --html report.html
     """
-    from kappascope.diagnosing import Choice
-    from kappascope.diagnosis import document
+    from kappascope.clinic.diagnosing import Choice
+    from kappascope.clinic.diagnosis import document
     from kappascope.store import strict
 
     choice = Choice(tuple(include or ()), tuple(exclude or ()), spectrum.value)
@@ -191,7 +191,7 @@ def _answering(as_json: bool) -> Iterator[None]:
         yield
     except BaseException as error:
         if as_json:
-            from kappascope.diagnosis import refused
+            from kappascope.clinic.diagnosis import refused
             from kappascope.store import strict
 
             _tell(strict(refused(_refusal(error, ("diagnose",)))).decode())
@@ -218,8 +218,8 @@ def _writable(paths: Sequence[str], html: Path | None, table: Path | None) -> No
 
 def _examined(path: str, reference: str | None, choice: Choice, jobs: int) -> Diagnosis:
     """One checkpoint, under a bar."""
-    from kappascope import diagnosing
-    from kappascope.diagnosing import UNCHOSEN
+    from kappascope.clinic import diagnosing
+    from kappascope.clinic.diagnosing import UNCHOSEN
     from kappascope.store import Refusal
 
     with _waiting(f"Opening {path}"):
@@ -271,10 +271,11 @@ def _counting(tasks: Sequence[Task]) -> Iterator[Callable[[Task], None]]:
 
 def _keep(found: Sequence[Diagnosis], html: Path | None, table: Path | None) -> None:
     """The files that were asked for."""
-    from kappascope import clinic, diagnosis, store
+    from kappascope import store
+    from kappascope.clinic import diagnosis, page
 
     if html:
-        store.write(html, clinic.page(diagnosis.document(found, plots=True)).encode())
+        store.write(html, page.page(diagnosis.document(found, plots=True)).encode())
     if table:
         rows = diagnosis.joined(found)
         make = store.parquet if table.suffix == ".parquet" else diagnosis.spreadsheet
@@ -284,7 +285,7 @@ def _keep(found: Sequence[Diagnosis], html: Path | None, table: Path | None) -> 
 def _show(found: Diagnosis, written: Sequence[Path]) -> None:
     from rich.console import Console
 
-    from kappascope import bulletin
+    from kappascope.clinic import bulletin
 
     _draw(bulletin.table(found, Console().width))
     for line in bulletin.lines(found):

@@ -39,10 +39,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from kappascope import roles
-from kappascope.cuts import layout
-from kappascope.heads import Config, count_beside
-from kappascope.inventory import (
+from kappascope.weights import roles
+from kappascope.weights.cuts import layout
+from kappascope.weights.heads import Config, count_beside
+from kappascope.weights.inventory import (
     Contents,
     Firsts,
     Path,
@@ -57,8 +57,8 @@ from kappascope.inventory import (
     tie,
     walk,
 )
-from kappascope.layouts import Layout, Near, Place
-from kappascope.makings import composed
+from kappascope.weights.layouts import Layout, Near, Place
+from kappascope.weights.makings import composed
 
 __all__ = ["Logical", "Matrices", "Plan", "Skipped", "Unit", "matrices", "plan", "reader"]
 

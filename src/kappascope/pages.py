@@ -23,7 +23,7 @@ SPEECH: tuple[Callable[..., str], ...] = (number, interval, words)
 def render(name: str, filters: Iterable[Callable[..., Any]] = (), **content: Any) -> str:
     """The page that a template makes of its content; functions in ``filters`` go by their names.
 
-    >>> from kappascope.clinic import page  # one that is made here
+    >>> from kappascope.clinic.page import page  # one that is made here
     >>> "<hr>" in page({"source": "<hr>"}), "&lt;hr&gt;" in page({"source": "<hr>"})
     (False, True)
     """

@@ -10,7 +10,7 @@ such pairs of factors drift together without end (a *gauge freedom*). One of eac
   of what it normalises: these are left alone;
 - rows of a language model's head scale logits, which hurts: it is left alone altogether.
 
-Roles are read off the names that are in use (:mod:`kappascope.roles`), and neighbours off
+Roles are read off the names that are in use (:mod:`kappascope.weights.roles`), and neighbours off
 ``nn.Sequential``.
 """
 
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from kappascope.roles import role
+from kappascope.weights.roles import role
 
 READERS = {"query", "key", "value", "joined", "up", "gate"}
 WRITERS = {"down", "out", "writer"}

@@ -22,10 +22,11 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from kappascope import roles, spectra
-from kappascope.heads import Config, Heads
-from kappascope.inventory import Read
+from kappascope import spectra
 from kappascope.matrices import Logical, Plan, Skipped, Unit
+from kappascope.weights import roles
+from kappascope.weights.heads import Config, Heads
+from kappascope.weights.inventory import Read
 
 
 @dataclass(frozen=True)

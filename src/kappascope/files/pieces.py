@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kappascope.formats import Malformed
+from kappascope.files.formats import Malformed
 
 _BLOCK = 1 << 20  # bytes inflated at a time
 _MOST_DIMENSIONS = 64  # what torch's own loops can take

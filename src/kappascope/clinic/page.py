@@ -14,8 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kappascope import glance, pages
-from kappascope.facts import (
+from kappascope import pages
+from kappascope.clinic import glance
+from kappascope.clinic.facts import (
     breakable,
     columns,
     complete,
@@ -26,7 +27,7 @@ from kappascope.facts import (
     shown,
     sortable,
 )
-from kappascope.glance import Row
+from kappascope.clinic.glance import Row
 from kappascope.prose import Record
 
 PLOTTED = 1000  # spectra on one page: 2 kB each, and a page beyond 5 MB opens slowly

@@ -1,7 +1,7 @@
 """What is wrong with the matrices of a model, in plain words, and what to try.
 
-Findings are what the rules of :mod:`kappascope.rules` say, with the correction that treats it where
-:mod:`kappascope.prescriptions` has one for this kind of layer.
+Findings are what the rules (`rules.py`, `model_rules.py`) say, with the correction that treats it
+where `prescriptions.py` has one for this kind of layer.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from kappascope import model_rules  # noqa: F401 - registers its rules
 from kappascope.chains import Chain
-from kappascope.examination import Examination
-from kappascope.prescriptions import Prescription, is_left_alone, prescribe
+from kappascope.clinic import model_rules  # noqa: F401 - registers its rules
+from kappascope.clinic.examination import Examination
+from kappascope.clinic.prescriptions import Prescription, is_left_alone, prescribe
+from kappascope.clinic.rules import MODEL_RULES, RULES, Model, Severity, Symptom
 from kappascope.products import Product
-from kappascope.rules import MODEL_RULES, RULES, Model, Severity, Symptom
 
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 
@@ -42,7 +42,7 @@ def findings(
     """What all rules say, worst first.
 
     >>> import torch
-    >>> from kappascope.examination import examine
+    >>> from kappascope.clinic.examination import examine
     >>> found = findings([examine("fc.weight", torch.tensor([[1.0, float("inf")]]))])
     >>> [(one.rule, one.severity) for one in found]
     [('non-finite', 'critical')]

@@ -11,10 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from kappascope import findings, store
+from kappascope import store
 from kappascope.chains import Chain
-from kappascope.examination import Examination
-from kappascope.findings import SEVERITIES, Finding
+from kappascope.clinic import findings
+from kappascope.clinic.examination import Examination
+from kappascope.clinic.findings import SEVERITIES, Finding
 from kappascope.matrices import Skipped
 from kappascope.products import Product
 from kappascope.prose import number

@@ -7,8 +7,8 @@ from math import prod
 
 from torch.nn.modules.conv import _ConvNd
 
-from kappascope import roles
-from kappascope.layouts import ALL, GATED, MOST_PARTS, Index, Layout, Parts, Place, numbered
+from kappascope.weights import roles
+from kappascope.weights.layouts import ALL, GATED, MOST_PARTS, Index, Layout, Parts, Place, numbered
 
 _TURNED = {"llama4", "llama4_text", "gpt_oss"}  # families whose experts are stored (in, out)
 
@@ -92,7 +92,7 @@ def _is_turned_stack(place: Place) -> bool | None:
 def flat_stack(place: Place) -> Layout | None:
     """Experts below one another in one matrix, as DBRX stores them.
 
-    >>> from kappascope.heads import Config
+    >>> from kappascope.weights.heads import Config
     >>> config = Config({"ffn_config": {"moe_num_experts": 4}})
     >>> flat_stack(Place("ffn.experts.mlp.w1", (32, 8), config=config)).shape
     (4, 8, 8)

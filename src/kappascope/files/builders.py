@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from kappascope.formats import Malformed, quoted
-from kappascope.machine import Builders, Inert, Name, Pairs, built, refused
-from kappascope.pieces import Unreadable
+from kappascope.files.formats import Malformed, quoted
+from kappascope.files.machine import Builders, Inert, Name, Pairs, built, refused
+from kappascope.files.pieces import Unreadable
 
 _SAVE = "where you trust it: torch.save(model.state_dict(), ...) or safetensors"
 

@@ -1,7 +1,7 @@
 """What a pickle may ask for, and what the asking means. Nothing asked for is ever imported.
 
 A pickle is a program, and the names in it are the functions it wants to call. Some build tensors
-and containers: `kappascope.builders` does so instead. A class of someone else becomes an inert
+and containers: `builders.py` does so instead. A class of someone else becomes an inert
 stand-in, which does nothing and keeps what it was given. All the rest is refused by name: whatever
 the standard library can do, and every function, since only running it would tell what it makes.
 

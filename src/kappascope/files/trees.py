@@ -8,11 +8,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from kappascope.builders import Storage, View
-from kappascope.formats import Malformed, quoted
-from kappascope.machine import Inert, Name, Pairs
-from kappascope.pickles import Loaded
-from kappascope.pieces import Piece, Room, Unreadable
+from kappascope.files.builders import Storage, View
+from kappascope.files.formats import Malformed, quoted
+from kappascope.files.machine import Inert, Name, Pairs
+from kappascope.files.pickles import Loaded
+from kappascope.files.pieces import Piece, Room, Unreadable
 
 _AGAIN = "download or save it again"
 _SAVE = "where you trust it: torch.save(model.state_dict(), ...) or safetensors"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from kappascope.makings import attempt, composed, makings, tensors
+from kappascope.weights.makings import attempt, composed, makings, tensors
 
 Contents: TypeAlias = nn.Module | Mapping[Any, Any]
 Path: TypeAlias = tuple[Any, ...]  # keys into nested mappings; a module is a mapping of its weights

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from kappascope.heads import Heads
-from kappascope.layouts import ALL, GATED, Index, Layout, Parts, Place, Shape
-from kappascope.stacks import flat_stack, stack
+from kappascope.weights.heads import Heads
+from kappascope.weights.layouts import ALL, GATED, Index, Layout, Parts, Place, Shape
+from kappascope.weights.stacks import flat_stack, stack
 
 # Layers that hold q, k and v below one another, each with the layer that follows attention: this
 # one is as wide as q, which tells where k and v begin if they are narrower than q.

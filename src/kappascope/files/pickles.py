@@ -1,7 +1,7 @@
 """Read a pickle as what it is, a program, without running it.
 
 Every opcode of the protocols 0 to 5 does what it says to a stack of plain values
-(`kappascope.machine`). Nothing is imported or called; steps and bytes are bounded.
+(`kappascope.files.machine`). Nothing is imported or called; steps and bytes are bounded.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
-from kappascope.formats import Malformed
-from kappascope.machine import Asks, Builders, Machine, Pairs, refused
+from kappascope.files.formats import Malformed
+from kappascope.files.machine import Asks, Builders, Machine, Pairs, refused
 
 # 100,000 tensors take about 2.5 million steps; a step makes at most one object of about 100 bytes.
 MOST_STEPS = 6_000_000
@@ -39,7 +39,7 @@ def load(
     [1, ('a', None)]
     >>> load(b"cos\nsystem\n(S'true'\ntR.", {}, persistent=str)
     Traceback (most recent call last):
-    kappascope.machine.Asks: a pickle that asks for 'os.system' (...)
+    kappascope.files.machine.Asks: a pickle that asks for 'os.system' (...)
     """
     machine = Machine(data, begin, builders, persistent)
     try:

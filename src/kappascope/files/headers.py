@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kappascope.formats import LONGEST_HEADER, Malformed, quoted
-from kappascope.pieces import File, Piece, Room, Unreadable
+from kappascope.files.formats import LONGEST_HEADER, Malformed, quoted
+from kappascope.files.pieces import File, Piece, Room, Unreadable
 
 # The names of number formats, the bits a number takes, and torch's name (None: it has none).
 _DTYPES: dict[str, tuple[int, torch.dtype | None]] = {
@@ -81,7 +81,7 @@ def parsed(text: bytes, what: str = "header") -> dict[str, Any]:
 
     >>> parsed(b'{"a": [1], "a": [1]}')
     Traceback (most recent call last):
-    kappascope.formats.Malformed: duplicate tensor name 'a' (download or save it again)
+    kappascope.files.formats.Malformed: duplicate tensor name 'a' (download or save it again)
     """
     if sum(map(text.count, (b"[", b"{"))) > _MOST_BRACKETS or text.count(b",") > _MOST_COMMAS:
         raise Malformed("more than a million tensors", "split it into shards")

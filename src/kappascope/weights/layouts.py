@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from torch import Tensor, nn
 
-from kappascope.heads import Config
+from kappascope.weights.heads import Config
 
 Shape: TypeAlias = tuple[int, ...]
 Near: TypeAlias = Callable[[str], Shape | None]  # the shape under another key, or nothing

@@ -9,7 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from kappascope.glance import Row
+from kappascope.clinic.glance import Row
 from kappascope.prose import Record, interval, number, words
 
 LABELS = {

@@ -76,7 +76,7 @@ def kind(head: bytes) -> str:
     ('safetensors', 'zip', 'pickle')
     >>> kind(b"version https://git-lfs.github.com/spec/v1")
     Traceback (most recent call last):
-    kappascope.formats.Malformed: a Git LFS pointer, not the file it stands for (git lfs pull)
+    kappascope.files.formats.Malformed: a Git LFS pointer, not the file it stands for (git lfs pull)
     """
     if not head:
         raise Malformed("is empty", _AGAIN)

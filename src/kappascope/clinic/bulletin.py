@@ -11,9 +11,9 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kappascope.diagnosis import Diagnosis
-from kappascope.examination import Examination
-from kappascope.findings import SEVERITIES, Finding
+from kappascope.clinic.diagnosis import Diagnosis
+from kappascope.clinic.examination import Examination
+from kappascope.clinic.findings import SEVERITIES, Finding
 from kappascope.prose import number
 
 ROWS = 24  # of the table: what a screen holds

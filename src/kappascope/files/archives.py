@@ -14,12 +14,12 @@ import zipfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from kappascope import pickles
-from kappascope.builders import BUILDERS, Storage, storage
-from kappascope.formats import Malformed, quoted
-from kappascope.machine import Pairs, refused
-from kappascope.pieces import File, Room
-from kappascope.trees import Found, Grower
+from kappascope.files import pickles
+from kappascope.files.builders import BUILDERS, Storage, storage
+from kappascope.files.formats import Malformed, quoted
+from kappascope.files.machine import Pairs, refused
+from kappascope.files.pieces import File, Room
+from kappascope.files.trees import Found, Grower
 
 _AGAIN = "download or save it again"
 _SAVE = "where you trust it: torch.save(model.state_dict(), ...) or safetensors"

@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 
 from kappascope import checkpoints
-from kappascope.inventory import Read
 from kappascope.matrices import Plan, Skipped, Unit, plan, reader
 from kappascope.store import Refusal
+from kappascope.weights.inventory import Read
 
 Model: TypeAlias = nn.Module | Mapping[Any, Any]
 Source: TypeAlias = str | Path | Model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from kappascope.examination import Examination
+from kappascope.clinic.examination import Examination
 
 ENOUGH = 32  # singular values from which a spectrum tells a fresh matrix from another
 EXACT = 1e-2  # by which kappa of an orthogonal matrix in bfloat16 misses 1
@@ -17,7 +17,7 @@ def is_fresh(row: Examination) -> bool:
     log(n) / n, not 1/sqrt(n), so that very little training shows.
 
     >>> import torch
-    >>> from kappascope.examination import examine
+    >>> from kappascope.clinic.examination import examine
     >>> is_fresh(examine("w", torch.eye(40))), is_fresh(examine("w", torch.ones(40, 40)))
     (True, False)
     """

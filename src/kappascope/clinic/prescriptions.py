@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-from kappascope.examination import Examination
+from kappascope.clinic.examination import Examination
 from kappascope.theory import GaussianNull
 
 

@@ -16,7 +16,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from kappascope.formats import Malformed, quoted
+from kappascope.files.formats import Malformed, quoted
 
 _STEMS = ("model.safetensors", "diffusion_pytorch_model.safetensors", "pytorch_model.bin",
           "diffusion_pytorch_model.bin")  # fmt: skip
@@ -89,7 +89,7 @@ def inside(folder: Path, name: str) -> Path:
 
     >>> inside(Path("models"), "../secret")
     Traceback (most recent call last):
-    kappascope.formats.Malformed: shard name is not a plain file name: '../secret' (...)
+    kappascope.files.formats.Malformed: shard name is not a plain file name: '../secret' (...)
     """
     if not is_plain(name):
         wrong = f"shard name is not a plain file name: {quoted(name)}"

@@ -1,7 +1,7 @@
 """The stack on which a pickle is worked out, and the plain values that lie on it.
 
 A name stays a name, a call makes a value only through ``builders``, and all else that is called
-becomes an `Inert` object or ends the reading (`kappascope.trust`). Nothing is hashed that the file
+becomes an `Inert` object or ends the reading (`trust.py`). Nothing is hashed that the file
 chose, and no nesting is followed: a hostile pickle costs no more than a large one.
 """
 
@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from kappascope import trust
-from kappascope.formats import Malformed, quoted
+from kappascope.files import trust
+from kappascope.files.formats import Malformed, quoted
 
 Builders: TypeAlias = Mapping[str, Callable[..., Any]]
 _AGAIN = "download or save it again"

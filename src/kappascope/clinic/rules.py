@@ -18,9 +18,9 @@ from typing import Any, Literal, TypeAlias
 from scipy.stats import beta, chi2
 
 from kappascope.chains import Chain
-from kappascope.examination import Examination, Spread
-from kappascope.freshness import can_tell, is_fresh, is_orthogonal, usual_distance
-from kappascope.prescriptions import Flaw, is_left_alone
+from kappascope.clinic.examination import Examination, Spread
+from kappascope.clinic.freshness import can_tell, is_fresh, is_orthogonal, usual_distance
+from kappascope.clinic.prescriptions import Flaw, is_left_alone
 from kappascope.products import Product
 from kappascope.prose import number
 from kappascope.theory import GaussianNull, MarchenkoPastur

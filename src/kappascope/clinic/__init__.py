@@ -1,0 +1,1 @@
+"""Examine the matrices of a model, find what is wrong, and say what to try."""

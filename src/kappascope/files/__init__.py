@@ -1,0 +1,1 @@
+"""Bytes that nobody vouches for, taken apart without running anything in them."""

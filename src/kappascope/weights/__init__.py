@@ -1,0 +1,1 @@
+"""How models name, join and lay out their weights."""
