@@ -22,7 +22,7 @@ LAYERS = """
     experiments
     study
     pages
-    report clinic
+    report clinic terminal
     cli
     __main__
 """
@@ -74,3 +74,25 @@ def test_the_library_does_not_load_the_laboratory() -> None:
 def test_help_does_not_load_torch() -> None:
     code = "import sys, kappascope.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+PUBLIC = """components spectra krylov panels precision matrices statistics tails products chains
+    theory pairs checkpoints examination diagnosis"""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in PAGES if {path.stem, path.parent.name} & set(PUBLIC.split())],
+    ids=lambda path: path.stem,
+)
+def test_public_names_have_an_example_that_is_checked(path: Path) -> None:
+    kinds = ast.FunctionDef | ast.ClassDef
+    names = [n for n in ast.parse(path.read_text()).body if isinstance(n, kinds)]
+    bare = [n.name for n in names if not n.name.startswith("_") and ">>>" not in _told(n)]
+    assert not bare
+
+
+def _told(node: ast.FunctionDef | ast.ClassDef) -> str:
+    """All docstrings of a function, or of a class and its methods."""
+    inner = [n for n in node.body if isinstance(n, ast.FunctionDef)]
+    return "".join(ast.get_docstring(n) or "" for n in (node, *inner))

@@ -39,6 +39,9 @@ class Chain:
     bound. ``condition_number`` is over as many singular values as the narrowest layer has, infinite
     where float64 cannot tell the last from zero and None where the product was not formed; then
     ``status`` says why.
+
+    >>> Chain("a > b", ("a", "b"), (4, 4, 4), 6.0, True, 5.0, "ok").bound
+    6.0
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The command line; the only module that prints.
+"""The command line; with its terminal the only module that prints.
 
 Results go to the standard output, progress and the one line of an error to the other. Exit codes:
 0 done, 1 done but results differ, 2 input refused, 3 done in part, 4 wrong usage, 5 no room or
@@ -10,11 +10,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
@@ -23,11 +21,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kappascope.engines import ONE_THREAD, Done, Engine, Here, Processes
+from kappascope.terminal import clean, draw, progress, say, tell, waiting
 
 if TYPE_CHECKING:  # what needs torch is loaded when there is work
-    from rich.console import RenderableType
-
-    from kappascope.clinic.diagnosing import Choice, Task
+    from kappascope.clinic.diagnosing import Choice
     from kappascope.clinic.diagnosis import Diagnosis
     from kappascope.lab import Experiment
     from kappascope.matrices import Skipped
@@ -41,7 +38,6 @@ app = typer.Typer(
 )
 LABORATORY = ("torch", "scipy.stats", "matplotlib.figure", "kappascope.study", "kappascope.report")
 LONGEST = 240  # characters of an error line
-QUIET = 10.0  # seconds between two lines of progress
 CORES = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 ADVICE = "see whether the file is whole"
 OUTCOMES = ("holds", "fails", "undecided", "ill-posed")
@@ -107,7 +103,7 @@ def reproduce(
     store = Store(out)
     with store.lock() as notice:
         for note in (notice, *plan.notes):
-            _say(note)
+            say(note)
         if fresh:
             store.forget()
         store.begin(plan.study)
@@ -178,7 +174,7 @@ def diagnose(
         found = [_examined(path, other, choice, jobs) for path, other in pairs]
         _keep(found, html, table)
     if as_json:
-        _tell(strict(document(found)).decode())
+        tell(strict(document(found)).decode())
     else:
         _show(found[-1], [one for one in (html, table) if one])
     _judged(found, fail_on)
@@ -194,7 +190,7 @@ def _answering(as_json: bool) -> Iterator[None]:
             from kappascope.clinic.diagnosis import refused
             from kappascope.store import strict
 
-            _tell(strict(refused(_refusal(error, ("diagnose",)))).decode())
+            tell(strict(refused(_refusal(error, ("diagnose",)))).decode())
         raise
 
 
@@ -222,12 +218,13 @@ def _examined(path: str, reference: str | None, choice: Choice, jobs: int) -> Di
     from kappascope.clinic.diagnosing import UNCHOSEN
     from kappascope.store import Refusal
 
-    with _waiting(f"Opening {path}"):
+    with waiting(f"Opening {path}"):
         case = diagnosing.case(path, reference, choice, jobs)
     rows = []
-    with _counting(case.tasks) as advance, closing(case.examine()) as ended:
+    parts = [("matrices", task.effort) for task in case.tasks]
+    with progress(parts) as advance, closing(case.examine()) as ended:
         for done in ended:
-            advance(done.item)
+            advance(("matrices", done.item.effort))
             rows += done.result
     found = case.concluded(rows)
     if not found.matrices:
@@ -240,33 +237,6 @@ def _examined(path: str, reference: str | None, choice: Choice, jobs: int) -> Di
 
 def _first(skipped: Sequence[Skipped]) -> str:
     return f"{skipped[0].name}: {skipped[0].reason}"
-
-
-@contextmanager
-def _waiting(what: str) -> Iterator[None]:
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield
-        return
-    with console.status(_clean(what)):
-        yield
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A part of a bar."""
-
-    experiment: str
-    cost: float
-
-
-@contextmanager
-def _counting(tasks: Sequence[Task]) -> Iterator[Callable[[Task], None]]:
-    """A bar with the time left, by the work that is in each task."""
-    with _progress([_Part("matrices", task.effort) for task in tasks]) as advance:
-        yield lambda task: advance(_Part("matrices", task.effort))
 
 
 def _keep(found: Sequence[Diagnosis], html: Path | None, table: Path | None) -> None:
@@ -287,11 +257,11 @@ def _show(found: Diagnosis, written: Sequence[Path]) -> None:
 
     from kappascope.clinic import bulletin
 
-    _draw(bulletin.table(found, Console().width))
+    draw(bulletin.table(found, Console().width))
     for line in bulletin.lines(found):
-        _draw(line)
+        draw(line)
     for path in written:
-        _tell(f"Written: {_clean(str(path))}")
+        tell(f"Written: {clean(str(path))}")
 
 
 def _judged(found: Sequence[Diagnosis], fail_on: Severity | None) -> None:
@@ -327,7 +297,7 @@ def verify(
 
     differing, compared = [], 0
     for block, same in study.verify(lab.discover().values(), Store(folder), trials):
-        _tell(f"{'same' if same else 'DIFFERS'}: {_clean(str(block))}")
+        tell(f"{'same' if same else 'DIFFERS'}: {clean(str(block))}")
         compared += 1
         differing += [] if same else [str(block)]
     if not compared:
@@ -360,7 +330,7 @@ def findings(
         raise Refusal(2, str(paper), str(error), "name the folder of the documentation") from error
     write(paper, told.encode())
     write(docs / "findings.md", conclusions.page(claims, provenance).encode())
-    _tell(f"Written: {_clean(str(docs / 'findings.md'))} and {_clean(str(paper))}")
+    tell(f"Written: {clean(str(docs / 'findings.md'))} and {clean(str(paper))}")
 
 
 def _chosen(numbers: Sequence[int], beyond: bool, quick: bool) -> list[Experiment]:
@@ -384,53 +354,13 @@ def _run(plan: Plan, store: Store, engine: Processes | Here) -> list[Done[Block]
 
     todo = study.missing(plan, store)
     failures = []
-    with _progress(todo) as advance, closing(study.run(todo, store, engine)) as ended:
+    parts = [(block.experiment, float(block.cost)) for block in todo]
+    with progress(parts) as advance, closing(study.run(todo, store, engine)) as ended:
         for done in ended:
-            advance(done.item)
+            advance((done.item.experiment, done.item.cost))
             if done.failure:
                 failures.append(done)
     return failures
-
-
-@contextmanager
-def _progress(todo: Sequence[Block | _Part]) -> Iterator[Callable[[Block | _Part], None]]:
-    """Bars with the time left on a terminal, now and then a line elsewhere."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _lines(todo)
-        return
-    columns = "{task.description}", BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
-    costs: dict[str, float] = {}
-    for block in sorted(todo, key=lambda block: (len(block.experiment), block.experiment)):
-        costs[block.experiment] = costs.get(block.experiment, 0.0) + block.cost
-    with Progress(*columns, console=console, speed_estimate_period=120) as bars:
-        whole = bars.add_task("all", total=sum(costs.values()))
-        parts = costs if len(costs) > 1 else {}
-        tasks = {name: bars.add_task(name, total=cost) for name, cost in parts.items()}
-
-        def advance(block: Block | _Part) -> None:
-            bars.advance(whole, block.cost)
-            if tasks:
-                bars.advance(tasks[block.experiment], block.cost)
-
-        yield advance
-
-
-def _lines(todo: Sequence[Block | _Part]) -> Callable[[Block | _Part], None]:
-    whole, start = sum(block.cost for block in todo), time.monotonic()
-    done, said = 0.0, start
-
-    def advance(block: Block | _Part) -> None:
-        nonlocal done, said
-        done, now = done + block.cost, time.monotonic()
-        if now - said > QUIET and done < whole:
-            said, left = now, (now - start) * (whole / done - 1)
-            _say(f"{done / whole:.0%} done, about {left:.0f} s left")
-
-    return advance
 
 
 def _conclude(
@@ -451,7 +381,7 @@ def _conclude(
         (store.folder / name).parent.mkdir(exist_ok=True)
         write(store.folder / name, data)
     _table(experiments, verdicts)
-    _tell(f"Report: {_clean(str(store.folder / 'report.html'))}")
+    tell(f"Report: {clean(str(store.folder / 'report.html'))}")
     if failed := results.provenance["failed"]:
         first = f"{failed[0]['trials']}: {failed[0]['reason']}"
         wrong = f"{len(failed)} blocks of trials failed, first {first}"
@@ -473,35 +403,7 @@ def _table(experiments: Sequence[Experiment], verdicts: dict[str, Any]) -> None:
         matched = f"{sum(figures)} of {len(figures)}" if figures else ""
         counts = (str(claims.count(outcome)) for outcome in OUTCOMES)
         table.add_row(title, *counts, matched)
-    _draw(table)
-
-
-def _draw(what: RenderableType) -> None:
-    from rich.console import Console
-
-    console = Console()
-    with console.capture() as drawn:
-        # rich forgets what a text says of itself, and would break the lines of code in it
-        no_wrap, overflow = getattr(what, "no_wrap", None), getattr(what, "overflow", None)
-        console.print(what, crop=False, no_wrap=no_wrap, overflow=overflow)
-    _tell(drawn.get().rstrip("\n"))
-
-
-def _tell(text: str) -> None:
-    try:
-        typer.echo(text)
-    except BrokenPipeError:  # who reads us has enough; what was to be done is done
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _say(text: str) -> None:
-    if text:
-        typer.echo(_clean(text), err=True)
-
-
-def _clean(text: str) -> str:
-    """Text without the characters that would move a cursor or hide what follows."""
-    return "".join(c if c.isprintable() else "?" for c in text)
+    draw(table)
 
 
 def _shortened(line: str) -> str:
@@ -568,7 +470,7 @@ def run(arguments: Sequence[str]) -> int:
             if "--debug" in arguments:
                 traceback.print_exc()
             refusal = _refusal(error, arguments)
-            _say(_shortened(f"kappascope: error: {refusal}"))
+            say(_shortened(f"kappascope: error: {refusal}"))
             return refusal.code
 
 

@@ -15,7 +15,11 @@ from kappascope import spectra
 
 
 class component(cached_property[Tensor]):  # noqa: N801 - reads as the decorator it is
-    """Make a method of :class:`Components` one of its components, with an error of its own."""
+    """Make a method of :class:`Components` one of its components, with an error of its own.
+
+    >>> Components.names[:3]
+    ('row_norms', 'column_norms', 'singular_values')
+    """
 
     def __init__(self, method: Callable[[Components], Tensor]) -> None:
         super().__init__(method)

@@ -44,6 +44,9 @@ class Unresolved(ArithmeticError):  # noqa: N818 - an outcome, not an error
 
     ``crowded``: the values are too dense for a Krylov space, and more precision will not help.
     ``blurred``: so many are so small that the Gram matrix will not tell them apart either.
+
+    >>> Unresolved("the smallest values are crowded", crowded=True).blurred
+    False
     """
 
     def __init__(self, reason: str, crowded: bool = False, blurred: bool = False) -> None:
@@ -53,7 +56,11 @@ class Unresolved(ArithmeticError):  # noqa: N818 - an outcome, not an error
 
 @dataclass(frozen=True)
 class Extremes:
-    """The ends of a spectrum and the number of values at or below the threshold."""
+    """The ends of a spectrum and the number of values at or below the threshold.
+
+    >>> Extremes(4.0, 2.0, 1.0, below=0, certified=True, method="all values").values is None
+    True
+    """
 
     largest: float
     second: float
@@ -65,7 +72,13 @@ class Extremes:
 
 
 def extremes(a: Dense, threshold: float, certify: bool) -> Extremes:
-    """The two ends from two Krylov spaces, each in float32 if that can be verified."""
+    """The two ends from two Krylov spaces, each in float32 if that can be verified.
+
+    >>> a = torch.diag(torch.cat([torch.tensor([3.0, 2.0]), torch.ones(60), torch.tensor([0.5])]))
+    >>> found = extremes(a.double(), threshold=0.01, certify=False)
+    >>> round(found.largest, 6), round(found.smallest, 6), found.below
+    (3.0, 0.5, 0)
+    """
     squares = [_Square(a, torch.float32)]
     if min(a.shape) > WORTHWHILE:
         squares.append(_Square(a, torch.float64))
@@ -88,21 +101,15 @@ def extremes(a: Dense, threshold: float, certify: bool) -> Extremes:
 
 def _look_down(square: _Square) -> None:
     """Three steps towards the bottom: where it is crowded, no Krylov space is worth its time."""
-
-    def progress(ritz: _Ritz) -> float:
-        if ritz.steps < 3:
-            return 0.0
-        if ritz.values[GUARD] > (CROWDED_TALL if square.tall else CROWDED) * ritz.values[0]:
-            largest = math.sqrt(_norm(square.apply, square.rough, turns=2))
-            blurred = _Settled(largest, math.inf, square.eps).blurred(ritz)
-            raise Unresolved("the smallest values are crowded", True, blurred)
-        return 1.0
-
     try:
-        _krylov(square.inverse, square.factors[0], 3, GUARD + 1, progress)
-    except Unresolved as problem:
-        if problem.crowded:
-            raise
+        square.lower.grow(3)
+    except Unresolved:  # in this precision; another may do
+        return
+    ritz = square.lower.ritz(GUARD + 1)
+    if ritz.values[GUARD] > (CROWDED_TALL if square.tall else CROWDED) * ritz.values[0]:
+        largest = math.sqrt(_norm(square.apply, square.rough, turns=2))
+        blurred = _Settled(largest, math.inf, square.eps).blurred(ritz)
+        raise Unresolved("the smallest values are crowded", True, blurred)
 
 
 @dataclass(frozen=True)
@@ -137,7 +144,7 @@ def _top(square: _Square) -> _End:
             raise Unresolved("the largest values are as close together as rounding lets them be")
         return done
 
-    ritz = _krylov(square.apply, square.rough, 36, GUARD + 1, progress)
+    ritz = _Space(square.apply, square.rough, 36).until(progress, GUARD + 1)
     a = square.matrix
     v, _ = torch.linalg.qr(ritz.vectors(GUARD).double())
     u, s, wt = torch.linalg.svd(a @ v, full_matrices=False)
@@ -150,7 +157,7 @@ def _top(square: _Square) -> _End:
 def _bottom(square: _Square, largest: float, cut: float) -> _End:
     """The smallest singular value, and the number of values up to ``cut`` where it is countable."""
     settled = _Settled(largest, cut**-2, square.eps)
-    ritz = _krylov(square.inverse, square.factors[0], 32, COUNTABLE + BLOCK, settled)
+    ritz = square.lower.until(settled, COUNTABLE + BLOCK)
     guard = settled.count + 2 if settled.count else 0
     try:
         polished = _polish(square, ritz.vectors(max(GUARD, guard)), 1, cut**-2 if guard else None)
@@ -161,7 +168,11 @@ def _bottom(square: _Square, largest: float, cut: float) -> _End:
 
 
 def smallest(a: Dense, wanted: int) -> Float[Tensor, " wanted"]:
-    """The ``wanted`` smallest singular values, largest of them first."""
+    """The ``wanted`` smallest singular values, largest of them first.
+
+    >>> smallest(torch.diag(torch.arange(1.0, 33.0)).double(), 2).round(decimals=6)
+    tensor([2., 1.], dtype=torch.float64)
+    """
     if wanted > GUARD:
         raise Unresolved("more small values than can be polished together")
     polished = _polish(_Square(a, torch.float64), _random_block(a), wanted)
@@ -337,6 +348,11 @@ class _Square:
             raise Unresolved(f"singular in {self.dtype}", blurred=tiny > GUARD)
         return factors
 
+    @cached_property
+    def lower(self) -> _Space:
+        """A Krylov space of the inverse, whose largest eigenvalues are the bottom's."""
+        return _Space(self.inverse, self.factors[0], 32)
+
     def inverse(self, x: Tensor) -> Tensor:
         """``(A'A)^-1 x``."""
         if self.tall:
@@ -436,67 +452,80 @@ class _Ritz:
         return self.basis @ self.coefficients[:, :count].to(self.basis)
 
 
-def _krylov(
-    apply: Callable[[Tensor], Tensor],
-    like: Tensor,
-    steps: int,
-    keep: int,
-    progress: Callable[[_Ritz], float],
-) -> _Ritz:
-    """Leading eigenpairs of a symmetric operator: block Lanczos, fully reorthogonalised.
+class _Space:
+    """A Krylov space of a symmetric operator: block Lanczos, fully reorthogonalised.
 
     The operator acts on blocks of columns as long as ``like`` has columns, in its precision. The
     projection is formed explicitly, so the basis may be continued by any block orthogonal to it
-    when the space becomes invariant. ``progress`` tells which share of the wanted digits is there.
+    when the space becomes invariant.
     """
-    n = like.shape[1]
-    steps = min(steps, n // BLOCK)
-    basis = torch.empty(steps * BLOCK, n, dtype=like.dtype, device=like.device).mT
-    projection = np.zeros((steps * BLOCK,) * 2)
-    block = _random_block(like)
-    due = 2
-    for step in range(1, steps + 1):
-        old, new = (step - 1) * BLOCK, step * BLOCK
-        basis[:, old:new] = block
-        known = basis[:, :new]
-        rest = apply(block)
+
+    def __init__(self, apply: Callable[[Tensor], Tensor], like: Tensor, most: int) -> None:
+        self.apply, self.like = apply, like
+        self.steps, self.most = 0, min(most, like.shape[1] // BLOCK)
+        width = self.most * BLOCK
+        self._basis = torch.empty(width, like.shape[1], dtype=like.dtype, device=like.device).mT
+        self._projection = np.zeros((width, width))
+        self._rest = torch.empty(0)
+
+    def until(self, progress: Callable[[_Ritz], float], keep: int) -> _Ritz:
+        """Leading eigenpairs once ``progress`` says that all digits, a share of one, are there."""
+        due = max(2, self.steps)
+        while True:
+            self.grow(due)
+            ritz = self.ritz(keep)
+            done = progress(ritz)
+            if done >= 1:
+                return ritz
+            if self.steps == self.most:
+                raise Unresolved("Krylov space exhausted")
+            # A look at a large space is dear: wait until the rest of the digits may be there, which
+            # come three times faster than the first ones.
+            due += math.ceil(due * min(1.0, (1 / max(done, 0.1) - 1) / 3))
+
+    def grow(self, steps: int) -> None:
+        """Have so many blocks, or as many as there can be."""
+        while self.steps < min(steps, self.most):
+            self._step()
+
+    def _step(self) -> None:
+        old, new = self.steps * BLOCK, (self.steps + 1) * BLOCK
+        self._basis[:, old:new] = block = self._next()
+        known = self._basis[:, :new]
+        rest = self.apply(block)
         column = known.mT @ rest
         rest = torch.addmm(rest, known, column, alpha=-1)
         again = known.mT @ rest
-        rest.addmm_(known, again, alpha=-1)
+        self._rest = rest.addmm_(known, again, alpha=-1)
+        projection = self._projection
         projection[:new, old:new] = (column + again).numpy(force=True)
         projection[old:new, :new] = projection[:new, old:new].T
         if not np.isfinite(projection[:new, old:new]).all():
             raise Unresolved("overflow")
-        if step in (due, steps):
-            ritz = _rayleigh_ritz(projection[:new, :new], known, rest, keep)
-            done = progress(ritz)
-            if done >= 1:
-                return ritz
-            # A look at a large space is dear: wait until the rest of the digits may be there, which
-            # come three times faster than the first ones.
-            due = step + math.ceil(step * min(1.0, (1 / max(done, 0.1) - 1) / 3))
-        block = torch.linalg.qr(rest)[0]
-        block = torch.linalg.qr(block - known @ (known.mT @ block))[0]
-    raise Unresolved("Krylov space exhausted")
+        self.steps += 1
+
+    def _next(self) -> Tensor:
+        if not self.steps:
+            return _random_block(self.like)
+        known = self._basis[:, : self.steps * BLOCK]
+        block = torch.linalg.qr(self._rest)[0]
+        return torch.linalg.qr(block - known @ (known.mT @ block))[0]
+
+    def ritz(self, keep: int) -> _Ritz:
+        """What is known of the leading eigenpairs."""
+        n = self.steps * BLOCK
+        projection, keep = self._projection[:n, :n], min(n, keep)
+        theta, c = scipy.linalg.eigh(
+            (projection + projection.T) / 2, subset_by_index=[n - keep, n - 1], check_finite=False
+        )
+        vectors = torch.as_tensor(c[:, ::-1].copy())
+        residuals = torch.linalg.vector_norm(self._rest @ vectors[-BLOCK:].to(self._rest), dim=0)
+        return _Ritz(theta[::-1].tolist(), residuals.tolist(), self._basis[:, :n], vectors)
 
 
 def _share(uncertainty: float, tolerance: float) -> float:
     """Which share of the digits that ``tolerance`` asks for are there: all of them from one on."""
     return math.log(max(uncertainty, 1e-300)) / math.log(tolerance)
-
-
-def _rayleigh_ritz(
-    projection: np.ndarray[Any, Any], basis: Tensor, rest: Tensor, keep: int
-) -> _Ritz:
-    n = len(projection)
-    keep = min(n, keep)
-    theta, c = scipy.linalg.eigh(
-        (projection + projection.T) / 2, subset_by_index=[n - keep, n - 1], check_finite=False
-    )
-    theta, c = theta[::-1], torch.as_tensor(c[:, ::-1].copy())
-    residuals = torch.linalg.vector_norm(rest @ c[-BLOCK:].to(rest), dim=0)
-    return _Ritz(theta.tolist(), residuals.tolist(), basis, c)
 
 
 def _random_block(like: Dense) -> Tensor:

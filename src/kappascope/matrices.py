@@ -97,6 +97,10 @@ class Logical:
 
     ``kind`` is a word for what it does, ``depth`` the number of its layer, and ``whole`` the name
     of the tensor it is a part of.
+
+    >>> part = plan({"h.3.attn.q_proj.weight": torch.empty(2, 4, device="meta")}).units[0].parts[0]
+    >>> part.kind, part.depth, part.shape, part.whole
+    ('query', 3, (2, 4), None)
     """
 
     name: str
@@ -139,7 +143,11 @@ class Unit:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which matrices there are, and how to read them one tensor at a time. It can be pickled."""
+    """Which matrices there are, and how to read them one tensor at a time. It can be pickled.
+
+    >>> len(plan(nn.Linear(3, 2)).units), plan(nn.Linear(3, 2)).skipped
+    (1, (Skipped(name='bias', reason='one-dimensional'),))
+    """
 
     units: tuple[Unit, ...]
     skipped: tuple[Skipped, ...]

@@ -35,6 +35,9 @@ class Product:
 
     ``condition_number`` is the first over the last: infinite where float64 cannot tell the last
     from zero, and None where there are no values.
+
+    >>> Product("attn[qk.0]", "QK", 0, (8, 8), (3.0, 1.0), 3.0, "ok").condition_number
+    3.0
     """
 
     name: str

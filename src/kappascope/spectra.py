@@ -43,6 +43,9 @@ class Spectrum:
     """All singular values, largest first, and how they were had.
 
     ``values`` is empty when ``status`` says ``failed``.
+
+    >>> Spectrum(torch.zeros(2), "degenerate: zero matrix").status
+    'degenerate: zero matrix'
     """
 
     values: Float[Tensor, " rank"]
@@ -57,6 +60,10 @@ class Vitals:
     absent or infinite; ``method`` names the factorizations behind the numbers. Where those gave all
     ``singular_values``, they are kept. ``resolution`` is how far rounding, in storage and in
     computing, may have moved any of them.
+
+    >>> found = vitals(torch.zeros(2, 3))
+    >>> found.effective_rank, found.condition_number, found.status
+    (0, None, 'degenerate: zero matrix, kappa is undefined')
     """
 
     row_norms: Tensor | None = None

@@ -60,7 +60,11 @@ class Spread:
 
 @dataclass(frozen=True)
 class Examination:
-    """All that is known of one matrix; ``reasons`` says why a field is ``None``."""
+    """All that is known of one matrix; ``reasons`` says why a field is ``None``.
+
+    >>> Examination("w", (2, 2), "float32", "failed: non-finite (1 of 4)").failed
+    True
+    """
 
     name: str
     shape: tuple[int, int]

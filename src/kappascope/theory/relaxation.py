@@ -32,7 +32,12 @@ Normal = Callable[..., Tensor]
 
 
 class Model(Protocol):
-    """What a walk asks of a model of the batches."""
+    """What a walk asks of a model of the batches.
+
+    >>> model: Model = Relaxation(size=32)
+    >>> model.factors(200) > 1
+    True
+    """
 
     def factors(self, span: float) -> int:
         """How many coarse factors stand for the batches of so many steps."""
