@@ -98,5 +98,5 @@ EXPERIMENT = Experiment(
         tail("condition_number", by="strategy", stream="own"),
         spectrum("Singular values, hybrid", strategy="hybrid"),
     ),
-    quick={"own": 12},
+    quick={"own": 6},  # give an interval
 )  # fmt: skip
