@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kappascope.clinic import MODULES
 from kappascope.engines import ONE_THREAD, Done, Engine, Here, Processes
 from kappascope.terminal import clean, draw, progress, say, tell, waiting
 
@@ -163,6 +164,7 @@ def diagnose(
 
     kappascope diagnose model.safetensors --html report.html
     """
+    Processes(jobs, loaded=MODULES).warm()  # while we load torch, too
     from kappascope.clinic.diagnosing import Choice
     from kappascope.clinic.diagnosis import document
     from kappascope.store import strict

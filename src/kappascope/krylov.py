@@ -84,10 +84,10 @@ def extremes(a: Dense, threshold: float, certify: bool) -> Extremes:
         squares.append(_Square(a, torch.float64))
     else:
         _ = squares[0].factors  # where that fails nothing else is worth its time
-    _look_down(squares[0])
+    begun = _look_down(squares[0])
     top = _first_verified(_top, squares)
     cut = threshold * top.values[0]
-    bottom = _first_verified(lambda square: _bottom(square, top.values[0], cut), squares)
+    bottom = _first_verified(lambda square: _bottom(square, begun, top.values[0], cut), squares)
     smallest, below, method = bottom.values[0], bottom.below, f"krylov, {bottom.square}"
     clear = smallest > cut * (1 + 1e-6)
     if below is not None and clear != (below == 0):
@@ -99,17 +99,19 @@ def extremes(a: Dense, threshold: float, certify: bool) -> Extremes:
     return Extremes(top.values[0], top.values[1], smallest, below, certify, method)
 
 
-def _look_down(square: _Square) -> None:
+def _look_down(square: _Square) -> _Space | None:
     """Three steps towards the bottom: where it is crowded, no Krylov space is worth its time."""
     try:
-        square.lower.grow(3)
+        space = square.lower()
+        space.grow(3)
     except Unresolved:  # in this precision; another may do
-        return
-    ritz = square.lower.ritz(GUARD + 1)
+        return None
+    ritz = space.ritz(GUARD + 1)
     if ritz.values[GUARD] > (CROWDED_TALL if square.tall else CROWDED) * ritz.values[0]:
         largest = math.sqrt(_norm(square.apply, square.rough, turns=2))
         blurred = _Settled(largest, math.inf, square.eps).blurred(ritz)
         raise Unresolved("the smallest values are crowded", True, blurred)
+    return space
 
 
 @dataclass(frozen=True)
@@ -154,10 +156,11 @@ def _top(square: _Square) -> _End:
     return _End(s[:2].tolist(), square)
 
 
-def _bottom(square: _Square, largest: float, cut: float) -> _End:
+def _bottom(square: _Square, begun: _Space | None, largest: float, cut: float) -> _End:
     """The smallest singular value, and the number of values up to ``cut`` where it is countable."""
     settled = _Settled(largest, cut**-2, square.eps)
-    ritz = square.lower.until(settled, COUNTABLE + BLOCK)
+    space = begun if begun and begun.like.dtype == square.dtype else square.lower()
+    ritz = space.until(settled, COUNTABLE + BLOCK)
     guard = settled.count + 2 if settled.count else 0
     try:
         polished = _polish(square, ritz.vectors(max(GUARD, guard)), 1, cut**-2 if guard else None)
@@ -324,7 +327,7 @@ class _Square:
     @cached_property
     def symmetric(self) -> Float[Tensor, "p p"]:
         """The Gram matrix of a tall ``A``, both triangles."""
-        return self.rough.tril() + self.rough.tril(-1).mT
+        return self.rough + self.rough.tril(-1).mT  # above it are zeros
 
     def apply(self, x: Tensor) -> Tensor:
         """``A'A x``."""
@@ -348,9 +351,9 @@ class _Square:
             raise Unresolved(f"singular in {self.dtype}", blurred=tiny > GUARD)
         return factors
 
-    @cached_property
     def lower(self) -> _Space:
         """A Krylov space of the inverse, whose largest eigenvalues are the bottom's."""
+        # not kept: it knows this square, and what knows itself is freed late
         return _Space(self.inverse, self.factors[0], 32)
 
     def inverse(self, x: Tensor) -> Tensor:

@@ -54,10 +54,10 @@ class Panels:
         """Transposed, without a copy."""
         return Panels(self.stored.mT, self.exponent)
 
-    def split(self, rows: int) -> Iterator[Tensor]:
+    def split(self, rows: int, dtype: torch.dtype = torch.float64) -> Iterator[Tensor]:
         """The panels, top down, each of so many rows at most."""
         scale = 2.0**-self.exponent
-        return (panel.to(torch.float64, copy=True).mul_(scale) for panel in self.stored.split(rows))
+        return (panel.to(dtype, copy=True).mul_(scale) for panel in self.stored.split(rows))
 
     def to(self, dtype: torch.dtype) -> Float[Tensor, "q p"]:
         """A dense copy in another precision."""
@@ -88,7 +88,7 @@ def gram(a: Dense, dtype: torch.dtype | None = None) -> Float[Tensor, "p p"]:
     dtype = dtype or a.dtype
     syrk = scipy.linalg.blas.ssyrk if dtype == torch.float32 else scipy.linalg.blas.dsyrk
     total = None
-    for panel in a.split(ROWS):
+    for panel in a.split(ROWS, dtype) if isinstance(a, Panels) else a.split(ROWS):
         # Entries this small change nothing, but float32 is slow on its subnormals.
         x = torch.hardshrink(panel.to(dtype), SHRUNK).numpy(force=True)
         # BLAS reads columns: rows are the columns of the transpose, which needs no copy.

@@ -23,6 +23,7 @@ from typing import Protocol, TypeAlias, final
 import torch
 
 from kappascope.chains import Chain, Ends, Links, links, obstacle
+from kappascope.clinic import MODULES
 from kappascope.clinic.diagnosis import Diagnosis
 from kappascope.clinic.examination import Depth, Examination, examine
 from kappascope.clinic.places import GIGABYTE, File, Memory, Opened, Place, Source, place
@@ -34,7 +35,6 @@ from kappascope.store import Refusal
 Row: TypeAlias = Examination | Product | Chain
 
 LIBRARIES = GIGABYTE // 2  # what torch and scipy hold before any tensor is read
-MODULES = ("torch", "scipy.optimize", "kappascope.clinic.diagnosing")  # what a worker needs
 UNCHOSEN = "not chosen"  # why a matrix is skipped that the user did not ask for
 SLOWEST = 2e9  # floating point operations a second: any machine does more
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
