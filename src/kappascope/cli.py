@@ -37,7 +37,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-LABORATORY = ("torch", "scipy.stats", "matplotlib.figure", "kappascope.study", "kappascope.report")
+LABORATORY = (  # what workers need; torch's optimizers load its compiler, which takes seconds
+    "torch._dynamo", "scipy.stats", "matplotlib.figure", "kappascope.study", "kappascope.report",
+)  # fmt: skip
 LONGEST = 240  # characters of an error line
 CORES = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 ADVICE = "see whether the file is whole"
