@@ -233,3 +233,10 @@ print(len(kappascope.diagnose({str(saved)!r}, jobs=1).analysed))
     assert done.returncode == 0, done.stderr
     once, count = done.stdout.split()
     assert once == "once" and int(count) > 0
+
+
+def test_chains_stand_in_the_order_of_the_model_whichever_ends_first(saved: Path) -> None:
+    looked = case(saved, jobs=1)
+    rows = [row for done in looked.examine() for row in done.result]
+    assert len(looked.concluded(rows).chains) > 1
+    assert looked.concluded(reversed(rows)).chains == looked.concluded(rows).chains

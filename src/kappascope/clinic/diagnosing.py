@@ -264,12 +264,15 @@ class Case:
         matrices = [row for row in every if isinstance(row, Examination)]
         matrices.sort(key=lambda row: order[row.name])
         products.sort(key=lambda row: layers[row.name.rpartition("[")[0]])
+        chained = [tuple(each.name for each in one.members) for one in self.summary.links]
+        chains = [row for row in every if isinstance(row, Chain)]
+        chains.sort(key=lambda row: chained.index(row.members))
         passed = [Skipped(name, UNCHOSEN) for name in names if not self.choice.takes(name)]
         return Diagnosis(
             source=str(self.model),
             matrices=tuple(matrices),
             products=tuple(products),
-            chains=tuple(row for row in every if isinstance(row, Chain)),
+            chains=tuple(chains),
             skipped=(*self.summary.skipped, *passed),
             faults=self.summary.faults,
             notes=self.summary.notes,
