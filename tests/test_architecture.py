@@ -17,12 +17,11 @@ LAYERS = """
     attachments
     corrections
     measures tasks networks engines store drawing review
-    training figures inputs conclusions checkpoints
-    lab
-    experiments
+    training figures inputs conclusions checkpoints bookmarks materials pages
+    lab clinic
+    experiments studies
     study
-    pages
-    report clinic terminal
+    report terminal
     cli
     __main__
 """

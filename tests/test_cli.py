@@ -11,11 +11,13 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from kappascope import cli, lab, report, review
+from kappascope.bookmarks import Bookmark
 from kappascope.store import Store
-from toys import BAD, SLOW, TOY
+from toys import BAD, LASTING, SLOW, STUDY, TOY
 from toyshop import complete, sha
 
 TOYS = Path(__file__).with_name("toyshop.py")
@@ -27,6 +29,7 @@ def run(
 ) -> Callable[..., tuple[int, str, str]]:
     """The command with toys for experiments: code, output, errors."""
     monkeypatch.setattr(lab, "discover", lambda: {1: TOY, 2: SLOW, 3: BAD})
+    monkeypatch.setattr(lab, "studies", lambda: {"toy": STUDY, "lasting": LASTING})
 
     def run(*arguments: object) -> tuple[int, str, str]:
         code = cli.run([str(argument) for argument in arguments])
@@ -67,6 +70,9 @@ def test_without_a_command_there_is_help(run) -> None:
         (["reproduce", "--out", "/dev/null"], 4, "/dev/null: is a file"),
         (["reproduce", "--out", "/proc/none"], 5, "cannot be written"),
         (["reproduce", "\x1b[31m\n\r\u202e" + "x" * 500], 4, "(see kappascope --help)"),
+        (["study", "none"], 4, "study none: there is none (choose from toy, lasting)"),
+        (["study", "toy", "--text", "/nowhere"], 2, "/nowhere"),
+        (["study", "toy", "--text", __file__], 4, "reads no text"),
         (["verify", "/nowhere"], 2, "/nowhere: holds no results"),
     ],
 )
@@ -215,6 +221,44 @@ def test_stopped_by_a_signal_it_leaves_no_process_and_goes_on(
     assert "Traceback" not in errors
     assert 2 <= len(list(tmp_path.glob("units/*.unit"))) < 12
     complete(SLOW, tmp_path)
+
+
+def test_a_study_tunes_compares_and_shows_its_tables(run, tmp_path: Path) -> None:
+    code, output, errors = run("study", "toy", "--jobs", 0, "--out", tmp_path)
+    assert (code, errors) == (0, "")
+    assert "toy: Doubling" in output and "Losses" in output and "In the end." in output
+    rows = pq.read_table(tmp_path / "trials.parquet").to_pylist()
+    assert {(row["stage"], row["seed"]) for row in rows} == {
+        ("tune", 0), *(("compare", seed) for seed in range(4))
+    }  # fmt: skip
+    assert "seconds" not in {row["component"] for row in rows}
+    assert pq.read_table(tmp_path / "times.parquet").num_rows == 6
+    page = (tmp_path / "report.html").read_text()
+    assert "Real networks" in page and "In the end." in page and "Printed figures" not in page
+    assert "toy.learns" in page
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert run("study", "toy", "--jobs", 0, "--out", tmp_path)[0] == 0
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    code, output, _ = run("verify", tmp_path, "--trials", 3)
+    assert code == 0 and output.count("same: ") == 3
+
+
+def test_training_killed_in_the_middle_ends_in_the_same_bits(tmp_path: Path) -> None:
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    command = [sys.executable, str(TOYS), "study", "lasting", "--jobs", "2", "--out", str(killed)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as driver:
+        until(lambda: len(list(killed.glob("bookmarks/*.unit"))) == 2)
+        time.sleep(0.3)
+        started = descendants(driver.pid)
+        driver.kill()
+    until(lambda: not any(map(alive, started)), 10)
+    bookmarks = list(killed.glob("bookmarks/*.unit"))
+    assert len(bookmarks) == 2 and not list(killed.glob("units/*.unit"))
+    steps = [len(Bookmark(path)._saved()["log"]) for path in bookmarks]
+    assert all(0 < step < 20 for step in steps)
+    complete(LASTING, killed)
+    complete(LASTING, whole)
+    assert sha(killed) == sha(whole) and not list(killed.glob("bookmarks/*"))
 
 
 def until(holds: Callable[[], bool], seconds: float = 120) -> None:

@@ -250,7 +250,9 @@ def test_a_figure_that_differs_is_shown_within_its_distribution() -> None:
     mean = Printed("e1/x/mean", "x", "4.5", lambda t: t.where(stream="paper").values().mean())
     lab = experiment("e1")
     lab.figures, lab.plot = (mean,), None
-    results = SimpleNamespace(rows=rows, spectra=rows.where(seed=-1), provenance={})
+    results = SimpleNamespace(
+        rows=rows, everything=rows, spectra=rows.where(seed=-1), provenance={}
+    )
     verdicts = {"claims": [], "figures": [printed(1, id=mean.id, matches=False, measured=9.0)]}
     page = dict(report.files([lab], results, verdicts))["report.html"].decode()
     assert "in 10 repetitions with other seeds the median is 4.50" in page
@@ -260,7 +262,9 @@ def test_a_figure_that_differs_is_shown_within_its_distribution() -> None:
 def test_the_files_are_the_page_and_its_figures() -> None:
     lab = experiment("e5")
     rows = trials("e5")
-    results = SimpleNamespace(rows=rows, spectra=spectra("e5"), provenance={"failed": []})
+    results = SimpleNamespace(
+        rows=rows, everything=rows, spectra=spectra("e5"), provenance={"failed": []}
+    )
     found = dict(report.files([lab], results, {"claims": CLAIMS, "figures": []}))
     drawn = {f"figures/e5{kind}" for kind in (".svg", ".png", "-spectra.svg")}
     assert set(found) == {"report.html", *drawn}
@@ -269,7 +273,7 @@ def test_the_files_are_the_page_and_its_figures() -> None:
 def test_an_experiment_without_trials_makes_the_run_incomplete() -> None:
     rows, lines = trials("e5"), spectra("e5")
     lab = [experiment("e5"), experiment("e9")]
-    results = SimpleNamespace(rows=rows, spectra=lines, provenance={})
+    results = SimpleNamespace(rows=rows, everything=rows, spectra=lines, provenance={})
     page = dict(report.files(lab, results, {"claims": [], "figures": []}))["report.html"]
     assert b"no trial of experiment 9 was run" in page
 
@@ -277,7 +281,9 @@ def test_an_experiment_without_trials_makes_the_run_incomplete() -> None:
 def test_a_figure_that_cannot_be_drawn_costs_no_report() -> None:
     lab = experiment("e5")
     lab.plot = figures.sheet(figures.errors("row_norms", by="no such column"))
-    results = SimpleNamespace(rows=trials("e5"), spectra=spectra("e5"), provenance={})
+    results = SimpleNamespace(
+        rows=trials("e5"), everything=trials("e5"), spectra=spectra("e5"), provenance={}
+    )
     page = dict(report.files([lab], results, {"claims": CLAIMS, "figures": []}))["report.html"]
     assert b"the figure of experiment 5 was not drawn" in page
     assert b"claim number 12" in page

@@ -9,9 +9,12 @@ from typing import Any
 
 import torch
 
+from kappascope.bookmarks import Bookmark
 from kappascope.claims import Below, Claim, Printed
-from kappascope.lab import Batch, Experiment, grid
+from kappascope.corrections import Hybrid
+from kappascope.lab import Batch, Exhibit, Experiment, Setting, Study, grid
 from kappascope.statistics import Table, mean, median
+from kappascope.tasks import generator
 
 
 def trials(streams: Any, size: int, pause: float = 0.0) -> Iterator[Batch]:
@@ -70,3 +73,61 @@ TOY = Experiment(
 SLOW = Experiment(2, "Slow", "0", "?", grid(size=(2,), pause=(0.4,)), trials, own=64 * 12)
 KINDS = ("fine", "raises", "killed", "memory", "exits", "wrong shape", "nan")
 BAD = Experiment(3, "Bad", "0", "?", grid(kind=KINDS), misfortune, own=2)
+
+
+def lessons(
+    seed: int, bookmark: Bookmark, stage: str, rate: float, pause: float
+) -> Iterator[Batch]:
+    """A layer that learns to double, corrected, with a rest before every step."""
+    bookmark.every = 0.0
+    data, log = generator("toy", stage, seed), list[dict[str, Any]]()
+    model = torch.nn.Linear(4, 4)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, generator=data)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    handle = Hybrid().attach(model, optimizer)
+    for step in bookmark.steps(20, log, model=model, optimizer=optimizer, hand=handle, data=data):
+        time.sleep(pause)
+        x = torch.randn(8, 4, generator=data)
+        loss = (model(x) - 2 * x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        log.append({"epoch": step, "component": "loss", "value": loss.item()})
+    handle.close()
+    yield from log
+    yield {"component": "seconds", "value": time.perf_counter()}
+    yield {"which": "learned", "values": model.weight.detach().norm(dim=1)}
+
+
+def best(rows: Table) -> tuple[Setting, ...]:
+    """The rate with the lowest loss."""
+    ends = rows.where(epoch=19).rows.to_pylist()
+    found = min(ends, key=lambda row: row["value"])
+    return ({"stage": "compare", "rate": found["rate"], "pause": found["pause"]},)
+
+
+def shown(rows: Table) -> Iterator[Exhibit]:
+    losses = median(rows.where(epoch=19).values("value"))
+    yield Exhibit("Losses", ("loss", "seconds"), ((f"{losses:.2f}", "[1]"),), "In the end.")
+
+
+STUDY = Study(
+    number=22,
+    title="Doubling",
+    section="review W1",
+    question="Can it double?",
+    grid=grid(stage=("tune",), rate=(0.01, 0.1), pause=(0.0,)),
+    trials=lessons,
+    own=lambda setting: 1 if setting["stage"] == "tune" else 4,
+    name="toy",
+    then=best,
+    exhibits=shown,
+    claims=(
+        Claim("toy.learns", "it learns", "0",
+              lambda t: median(t.where(epoch=19).values("value")), Below(100), "It is {0:.2f}."),
+    ),
+    quick={"own": 1},
+)  # fmt: skip
+LASTING = Study(23, "Lasting", "0", "?", grid(stage=("tune",), rate=(0.1,), pause=(0.1,)), lessons,
+                own=2, name="lasting")  # fmt: skip

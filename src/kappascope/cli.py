@@ -27,7 +27,7 @@ from kappascope.terminal import clean, draw, progress, say, tell, waiting
 if TYPE_CHECKING:  # what needs torch is loaded when there is work
     from kappascope.clinic.diagnosing import Choice
     from kappascope.clinic.diagnosis import Diagnosis
-    from kappascope.lab import Experiment
+    from kappascope.lab import Exhibit, Experiment, Study
     from kappascope.matrices import Skipped
     from kappascope.store import Refusal, Store
     from kappascope.study import Block, Plan
@@ -112,6 +112,80 @@ def reproduce(
         store.begin(plan.study)
         failures = _run(plan, store, engine)
         _conclude(experiments, plan, store, failures, engine)
+
+
+@app.command("study")
+def networks(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="One of the studies; all if none.")
+    ] = None,
+    *,
+    quick: Annotated[bool, typer.Option("--quick", help="In small form: minutes.")] = False,
+    text: Annotated[Path | None, typer.Option(help="Train the character GPT on this text.")] = None,
+    jobs: Annotated[
+        int, typer.Option(min=0, max=1024, help="Processes to train in; 0 uses this one.")
+    ] = CORES,
+    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("kappascope-study"),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget what is in that folder.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error arose.")] = False,
+) -> None:
+    """Train real networks, look into pretrained ones, and see whether any of it matters there.
+
+    After an interruption, name the same folder: training goes on in the middle.
+    """
+    if text:
+        os.environ["KAPPASCOPE_TEXT"] = str(text.absolute())  # for the workers, which inherit it
+    engine = Processes(jobs, loaded=LABORATORY) if jobs else Here()
+    if isinstance(engine, Processes):
+        engine.warm()  # while we load torch, too
+    from kappascope import study
+    from kappascope.store import Store
+
+    studies = _studies(name, quick, text)
+    plan, store = study.plan(studies), Store(out)
+    with store.lock() as notice:
+        for note in (notice, *plan.notes):
+            say(note)
+        if fresh:
+            store.forget()
+        store.begin(plan.study)
+        _fetch(studies)
+        _run(plan, store, engine)
+        studies = [one.continued(rows) for one, rows in study.begun(studies, plan, store)]
+        plan = study.plan(studies)
+        failures = _run(plan, store, engine)
+        _conclude(studies, plan, store, failures, engine)
+
+
+def _studies(name: str | None, quick: bool, text: Path | None) -> list[Study]:
+    from kappascope import lab, materials
+    from kappascope.store import Refusal
+
+    found = lab.studies()
+    if name and name not in found:
+        raise Refusal(4, f"study {name}", "there is none", f"choose from {', '.join(found)}")
+    chosen = [found[name]] if name else list(found.values())
+    if quick:
+        chosen = [one.quickly() for one in chosen]
+    if text:
+        label = materials.label_of(text)
+        chosen = [one.on(label) for one in chosen]
+        if not any(label == setting.get("text") for one in chosen for setting in one.grid):
+            raise Refusal(4, f"--text {text}", f"study {name} reads no text", "leave it out")
+    return chosen
+
+
+def _fetch(studies: Sequence[Study]) -> None:
+    """Get what the studies need and the package does not carry; what cannot be had is said."""
+    from kappascope import materials
+    from kappascope.store import Refusal
+
+    for name in dict.fromkeys(name for one in studies for name in one.materials):
+        try:
+            with waiting(f"Fetching {name}"):
+                materials.fetch(name)
+        except Refusal as refusal:
+            say(f"{refusal}; what needs it is left out")
 
 
 class Spectrum(StrEnum):
@@ -300,7 +374,8 @@ def verify(
     from kappascope import lab, study
 
     differing, compared = [], 0
-    for block, same in study.verify(lab.discover().values(), Store(folder), trials):
+    every = [*lab.discover().values(), *lab.studies().values()]
+    for block, same in study.verify(every, Store(folder), trials):
         tell(f"{'same' if same else 'DIFFERS'}: {clean(str(block))}")
         compared += 1
         differing += [] if same else [str(block)]
@@ -385,6 +460,10 @@ def _conclude(
         (store.folder / name).parent.mkdir(exist_ok=True)
         write(store.folder / name, data)
     _table(experiments, verdicts)
+    for experiment in experiments:
+        rows = results.everything.where(experiment=experiment.id)
+        for one in report.exhibits(experiment, rows):
+            _exhibit(one)
     tell(f"Report: {clean(str(store.folder / 'report.html'))}")
     if failed := results.provenance["failed"]:
         first = f"{failed[0]['trials']}: {failed[0]['reason']}"
@@ -395,10 +474,11 @@ def _conclude(
 def _table(experiments: Sequence[Experiment], verdicts: dict[str, Any]) -> None:
     from rich.table import Table
 
-    table = Table("experiment", *OUTCOMES, "figures matched")
+    compared = ["figures matched"] if verdicts["figures"] else []
+    table = Table("experiment", *OUTCOMES, *compared)
     for column in table.columns[1:]:
         column.justify = "right"
-    names = {one.id: f"{one.number} {one.title}" for one in experiments}
+    names = {one.id: one.heading for one in experiments}
     if any(row["experiment"] == "all" for row in verdicts["claims"]):
         names["all"] = "of several"
     for name, title in names.items():
@@ -406,8 +486,21 @@ def _table(experiments: Sequence[Experiment], verdicts: dict[str, Any]) -> None:
         figures = [row["matches"] for row in verdicts["figures"] if row["experiment"] == name]
         matched = f"{sum(figures)} of {len(figures)}" if figures else ""
         counts = (str(claims.count(outcome)) for outcome in OUTCOMES)
-        table.add_row(title, *counts, matched)
+        table.add_row(title, *counts, *([matched] if compared else []))
     draw(table)
+
+
+def _exhibit(one: Exhibit) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    if one.rows:
+        table = Table(*one.columns, title=clean(one.title), title_justify="left")
+        for row in one.rows:
+            table.add_row(*(Text(clean(cell)) for cell in row))
+        draw(table)
+    if one.note:
+        tell(clean(one.note))
 
 
 def _shortened(line: str) -> str:

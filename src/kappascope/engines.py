@@ -11,6 +11,7 @@ import ctypes
 import multiprocessing
 import os
 import pickle
+import select
 import signal
 import sys
 import time
@@ -21,6 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
+from threading import Thread
 from types import ModuleType
 from typing import Any, Generic, Protocol, TypeVar, cast, final
 
@@ -172,9 +174,18 @@ def _enter(parent: int, memory: int | None) -> None:
         ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # pebble's handler waits for LAPACK to return
     try:
-        os.kill(parent, 0)  # the server ends with our parent and we with the server, from here on
+        os.kill(parent, 0)
     except ProcessLookupError:
         os._exit(1)
+    if hasattr(os, "pidfd_open"):  # else we end with the item that we are at
+        # the server, with which we end, waits for us when our parent has died
+        Thread(target=_outlive, args=(os.pidfd_open(parent),), daemon=True).start()
+
+
+def _outlive(parent: int) -> None:
+    """Wait for the end of a process, and end."""
+    select.select([parent], [], [])
+    os._exit(1)
 
 
 def _confine(memory: int) -> None:

@@ -1,7 +1,7 @@
 """What an experiment is, where they are found, and what their rows say of their claims.
 
-A page of :mod:`kappascope.experiments` defines one ``EXPERIMENT``; nothing else has to be
-touched to add one.
+A page of :mod:`kappascope.experiments` defines one ``EXPERIMENT``, one of
+:mod:`kappascope.studies` one ``STUDY``; nothing else has to be touched to add one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from kappascope.claims import Claim, Printed, Verdict, check, ends, judge
 from kappascope.statistics import Table
@@ -81,6 +81,11 @@ class Experiment:
         return f"e{self.number}"
 
     @property
+    def heading(self) -> str:
+        """Number, or name, and title."""
+        return f"{self.number} {self.title}"
+
+    @property
     def beyond(self) -> bool:
         """Whether it asks what the paper did not."""
         return self.number > NINE
@@ -90,7 +95,7 @@ class Experiment:
         """The file it is written in."""
         return page_of(self.trials)
 
-    def quickly(self) -> Experiment:
+    def quickly(self) -> Self:
         """The same question, asked of fewer trials."""
         return replace(self, **self.quick)
 
@@ -103,6 +108,64 @@ class Experiment:
         if stream == "paper" or asked is None or not count:
             return count
         return asked if size_of(setting) <= CHEAP else min(asked, count)
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """A table to be shown: what stands in it is text, rounded already.
+
+    >>> Exhibit("Losses", ("arm", "loss"), (("AdamW", "1.93 [1.92, 1.94]"),)).columns
+    ('arm', 'loss')
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Study(Experiment):
+    """A question asked of networks, each trained alone and taken up in the middle if need be.
+
+    ``trials(seed, bookmark, **setting)`` trains one network over the steps of the bookmark and
+    yields rows of plain values. Those of the component ``seconds`` are kept apart, since no two
+    runs agree on them. ``then`` gives the settings that depend on the rows of the grid: tuning
+    comes first, the comparison at what it found afterwards.
+
+    >>> def best(rows):
+    ...     return ({"stage": "compare", "rate": 0.1},)
+    >>> toy = Study(22, "Toy", "W1", "?", grid(stage=("tune",)), grid, name="toy", then=best)
+    >>> toy.id, [setting["stage"] for setting in toy.continued(Table.of([])).grid]
+    ('toy', ['tune', 'compare'])
+    """
+
+    name: str = ""
+    seconds: float | Callable[[Setting], float] = 1.0  # of one trial, about
+    then: Callable[[Table], Iterable[Setting]] | None = None
+    exhibits: Callable[[Table], Iterable[Exhibit]] | None = None
+    materials: tuple[str, ...] = ()  # what must be fetched, as kappascope.materials names it
+
+    @property
+    def id(self) -> str:
+        """Its name."""
+        return self.name
+
+    @property
+    def heading(self) -> str:
+        """Name and title."""
+        return f"{self.name}: {self.title}"
+
+    def continued(self, rows: Table) -> Study:
+        """The study with the settings that its first rows lead to."""
+        further = tuple(self.then(rows)) if self.then else ()
+        return replace(self, grid=(*self.grid, *further), then=None)
+
+    def on(self, text: str) -> Study:
+        """The same study of another text, where it is one of texts."""
+        if not any("text" in setting for setting in self.grid):
+            return self
+        return replace(self, grid=tuple({**setting, "text": text} for setting in self.grid))
 
 
 def _count(rule: Count, setting: Setting) -> int:
@@ -135,13 +198,25 @@ def discover(package: str = "kappascope.experiments") -> dict[int, Experiment]:
     >>> discover()[1].id
     'e1'
     """
+    found = sorted(_members(package, "EXPERIMENT"), key=lambda one: one.number)
+    return {one.number: one for one in found}
+
+
+def _members(package: str, word: str) -> list[Experiment]:
     home = importlib.import_module(package)
-    modules = [
-        importlib.import_module(f"{package}.{page.name}")
-        for page in pkgutil.iter_modules(home.__path__)
-    ]
-    found = [module.EXPERIMENT for module in modules if hasattr(module, "EXPERIMENT")]
-    return {experiment.number: experiment for experiment in sorted(found, key=lambda e: e.number)}
+    pages = [f"{package}.{page.name}" for page in pkgutil.iter_modules(home.__path__)]
+    modules = [importlib.import_module(page) for page in pages]
+    return [getattr(module, word) for module in modules if hasattr(module, word)]
+
+
+def studies() -> dict[str, Study]:
+    """The studies of real networks by name, in their order: every ``STUDY`` of its package.
+
+    >>> list(studies())[:2]
+    ['teacher', 'digits']
+    """
+    found = [one for one in _members("kappascope.studies", "STUDY") if isinstance(one, Study)]
+    return {one.name: one for one in sorted(found, key=lambda one: one.number)}
 
 
 def verdicts(experiments: Iterable[Experiment], rows: Table) -> dict[str, list[dict[str, Any]]]:

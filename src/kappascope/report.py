@@ -21,13 +21,12 @@ from markupsafe import Markup
 from kappascope import figures, pages
 from kappascope.claims import Printed, check, ends
 from kappascope.engines import Engine, Here
+from kappascope.lab import Exhibit, Experiment, Study
 from kappascope.prose import OUTCOMES, Record, measured, number, tally, verdict
 from kappascope.statistics import Estimate, Summary, Table, summary, tail_index
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from kappascope.lab import Experiment
 
 MEASURED = (
     "experiment",
@@ -45,6 +44,10 @@ class Results(Protocol):
     @property
     def rows(self) -> Table:
         """Every trial."""
+
+    @property
+    def everything(self) -> Table:
+        """The rows, and how long they took."""
 
     @property
     def spectra(self) -> Table:
@@ -79,6 +82,12 @@ class Section:
     spectra: tuple[str, ...] = ()
     groups: tuple[Group, ...] = ()
     beyond: bool = False  # the paper
+    exhibits: tuple[Exhibit, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """How it is counted: the experiments by number, the studies by name."""
+        return self.id if self.id != f"e{self.number}" else str(self.number)
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,18 @@ class Report:
     figures: Sequence[Record]
     provenance: Mapping[str, Any]
     incomplete: Sequence[str] = ()
+
+    @property
+    def networks(self) -> bool:
+        """Whether it is of studies alone, and compares nothing with the paper's figures."""
+        return bool(self.sections) and not any(one.label.isdigit() for one in self.sections)
+
+    @property
+    def title(self) -> str:
+        """What it is a report of."""
+        if self.networks:
+            return "Real networks: does any of it matter outside the toy?"
+        return "Condition Number as a Non-Learned Matrix Property: the paper, reproduced"
 
 
 def files(
@@ -103,7 +124,8 @@ def files(
     drawn: dict[str, Figure] = {}
     for experiment in experiments:
         spectra = results.spectra.where(experiment=experiment.id)
-        figure, why = _drawn(experiment, results.rows.where(experiment=experiment.id), spectra)
+        rows = results.everything.where(experiment=experiment.id)
+        figure, why = _drawn(experiment, rows, spectra)
         missing += why
         if figure:
             drawn[experiment.id] = figure
@@ -117,7 +139,7 @@ def files(
     printed: list[Record] = []
     sections = []
     for experiment in experiments:
-        rows = results.rows.where(experiment=experiment.id)
+        rows = results.everything.where(experiment=experiment.id)
         sections.append(section(experiment, rows, pictures))
         own = [one for one in verdicts["figures"] if one["experiment"] == experiment.id]
         printed += [_placed(one, experiment.figures, rows) for one in own]
@@ -159,12 +181,17 @@ def _drawn(
 ) -> tuple[Figure | None, Sequence[str]]:
     """The figure of an experiment, or why there is none: a report is worth more than a figure."""
     if not len(rows):
-        return None, [f"no trial of experiment {experiment.number} was run"]
+        return None, [f"no trial of {_spoken(experiment)} was run"]
     try:
         return experiment.plot(rows, spectra) if experiment.plot else None, ()
     except Exception as error:
         wrong = f"{type(error).__name__}: {error}"
-        return None, [f"the figure of experiment {experiment.number} was not drawn: {wrong}"]
+        return None, [f"the figure of {_spoken(experiment)} was not drawn: {wrong}"]
+
+
+def _spoken(experiment: Experiment) -> str:
+    named = isinstance(experiment, Study)
+    return f"study {experiment.id}" if named else f"experiment {experiment.number}"
 
 
 def section(experiment: Experiment, rows: Table, pictures: Mapping[str, Picture]) -> Section:
@@ -179,9 +206,20 @@ def section(experiment: Experiment, rows: Table, pictures: Mapping[str, Picture]
         drawn.cells if drawn else (),
         drawn.caption if drawn else "",
         spectra.cells if spectra else (),
-        tuple(groups(rows)),
+        () if isinstance(experiment, Study) else tuple(groups(rows)),
         experiment.beyond,
+        tuple(exhibits(experiment, rows)),
     )
+
+
+def exhibits(experiment: Experiment, rows: Table) -> Iterator[Exhibit]:
+    """The tables of a study; what cannot be made of its rows is left out with the reason."""
+    if not isinstance(experiment, Study) or not experiment.exhibits:
+        return
+    try:
+        yield from experiment.exhibits(rows)
+    except Exception as error:  # a report is worth more than a table
+        yield Exhibit("Not shown", (), (), f"{type(error).__name__}: {error}")
 
 
 def groups(rows: Table) -> Iterator[Group]:

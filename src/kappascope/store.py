@@ -177,6 +177,11 @@ class Store:
         """Where the results of single units are."""
         return self.folder / "units"
 
+    @property
+    def bookmarks(self) -> Path:
+        """Where units that are under way are taken up again."""
+        return self.folder / "bookmarks"
+
     @contextmanager
     def lock(self) -> Iterator[str]:
         """Be the only writer; gives a notice if the last one died, else an empty string."""
@@ -193,7 +198,7 @@ class Store:
             last = file.read(200).strip()
             self._sign(file, f"process {os.getpid()} on {socket.gethostname()}")
             try:
-                for leftover in self.units.glob(".*.tmp"):
+                for leftover in self.folder.glob("*/.*.tmp"):
                     leftover.unlink(missing_ok=True)
                 yield f"{last} ended early: going on from its results" if last else ""
             finally:
@@ -204,6 +209,7 @@ class Store:
             raise Refusal(4, str(self.folder), "is a file", "give --out a folder")
         try:
             self.units.mkdir(parents=True, exist_ok=True)
+            self.bookmarks.mkdir(exist_ok=True)
             file = (self.folder / "lock").open("a+")
             file.seek(0)
             return file
@@ -239,6 +245,8 @@ class Store:
         """Remove every result, and nothing else: the next study is a new one."""
         for name in self.names():
             (self.units / name).unlink(missing_ok=True)
+        for bookmark in self.bookmarks.glob("*.unit"):
+            bookmark.unlink(missing_ok=True)
         (self.folder / "study.json").unlink(missing_ok=True)
 
     def put(self, name: str, header: Mapping[str, Any], rows: pa.Table) -> None:

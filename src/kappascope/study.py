@@ -38,8 +38,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from kappascope import store
+from kappascope.bookmarks import Bookmark
 from kappascope.engines import Done, Engine
-from kappascope.lab import Batch, Experiment, Setting, page_of, size_of
+from kappascope.lab import Batch, Experiment, Setting, Study, page_of, size_of
 from kappascope.statistics import Table
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ TRIAL = ("stream", "seed", "component", "error", "value", "target")  # settings 
 SPECTRUM = ("stream", "seed", "which", "values")
 
 STACK = 2**19  # entries of a stack: 64 trials up to size 64, two at 512, a few megabytes
+TIMED = "seconds"  # the component whose rows are never the same twice
 REPRESENTATIVE = 3  # trials of a setting whose spectra are kept
 
 
@@ -76,6 +78,7 @@ class Block:
     key: str  # of the own streams
     effort: float
     code: str  # digest of the source that makes the rows
+    alone: bool = False  # a network, trained by itself and taken up in the middle
 
     @cached_property
     def group(self) -> str:
@@ -91,7 +94,8 @@ class Block:
     @property
     def cost(self) -> int:
         """Expected time, about milliseconds; the power fits sizes 32 to 512 within a third."""
-        each = 16 * self.effort * (size_of(self.setting) / 64) ** 1.5
+        size = 64 if self.alone else size_of(self.setting)
+        each = 16 * self.effort * (size / 64) ** 1.5
         return max(1, round(len(self.seeds) * each))
 
     @property
@@ -103,14 +107,18 @@ class Block:
 
     def without(self, done: set[int]) -> Iterator[Block]:
         """The trials whose seeds are not done, in blocks of a size that does not depend on them."""
-        side = min(64, max(1, STACK // size_of(self.setting) ** 2))
+        side = 1 if self.alone else min(64, max(1, STACK // size_of(self.setting) ** 2))
         for first in range(self.seeds.start, self.seeds.stop, side):
             left = [k for k in range(first, min(first + side, self.seeds.stop)) if k not in done]
             if left:
                 yield replace(self, seeds=range(left[0], left[-1] + 1))
 
-    def rows(self) -> pa.Table:
-        """Run the trials."""
+    def rows(self, bookmark: Bookmark | None = None) -> pa.Table:
+        """Run the trials; a network goes on from its bookmark."""
+        if self.alone:
+            [seed] = self.seeds
+            made = self.trials(seed, bookmark or Bookmark(), **self.setting)
+            return _named(_listed(made, seed), self)
         return tabulate(self.trials(self.streams, **self.setting), self)
 
     def __str__(self) -> str:
@@ -169,9 +177,12 @@ def _code(page: Path) -> str:
 
 def _block(experiment: Experiment, setting: Setting, stream: str, seeds: range, code: str) -> Block:
     key = f"{experiment.id} {json.dumps(setting, sort_keys=True)}"
-    return Block(
-        experiment.id, experiment.trials, setting, stream, seeds, key, experiment.effort, code
-    )
+    about = experiment.id, experiment.trials, setting, stream, seeds, key
+    if isinstance(experiment, Study):
+        guess = experiment.seconds
+        seconds = guess(setting) if callable(guess) else guess
+        return Block(*about, seconds / 0.016, code, alone=True)
+    return Block(*about, experiment.effort, code)
 
 
 def missing(plan: Plan, kept: store.Store) -> list[Block]:
@@ -210,7 +221,8 @@ def work(kept: store.Store, block: Block) -> None:
         wrong, advice = "changed while trials were running", "give the same command again"
         raise store.Refusal(4, "the code", wrong, advice)
     start = time.perf_counter()
-    rows = block.rows()
+    bookmark = Bookmark(kept.bookmarks / block.name) if block.alone else None
+    rows = block.rows(bookmark)
     header = {
         "group": block.group,
         "setting": dict(block.setting),
@@ -220,12 +232,27 @@ def work(kept: store.Store, block: Block) -> None:
         "seconds": time.perf_counter() - start,
     }
     kept.put(block.name, header, rows)
+    if bookmark:
+        bookmark.forget()
 
 
 def tabulate(batches: Iterable[Batch], block: Block) -> pa.Table:
     """The rows of a block, each with its experiment, setting, stream and seed."""
     parts = [_part(batch, np.array(block.seeds)) for batch in batches]
-    rows = pa.concat_tables([EMPTY, *parts], promote_options="permissive")
+    return _named(pa.concat_tables([EMPTY, *parts], promote_options="permissive"), block)
+
+
+def _listed(batches: Iterable[Batch], seed: int) -> pa.Table:
+    """The rows of one trial, each of plain values."""
+    rows = [{"seed": seed, **batch} for batch in batches]
+    for row in rows:
+        if "values" in row:
+            row["values"] = np.asarray(row["values"], np.float64).tolist()
+    few = [row for row in rows if "values" not in row or seed < REPRESENTATIVE]
+    return pa.concat_tables([EMPTY, Table.of(few).rows], promote_options="permissive")
+
+
+def _named(rows: pa.Table, block: Block) -> pa.Table:
     about = {"experiment": block.experiment, **block.setting, "stream": block.stream}
     columns = {name: _column(value, rows.num_rows) for name, value in about.items()}
     yielded = {name: rows[name] for name in rows.column_names if name not in columns}
@@ -257,6 +284,13 @@ class Results:
     spectra: Table
     provenance: Mapping[str, Any]
     seconds: Mapping[str, float]  # that each group took, apart: they are never the same twice
+    times: Table  # rows of seconds, apart for the same reason
+
+    @property
+    def everything(self) -> Table:
+        """The rows with those of seconds: to be shown, not to be judged."""
+        parts = [self.rows.rows, self.times.rows]
+        return Table.of(pa.concat_tables(parts, promote_options="permissive"))
 
 
 def gather(plan: Plan, kept: store.Store, failures: Sequence[Done[Block]] = ()) -> Results:
@@ -271,12 +305,14 @@ def gather(plan: Plan, kept: store.Store, failures: Sequence[Done[Block]] = ()) 
     table = pa.concat_tables([EMPTY, *parts], promote_options="permissive")
     settings = [name for name in table.column_names if name not in (*TRIAL, *SPECTRUM)]
     drawn = table.filter(pc.is_valid(table["values"]))
+    single = table.filter(pc.is_null(table["values"])).select([*settings, *TRIAL])
+    timed = pc.fill_null(pc.equal(single["component"], TIMED), False)
     paper = pa.array([b.experiment for b in plan.blocks if b.stream == "paper"], pa.string())
     spare = pc.and_(
         pc.is_in(drawn["experiment"], paper), pc.equal(drawn["stream"], pa.scalar("own"))
     )
     return Results(
-        Table.of(table.filter(pc.is_null(table["values"])).select([*settings, *TRIAL])),
+        Table.of(single.filter(pc.invert(timed))),
         Table.of(drawn.filter(pc.invert(spare)).select([*settings, *SPECTRUM])),
         {
             **plan.study,
@@ -286,6 +322,7 @@ def gather(plan: Plan, kept: store.Store, failures: Sequence[Done[Block]] = ()) 
             "notes": list(plan.notes),
         },
         {block.group: sum(kept.seconds for kept in there[block.group]) for block in plan.blocks},
+        Table.of(single.filter(timed)),
     )
 
 
@@ -299,10 +336,20 @@ def _wanted(block: Block, found: Iterable[Kept]) -> Iterator[pa.Table]:
         yield ours.take(np.argsort(ours["seed"].to_numpy(), kind="stable"))
 
 
+def begun(studies: Iterable[Study], plan: Plan, kept: store.Store) -> Iterator[tuple[Study, Table]]:
+    """Every study with the rows that it has so far, on which its next settings depend."""
+    results = gather(plan, kept)
+    for one in studies:
+        yield one, results.rows.where(experiment=one.id)
+
+
 def publish(results: Results, kept: store.Store, verdicts: Mapping[str, Any]) -> None:
     """Write the tables and verdicts that are derived from what is kept."""
     about = {b"kappascope": json.dumps(results.provenance, sort_keys=True).encode()}
-    for name, table in ("trials", results.rows), ("spectra", results.spectra):
+    tables = {"trials": results.rows, "spectra": results.spectra}
+    if len(results.times):
+        tables["times"] = results.times
+    for name, table in tables.items():
         data = store.parquet(table.rows.replace_schema_metadata(about))
         store.write(kept.folder / f"{name}.parquet", data)
     whole = {**verdicts, "provenance": results.provenance}
@@ -331,4 +378,8 @@ def verify(
             block = _block(experiment, header["setting"], header["stream"], one, code)
             before, after = Table(rows).where(seed=seed).rows, block.rows()
             # the shortest decimals that give the same bits, and NaN like NaN
-            yield block, repr(before.to_pylist()) == repr(after.to_pylist())
+            yield block, repr(_lasting(before)) == repr(_lasting(after))
+
+
+def _lasting(rows: pa.Table) -> list[dict[str, Any]]:
+    return [row for row in rows.to_pylist() if row["component"] != TIMED]

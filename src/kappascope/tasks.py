@@ -139,18 +139,30 @@ class Own(Streams):
     name: ClassVar[str] = "own"
 
     def random(self, offset: int = 0, dtype: torch.dtype = torch.float64) -> Generators:  # noqa: D102
-        digest = hashlib.sha256(self.key.encode()).digest()
-        words = np.frombuffer(digest, dtype="<u4").tolist()
-        return Generators(tuple(_generator((*words, seed, offset)) for seed in self.seeds), dtype)
+        of = (generator(self.key, seed, offset) for seed in self.seeds)
+        return Generators(tuple(of), dtype)
 
 
-def _generator(key: tuple[int, ...]) -> torch.Generator:
-    """A Mersenne twister whose whole state is mixed from the key: a seed would keep 32 bits."""
-    words = np.random.SeedSequence(ENTROPY, spawn_key=key).generate_state(624)
-    generator = torch.Generator().manual_seed(0)  # sets all but the words: nothing drawn so far
-    state = generator.get_state()
+def generator(*key: str | int) -> torch.Generator:
+    """A Mersenne twister whose whole state is mixed from the key: a seed would keep 32 bits.
+
+    >>> draws = [torch.rand((), generator=generator("data", seed)).item() for seed in (0, 0, 1)]
+    >>> draws[0] == draws[1], draws[0] == draws[2]
+    (True, False)
+    """
+    mixed = tuple(word for part in key for word in _words(part))
+    words = np.random.SeedSequence(ENTROPY, spawn_key=mixed).generate_state(624)
+    made = torch.Generator().manual_seed(0)  # sets all but the words: nothing drawn so far
+    state = made.get_state()
     state[24 : 24 + 624 * 8] = torch.from_numpy(words.astype("<u8").view(np.uint8))
-    return generator.set_state(state)
+    return made.set_state(state)
+
+
+def _words(part: str | int) -> list[int]:
+    if isinstance(part, int):
+        return [part]
+    digest = hashlib.sha256(part.encode()).digest()
+    return [int(word) for word in np.frombuffer(digest, dtype="<u4")]
 
 
 Structure = Callable[[Random, int], Tensor]

@@ -1,0 +1,1 @@
+"""One study of real networks a page; :mod:`kappascope.lab` discovers them."""
