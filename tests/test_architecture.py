@@ -22,6 +22,7 @@ LAYERS = """
     experiments studies
     study
     report terminal
+    exhibition
     cli
     __main__
 """

@@ -138,6 +138,19 @@ def test_findings_are_written_from_the_trials_and_nothing_is_written_elsewhere(
     assert sorted(path.name for path in docs.iterdir()) == ["findings.md", "paper.md"]
 
 
+def test_findings_of_studies_are_tables_figures_and_verdicts(run, tmp_path: Path) -> None:
+    docs, paper, nets = (tmp_path / name for name in ("docs", "paper", "nets"))
+    docs.mkdir()
+    (docs / "paper.md").write_text(f"# Paper\n{review.BEGIN}\n{review.END}\n")
+    assert run("reproduce", 1, "--quick", "--jobs", 0, "--out", paper)[0] == 0
+    assert run("study", "toy", "--jobs", 0, "--out", nets)[0] == 0
+    code, _, errors = run("findings", paper, nets, "--docs", docs)
+    assert (code, errors) == (0, "")
+    page = (docs / "studies.md").read_text()
+    assert "| loss | seconds |" in page and "**holds**: it learns (`toy.learns`, 0)" in page
+    assert "`toy.learns`" in (docs / "findings.md").read_text()
+
+
 def test_trials_asked_for_are_run(run, tmp_path: Path) -> None:
     arguments = "reproduce", 1, "--jobs", 0, "--out", tmp_path, "--quick", "--trials"
     assert run(*arguments, 3)[0] == 0

@@ -27,6 +27,7 @@ from kappascope.terminal import clean, draw, progress, say, tell, waiting
 if TYPE_CHECKING:  # what needs torch is loaded when there is work
     from kappascope.clinic.diagnosing import Choice
     from kappascope.clinic.diagnosis import Diagnosis
+    from kappascope.exhibition import Publication
     from kappascope.lab import Exhibit, Experiment, Study
     from kappascope.matrices import Skipped
     from kappascope.store import Refusal, Store
@@ -388,28 +389,42 @@ def verify(
 
 @app.command()
 def findings(
-    folder: Annotated[Path, typer.Argument(help="Folder of results.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Folders of results.")],
     docs: Annotated[Path, typer.Option(help="Folder of the pages to write.")] = Path("docs"),
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error arose.")] = False,
 ) -> None:
-    """Write what a study found, and its answers to the paper's review, into the documentation."""
-    from kappascope import conclusions, lab, review, study
+    """Write what runs found, and their answers to the paper's review, into the documentation."""
+    from kappascope import conclusions, exhibition, review
     from kappascope.store import Refusal, write
 
-    if not (folder / "trials.parquet").is_file():
-        raise Refusal(2, str(folder), "holds no results", "name a folder reproduce has filled")
-    rows, provenance = study.published(folder)
-    there = set(rows.rows["experiment"].unique().to_pylist())
-    experiments = [one for one in lab.discover().values() if one.id in there]
-    claims = lab.verdicts(experiments, rows)["claims"]
+    found = [_published(folder) for folder in folders]
+    claims = [claim for one in found for claim in one.claims]
     paper = docs / "paper.md"
     try:
         told = review.inserted(paper.read_text(encoding="utf-8"), review.table(claims))
     except (OSError, ValueError) as error:
         raise Refusal(2, str(paper), str(error), "name the folder of the documentation") from error
-    write(paper, told.encode())
-    write(docs / "findings.md", conclusions.page(claims, provenance).encode())
-    tell(f"Written: {clean(str(docs / 'findings.md'))} and {clean(str(paper))}")
+    pages = {paper: told}
+    for one in found:
+        if rooms := one.rooms(docs):
+            pages[docs / "studies.md"] = exhibition.page(rooms, one.provenance)
+        else:
+            pages[docs / "findings.md"] = conclusions.page(claims, one.provenance)
+    for path, text in pages.items():
+        write(path, text.encode())
+    tell(f"Written: {clean(', '.join(str(path) for path in pages))}")
+
+
+def _published(folder: Path) -> Publication:
+    from kappascope import lab
+    from kappascope.exhibition import Publication
+    from kappascope.store import Refusal
+
+    if not (folder / "trials.parquet").is_file():
+        wrong = "holds no results"
+        raise Refusal(2, str(folder), wrong, "name a folder reproduce or study has filled")
+    every = [*lab.discover().values(), *lab.studies().values()]
+    return Publication.of(folder, every)
 
 
 def _chosen(numbers: Sequence[int], beyond: bool, quick: bool) -> list[Experiment]:

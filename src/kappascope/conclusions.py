@@ -171,7 +171,7 @@ def page(claims: Sequence[Record], provenance: Mapping[str, Any]) -> str:
 
 def _beyond(claim: Record) -> bool:
     name = str(claim["experiment"])
-    return name[1:].isdigit() and int(name[1:]) > 9
+    return name != "all" and not (name[1:].isdigit() and int(name[1:]) <= 9)
 
 
 def _told(lessons: Iterable[Lesson], judged: Mapping[str, Record]) -> Iterator[str]:

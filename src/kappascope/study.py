@@ -289,8 +289,7 @@ class Results:
     @property
     def everything(self) -> Table:
         """The rows with those of seconds: to be shown, not to be judged."""
-        parts = [self.rows.rows, self.times.rows]
-        return Table.of(pa.concat_tables(parts, promote_options="permissive"))
+        return _joined(self.rows, self.times)
 
 
 def gather(plan: Plan, kept: store.Store, failures: Sequence[Done[Block]] = ()) -> Results:
@@ -361,6 +360,17 @@ def published(folder: Path) -> tuple[Table, dict[str, Any]]:
     """The rows and the provenance that :func:`publish` wrote to a folder."""
     rows = pq.read_table(folder / "trials.parquet")
     return Table.of(rows), json.loads((rows.schema.metadata or {}).get(b"kappascope", b"{}"))
+
+
+def with_times(folder: Path, rows: Table) -> Table:
+    """The rows of a folder with those of seconds, if it has any."""
+    path = folder / "times.parquet"
+    return _joined(rows, Table.of(pq.read_table(path))) if path.is_file() else rows
+
+
+def _joined(*tables: Table) -> Table:
+    parts = [table.rows.replace_schema_metadata(None) for table in tables]
+    return Table.of(pa.concat_tables(parts, promote_options="permissive"))
 
 
 def verify(

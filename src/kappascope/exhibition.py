@@ -1,0 +1,108 @@
+"""The studies of real networks on one page of the documentation: tables, figures, verdicts.
+
+>>> print(page([], {}).splitlines()[0])
+# Real networks
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kappascope import lab, report, study
+from kappascope.lab import Exhibit, Experiment, Study
+from kappascope.prose import Record, cell, tally
+from kappascope.statistics import Table
+
+
+@dataclass(frozen=True)
+class Room:
+    """One study: its tables, the verdicts on its claims, and where its figure is."""
+
+    study: Study
+    exhibits: Sequence[Exhibit]
+    claims: Sequence[Record]
+    figure: str
+
+
+@dataclass(frozen=True)
+class Publication:
+    """A folder of results, read back and judged."""
+
+    folder: Path
+    experiments: Sequence[Experiment]
+    rows: Table
+    claims: Sequence[Record]
+    provenance: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, folder: Path, every: Iterable[Experiment]) -> Publication:
+        """What is in a folder of the experiments and studies that there are."""
+        rows, provenance = study.published(folder)
+        there = set(rows.rows["experiment"].unique().to_pylist())
+        experiments = [one for one in every if one.id in there]
+        claims = lab.verdicts(experiments, rows)["claims"]
+        return cls(folder, experiments, rows, claims, provenance)
+
+    def rooms(self, docs: Path) -> list[Room]:
+        """The studies among them, for a page in ``docs``."""
+        studies = [one for one in self.experiments if isinstance(one, Study)]
+        return [self._room(one, docs) for one in studies]
+
+    def _room(self, one: Study, docs: Path) -> Room:
+        every = study.with_times(self.folder, self.rows).where(experiment=one.id)
+        picture = self.folder / "figures" / f"{one.id}.png"
+        return Room(
+            one,
+            tuple(report.exhibits(one, every)),
+            [claim for claim in self.claims if claim["experiment"] == one.id],
+            os.path.relpath(picture, docs) if picture.is_file() else "",
+        )
+
+
+def page(rooms: Sequence[Room], provenance: Mapping[str, Any]) -> str:
+    """All studies, as Markdown."""
+    return "\n".join(
+        (*_entrance(rooms, provenance), *(line for one in rooms for line in _room(one)))
+    )
+
+
+def _entrance(rooms: Sequence[Room], provenance: Mapping[str, Any]) -> Iterator[str]:
+    yield from ("# Real networks", "")
+    machine = f", {provenance['cpu']}, torch {provenance['torch']}" if "cpu" in provenance else ""
+    networks = f"{provenance['trials']:,} trials" if "trials" in provenance else "the trials"
+    yield (
+        f"Written by `kappascope findings` from {networks} of `kappascope study`{machine}. In "
+        "brackets 95 % intervals; a claim is judged by its interval and a rule fixed beforehand."
+    )
+    every = [claim for one in rooms for claim in one.claims]
+    yield from ("", tally(every) if every else "No claim was judged.", "")
+
+
+def _room(one: Room) -> Iterator[str]:
+    yield from (f"## {one.study.title}", "", f"`kappascope study {one.study.name}`", "")
+    parts = one.study.question.replace("``", "`").strip().split("\n\n")
+    for part in parts[1:] or parts:
+        yield from (" ".join(part.split()), "")
+    for exhibit in one.exhibits:
+        yield from _exhibit(exhibit)
+    if one.figure:
+        yield from (f"![The figure of the study {one.study.name}]({one.figure})", "")
+    for claim in one.claims:
+        yield f"- **{claim['verdict']}**: {claim['sentence']} (`{claim['id']}`, {claim['source']})"
+        yield f"  {claim['explanation']}"
+    yield ""
+
+
+def _exhibit(one: Exhibit) -> Iterator[str]:
+    yield from (f"### {one.title}", "")
+    if one.rows:
+        yield f"| {' | '.join(map(cell, one.columns))} |"
+        yield "|" + "---|" * len(one.columns)
+        yield from (f"| {' | '.join(map(cell, row))} |" for row in one.rows)
+        yield ""
+    if one.note:
+        yield from (one.note, "")
