@@ -160,6 +160,10 @@ def test_several_paths_are_a_trajectory(run: Run, saved: Path, tmp_path: Path) -
     told = json.loads(output)
     assert code == 0 and len(told["trajectory"]) == 2
     assert told["matrices"][0]["errors"]["frobenius_norm"] == pytest.approx(1.0)
+    code, output, _ = run(saved, tmp_path / "later.pt")
+    way = output.split("largest κ")[1].splitlines()
+    assert code == 0 and "later.pt" in output
+    assert any(line.split()[-2:-1] == ["1.00"] for line in way)
 
 
 def test_names_neither_colour_the_terminal_nor_break_the_page(run: Run, tmp_path: Path) -> None:

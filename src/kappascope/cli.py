@@ -219,7 +219,8 @@ def diagnose(
         list[str] | None, typer.Option(help="No tensors whose name has or matches this.")
     ] = None,
     spectrum: Annotated[
-        Spectrum, typer.Option(help="All singular values up to size 2048, always, or never.")
+        Spectrum,
+        typer.Option(help="Ask for all singular values up to size 2048, or always, or never."),
     ] = Spectrum.auto,
     reference: Annotated[
         str | None, typer.Option(help="A checkpoint to compare every component with.")
@@ -255,7 +256,7 @@ def diagnose(
     if as_json:
         tell(strict(document(found)).decode())
     else:
-        _show(found[-1], [one for one in (html, table) if one])
+        _show(found, [one for one in (html, table) if one])
     _judged(found, fail_on)
 
 
@@ -331,13 +332,16 @@ def _keep(found: Sequence[Diagnosis], html: Path | None, table: Path | None) -> 
         store.write(table, make(rows))
 
 
-def _show(found: Diagnosis, written: Sequence[Path]) -> None:
+def _show(found: Sequence[Diagnosis], written: Sequence[Path]) -> None:
+    """The last step in full, after the way there."""
     from rich.console import Console
 
     from kappascope.clinic import bulletin
 
-    draw(bulletin.table(found, Console().width))
-    for line in bulletin.lines(found):
+    if len(found) > 1:
+        draw(bulletin.trajectory(found))
+    draw(bulletin.table(found[-1], Console().width))
+    for line in bulletin.lines(found[-1]):
         draw(line)
     for path in written:
         tell(f"Written: {clean(str(path))}")

@@ -80,7 +80,7 @@ def _sync(folder: Path) -> None:
 
 def _unwritable(path: Path, error: OSError) -> Refusal:
     wrong = f"cannot be written: {error.strerror or type(error).__name__}"
-    return Refusal(5, str(path), wrong, "make room or choose another --out; what is done is kept")
+    return Refusal(5, str(path), wrong, "make room or name another place; what is done is kept")
 
 
 def parquet(table: pa.Table) -> bytes:

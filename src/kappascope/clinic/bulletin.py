@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from statistics import median
 
 from rich.box import SIMPLE_HEAD
@@ -56,6 +57,39 @@ def table(diagnosis: Diagnosis, width: int) -> RenderableType:
         row = [Text(plain(name.plain.removesuffix(".weight"), room)), *rest]
         drawn.add_row(*(row[i] for i in kept))
     return drawn
+
+
+def trajectory(found: Sequence[Diagnosis]) -> RenderableType:
+    """One row a step: what kappa is and how far log kappa and the matrix have gone since the last.
+
+    Changes are medians over the matrices that both steps have.
+    """
+    heads = "step", "matrices", "median κ", "largest κ", "Δ log κ", "Δ matrix", "findings"
+    drawn = Table(*heads, box=SIMPLE_HEAD, pad_edge=False)
+    drawn.columns[0].min_width = NARROWEST // 2
+    for column in drawn.columns[1:]:
+        column.justify = "right"
+    names = [Path(one.source).name for one in found]
+    names = names if len(set(names)) == len(names) else [one.source for one in found]
+    for name, one in zip(names, found, strict=True):
+        kappas = [row.condition_number for row in one.analysed if row.condition_number is not None]
+        cells = (
+            str(len(one.analysed)),
+            number(median(kappas) if kappas else None),
+            number(max(kappas, default=None)),
+            number(_moved(one, "log_condition_number")),
+            number(_moved(one, "overall_matrix")),
+            str(len(one.findings)),
+        )
+        drawn.add_row(Text(plain(name, NARROWEST)), *cells)
+    return drawn
+
+
+def _moved(diagnosis: Diagnosis, component: str) -> float | None:
+    """The middle change of a component since the reference."""
+    changes = [row.errors[component] for row in diagnosis.analysed if row.errors]
+    known = [change for change in changes if change is not None]
+    return median(known) if known else None
 
 
 def _kept(widths: Sequence[int], width: int) -> list[int]:
