@@ -98,6 +98,24 @@ def gram(a: Dense, dtype: torch.dtype | None = None) -> Float[Tensor, "p p"]:
     return torch.as_tensor(total, device=a.device)
 
 
+def mirror(lower: Float[Tensor, "p p"], tile: int = 256) -> Float[Tensor, "p p"]:
+    """The symmetric matrix with this lower triangle, in its place.
+
+    Tile by tile: a quarter of a megabyte is read along and written across within the cache.
+
+    >>> mirror(torch.tensor([[1.0, 0.0], [2.0, 4.0]]))
+    tensor([[1., 2.],
+            [2., 4.]])
+    """
+    for i in range(0, len(lower), tile):
+        rows = lower[i : i + tile]
+        corner = rows[:, i : i + tile]
+        corner.copy_(corner.tril() + corner.tril(-1).mT)
+        for j in range(0, i, tile):
+            lower[j : j + tile, i : i + tile] = rows[:, j : j + tile].mT
+    return lower
+
+
 def square_times(a: Dense, x: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
     """``A'A x``, panel by panel: each is used twice while in cache, where the time goes.
 
