@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 
 # What pages import to judge and draw rows, not to make them.
 JUDGES = ("lab", "claims", "measures", "statistics", "figures")
+SHOWING = "_exhibits"  # how pages end that draw the rows of a study
 LIBRARIES = ("torch", "numpy", "scipy", "pyarrow")
 
 
@@ -146,7 +147,8 @@ def _source(page: Path) -> tuple[str, tuple[Path, ...]]:
             _, _, module = str(node.module).partition(".")
             inside = [f"{module}.{alias.name}".lstrip(".") for alias in node.names]
             names |= {module, *inside}  # a module itself, or modules of a package
-    places = [Path(__file__).parent.joinpath(*name.split(".")) for name in names - set(JUDGES)]
+    making = {name for name in names - set(JUDGES) if not name.endswith(SHOWING)}
+    places = [Path(__file__).parent.joinpath(*name.split(".")) for name in making]
     modules = [place.with_suffix(".py") for place in places if place.name]
     return hashlib.sha256(data).hexdigest(), tuple(path for path in modules if path.is_file())
 
