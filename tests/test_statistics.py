@@ -27,6 +27,7 @@ from kappascope.statistics import (
     paired_ratio,
     proportion,
     quantile,
+    rank_correlation,
     ratio,
     summary,
     tail_index,
@@ -145,6 +146,142 @@ class TestCoverage:
         covered, printed = coverage(map(tail_index, values), truth)
         assert printed == 1000
         assert covered >= WORST
+
+
+HALF = SAMPLES // 2
+
+# Correlations of x, y and two others; with the last given, little is left of the first.
+MIXED = np.array([[1, 0.6, 0.5, 0.3], [0.6, 1, 0.7, 0.3], [0.5, 0.7, 1, 0.2], [0.3, 0.3, 0.2, 1]])
+
+
+def spearman(normal: np.ndarray, n: float = math.inf) -> np.ndarray:
+    """The mean rank correlations of n normal vectors, from their correlations (Moran 1948)."""
+    if n == math.inf:
+        return np.where(normal == 1, 1, 6 / math.pi * np.arcsin(normal / 2))
+    ranks = np.arcsin(normal) + (n - 2) * np.arcsin(normal / 2)
+    return np.where(normal == 1, 1, 6 / (math.pi * (n + 1)) * ranks)
+
+
+def partial(correlations: np.ndarray) -> float:
+    """Of the first two, given the others: the textbook's inverse."""
+    inverse = np.linalg.inv(correlations)
+    return float(-inverse[0, 1] / math.sqrt(inverse[0, 0] * inverse[1, 1]))
+
+
+def normal(correlations: np.ndarray, n: int, samples: int, key: int = 0) -> np.ndarray:
+    random = np.random.default_rng([n, key])
+    return np.linalg.cholesky(correlations) @ random.standard_normal(
+        (samples, len(correlations), n)
+    )
+
+
+class TestRankCorrelation:
+    # half as many samples as elsewhere: the line is lower by what their error is larger
+
+    @pytest.mark.parametrize("rho", [0.0, -0.4, 0.9])
+    @every_size
+    def test_covers(self, rho: float, n: int) -> None:
+        both = np.array([[1.0, rho], [rho, 1.0]])
+        found = (rank_correlation(x, y) for x, y in normal(both, n, HALF))
+        covered, printed = coverage(found, spearman(both)[0, 1])
+        assert printed > 0.95 * HALF  # ten values may stand in order
+        assert covered >= WORST - 0.01
+
+    @every_size
+    def test_covers_with_others_given(self, n: int) -> None:
+        found = (rank_correlation(x, y, rest) for x, y, *rest in normal(MIXED, n, HALF))
+        covered, printed = coverage(found, partial(spearman(MIXED)))
+        assert printed == HALF
+        assert covered >= WORST - 0.01
+
+    @pytest.mark.parametrize(("groups", "size"), [(12, 3), (30, 6), (100, 4)])
+    def test_covers_within_groups_that_lie_far_apart(self, groups: int, size: int) -> None:
+        within = np.repeat(np.arange(groups), size)
+        apart = 100 * np.random.default_rng(1).standard_normal((4, groups))
+        values = normal(MIXED, groups * size, HALF) + apart[:, within]
+        found = [rank_correlation(x, y, rest, within) for x, y, *rest in values]
+        covered, printed = coverage(found, partial(spearman(MIXED, size)))
+        assert printed > 990  # twelve threes may stand in order
+        assert covered >= WORST - 0.01
+
+    def test_covers_where_groups_contradict_each_other(self) -> None:
+        groups, size = 40, 5
+        within, random = np.repeat(np.arange(groups), size), np.random.default_rng(2)
+        found = []
+        for x, z in normal(np.eye(2), groups * size, HALF):
+            rho = random.choice([-0.2, 0.8], groups)[within]
+            found.append(rank_correlation(x, rho * x + np.sqrt(1 - rho**2) * z, within=within))
+        truth = spearman(np.array([-0.2, 0.8]), size).mean()
+        covered, _ = coverage(found, truth)
+        assert covered >= WORST - 0.01
+
+    def test_value_is_scipys(self) -> None:
+        x, y = np.random.default_rng(5).integers(0, 9, (2, 40)).astype(float)  # with ties
+        assert rank_correlation(x, y).value == pytest.approx(stats.spearmanr(x, y).statistic)
+
+    def test_given_others_is_that_of_the_residuals_of_ranks(self) -> None:
+        x, y, *rest = normal(MIXED, 50, 1)[0]
+        ranks = [stats.rankdata(one) for one in rest]
+        lines = np.column_stack([np.ones(50), *ranks])
+        left = [
+            r - lines @ np.linalg.lstsq(lines, r)[0] for r in (stats.rankdata(x), stats.rankdata(y))
+        ]
+        expected = stats.pearsonr(*left).statistic
+        assert rank_correlation(x, y, rest).value == pytest.approx(expected)
+
+    def test_within_groups_of_one_size_is_the_mean_of_theirs(self) -> None:
+        x, y = normal(MIXED, 60, 1)[0][:2]
+        within = np.arange(60) % 12
+        theirs = [stats.spearmanr(x[within == k], y[within == k]).statistic for k in range(12)]
+        assert rank_correlation(x, y, within=within).value == pytest.approx(np.mean(theirs))
+
+    @settings(deadline=None)
+    @given(st.integers(0, 1000))
+    def test_depends_on_ranks_alone_and_changes_its_sign_with_one_side(self, key: int) -> None:
+        x, y, *rest = normal(MIXED, 25, 1, key)[0]
+        ours = rank_correlation(x, y, rest)
+        assert rank_correlation(np.exp(x), y**3, [np.exp(one) for one in rest]) == ours
+        other = rank_correlation(-x, y, rest)
+        assert other.value == pytest.approx(-ours.value)
+        assert other.interval == pytest.approx([-end for end in ours.interval or ()][::-1])
+
+    def test_a_higher_level_asks_for_a_wider_interval(self) -> None:
+        x, y = normal(MIXED, 40, 1)[0][:2]
+        plain, wide = rank_correlation(x, y), rank_correlation(x, y, level=0.999)
+        assert plain.low and wide.low and plain.high and wide.high
+        assert wide.low < plain.low < plain.high < wide.high
+
+    def test_an_infinite_value_has_a_rank(self) -> None:
+        x = np.array([1.0, 4, 2, 3, 9, 7])
+        assert rank_correlation(np.where(x == 9, np.inf, x), x[::-1]) == rank_correlation(
+            x, x[::-1]
+        )
+
+    @pytest.mark.parametrize(
+        ("x", "y", "reason"),
+        [
+            ([1, 2, 3, 4, 5, math.nan], [2, 1, 3, 5, 4, 6], "1 missing values"),
+            ([1, 1, 1, 1, 1], [2, 1, 3, 5, 4], "constant"),
+            ([1, 2, 3, 4, 5], [1, 2, 3, 4, 5], "in full"),
+            ([1, 2, 3, 4, 5, 6, 7], [1, 3, 2, 5, 4, 6, 7], "needs 8 values"),
+            ([], [], "constant"),
+        ],
+    )
+    def test_without_an_interval_says_why(
+        self, x: list[float], y: list[float], reason: str
+    ) -> None:
+        estimate = rank_correlation(x, y)
+        assert estimate.interval is None
+        assert reason in str(estimate.reason)
+
+    def test_what_is_told_by_the_given_in_full_has_no_correlation_left(self) -> None:
+        x, y = normal(MIXED, 40, 1)[0][:2]
+        assert math.isnan(rank_correlation(x, y, [2 * x]).value)
+
+    def test_few_groups_do_not_tell_how_much_they_differ(self) -> None:
+        x, y = normal(MIXED, 40, 1)[0][:2]
+        estimate = rank_correlation(x, y, within=np.arange(40) % 9)
+        assert "needs 10 groups" in str(estimate.reason)
 
 
 class TestQuantile:

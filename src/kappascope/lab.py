@@ -163,9 +163,14 @@ class Study(Experiment):
 
     def on(self, text: str) -> Study:
         """The same study of another text, where it is one of texts."""
-        if not any("text" in setting for setting in self.grid):
+        usual = {setting.get("text") for setting in self.grid} - {None}
+        if not usual:
             return self
-        return replace(self, grid=tuple({**setting, "text": text} for setting in self.grid))
+        return replace(
+            self,
+            grid=tuple({**setting, "text": text} for setting in self.grid),
+            materials=tuple(name for name in self.materials if name not in usual),
+        )
 
 
 def _count(rule: Count, setting: Setting) -> int:

@@ -1,0 +1,108 @@
+"""Study: handwritten digits.
+
+Does kappa, or any other component of its weights, tell how good a trained network is: how often
+it errs, how far its confidence can be trusted, what noise in the pixels and rounding of the
+weights do to it? And does it tell more than the norms do? Networks at settings drawn at random,
+several seeds each, learn one half of the images to the same training loss and are looked at on
+the other half.
+"""
+
+import time
+from collections.abc import Iterator
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from kappascope.bookmarks import Bookmark
+from kappascope.lab import Batch, Setting, Study
+from kappascope.studies.digits_claims import CLAIMS, LEVEL
+from kappascope.studies.digits_exhibits import exhibits, plot
+from kappascope.studies.digits_model import TRAIN, images, network, optimizers
+from kappascope.studies.digits_outcomes import described, log_kappa, outcomes
+from kappascope.tasks import generator
+
+PATIENCE, LOOK = 4000, 20  # steps at most, and between two looks at the training loss
+RATES = {"momentum": (0.03, 0.06), "adam": (0.001, 0.003), "muon": (0.003, 0.01)}
+SPACE: dict[str, tuple[str | int | float, ...]] = {
+    "optimizer": tuple(RATES),
+    "width": (32, 64, 128),
+    "depth": (1, 2, 3),  # hidden layers
+    "pace": (0, 1),  # the slower rate or the faster
+    "decay": (0.0, 1e-4, 5e-4),  # the share that weights lose in a step, under every optimizer
+    "start": (0.5, 1.0, 2.0),  # in the standard deviations of He et al. 2015
+    "batch": (32, 128),
+}
+
+
+def drawn(count: int) -> tuple[Setting, ...]:
+    """Settings drawn independently: an interval over them speaks of the whole space."""
+    random = generator("digits space")
+
+    def one(draw: int) -> Setting:
+        picks = {k: v[int(torch.randint(len(v), (), generator=random))] for k, v in SPACE.items()}
+        rate = RATES[str(picks["optimizer"])][int(picks.pop("pace"))]
+        return {"draw": draw, **picks, "rate": rate}
+
+    return tuple(one(draw) for draw in range(count))
+
+
+def trials(
+    seed: int,
+    bookmark: Bookmark,
+    *,
+    draw: int,
+    optimizer: str,
+    width: int,
+    depth: int,
+    decay: float,
+    start: float,
+    batch: int,
+    rate: float,
+) -> Iterator[Batch]:
+    """Train one network until its training loss is low enough, and look at it."""
+    pixels, labels, *_ = images()
+    model = network(width, depth, start, generator("digits weights", draw, seed))
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    biases = [p for p in model.parameters() if p.ndim == 1]
+    movers = optimizers(optimizer, list(matrices), list(biases), rate)
+    data = generator("digits batches", draw, seed)
+    begun = log_kappa(matrices[0])
+    log: list[Batch] = []
+    began = time.process_time()
+    for step in bookmark.steps(PATIENCE, log, model=model, data=data, **movers):
+        if step % LOOK == 0:
+            with torch.no_grad():
+                loss = cross_entropy(model(pixels), labels).item()
+            log.append({"steps": step, "train_loss": loss})
+            if loss <= LEVEL:
+                break
+        chosen = torch.randint(TRAIN, (batch,), generator=data)
+        model.zero_grad()
+        cross_entropy(model(pixels[chosen]), labels[chosen]).backward()
+        with torch.no_grad():
+            for p in matrices:
+                p.mul_(1 - decay)
+        for mover in movers.values():
+            mover.step()
+    yield {"component": "seconds", "value": time.process_time() - began}
+    yield {"component": "condition_number", "matrix": "start", "value": begun}
+    yield from described([p.detach() for p in matrices])
+    for name, value in {**log[-1], **outcomes(model)}.items():
+        yield {"component": name, "value": float(value)}
+
+
+STUDY = Study(
+    number=21,
+    title="Digits",
+    section="review W1(a)",
+    question=__doc__,
+    grid=drawn(160),
+    trials=trials,
+    own=6,
+    name="digits",
+    seconds=0.9,
+    claims=CLAIMS,
+    exhibits=exhibits,
+    plot=plot,
+    quick={"grid": drawn(16), "own": 2},
+)
