@@ -639,6 +639,14 @@ def test_multipliers_keep_one_of_each_pair_that_undoes_itself() -> None:
     assert len(everything) == 7 and all(len(its) == 2 for its in everything.values())
 
 
+def test_as_many_positions_as_outputs_make_no_layer_a_head() -> None:
+    model = Language()
+    model.positions = nn.Embedding(4, 4)  # as many as the projections have outputs
+    assert sides(model, gauge=False) == sides(Language(), gauge=False)
+    plain = nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    assert set(sides(plain, gauge=False)) == {"1"}
+
+
 def test_the_keys_of_a_joined_projection_get_no_factors() -> None:
     model = nn.ModuleDict({"c_attn": nn.Linear(2, 6), "norm": nn.LayerNorm(2)})
     optimizer = SGD(model.parameters(), lr=0.1)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from kappascope.weights.roles import role
+from kappascope.weights.roles import kind, role
 
 READERS = {"query", "key", "value", "joined", "up", "gate"}
 WRITERS = {"down", "out", "writer"}
@@ -85,12 +85,19 @@ def _name(path: str, attribute: str) -> str:
 
 
 def _heads(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """A layer with as many outputs as there are tokens."""
-    embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding)]
-    tokens = {m.num_embeddings for m in embeddings}
-    for path, module, attribute in _weights(model):
-        if isinstance(module, nn.Linear) and module.out_features in tokens:
-            yield from ((_name(path, attribute), side) for side in ("rows", "columns"))
+    """The layers called heads, else the last one, of those with as many outputs as tokens.
+
+    A position's embedding has as many rows as some other layer has outputs more often than not.
+    """
+    tokens = {m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)}
+    fitting = [
+        _name(path, attribute)
+        for path, module, attribute in _weights(model)
+        if isinstance(module, nn.Linear) and module.out_features in tokens and role(path) is None
+    ]
+    called = [name for name in fitting if kind(name) == "head"]
+    for name in called or fitting[-1:]:
+        yield from ((name, side) for side in ("rows", "columns"))
 
 
 def _neighbours(model: nn.Module) -> Iterator[tuple[str, str]]:
