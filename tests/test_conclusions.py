@@ -3,10 +3,12 @@
 import pytest
 
 from kappascope.conclusions import DO, WHY, Lesson, page
-from kappascope.lab import discover
+from kappascope.lab import discover, studies
 from kappascope.prose import OUTCOMES
 
-CLAIMS = {claim.id: claim for one in discover().values() for claim in one.claims}
+CLAIMS = {
+    claim.id: claim for one in (*discover().values(), *studies().values()) for claim in one.claims
+}
 LESSONS = (*WHY, *DO)
 
 

@@ -42,11 +42,15 @@ THROUGH = "`theory.gradient_bounds` and `theory.log_gradient_norm` say it (docs/
 REPORT = "Every number of the report has its n and interval, or the reason why it has none."
 ITEMS = (
     _item("W1(a)", "Do failures persist in networks of two or three layers?",
-          "e7.depth-explodes e7.amplification e7.relu e18.kappa"),
-    _item("W1(b)", "Do they in a transformer that is trained?", "e7.llm",
-          lacking="no transformer was trained."),
+          "e7.depth-explodes e7.amplification e7.relu e18.kappa teacher.kappa-worst "
+          "teacher.special teacher.stays teacher.adam teacher.muon teacher.depth "
+          "teacher.layernorm teacher.found digits.kappa-accuracy digits.kappa-calibration "
+          "digits.kappa-noise digits.kappa-quantization digits.norms-first digits.others "
+          "digits.first-layer"),
+    _item("W1(b)", "Do they in a transformer that is trained?",
+          "e7.llm gpt.exploded gpt.kappa-loss gpt.prognosis gpt.warmup gpt.larger"),
     _item("W1(c)", "Are they seen in public checkpoints?",
-          lacking="no experiment looks at one; `kappascope diagnose` reads any."),
+          "pretrained.severe pretrained.bottom-heavy pretrained.depth-grows pretrained.products"),
     _item("W2", "What is the trend at d = 1024 and 2048?",
           "e10.trend e10.superlinear e10.learned e10.norms"),
     _item("W3(a)", "Do small singular values receive a vanishing gradient?",
@@ -94,8 +98,9 @@ ITEMS = (
     _item("Section 3, captions", "Do figures say what they show?", "",
           "Each caption explains its marks and tells the n of every panel."),
     _item("Section 4, layer types", "Which correction for which kind of layer?",
-          "e6.block e6.low-rank e18.kappa e18.columns",
-          lacking="no layer of a trained network was corrected."),
+          "e6.block e6.low-rank e18.kappa e18.columns gpt.multipliers gpt.penalty gpt.hybrid "
+          "gpt.bound gpt.kappa-controlled",
+          lacking="in the trained network all kinds of layers were corrected alike."),
     _item("Section 4, gradients", "How does it relate to exploding and vanishing gradients?", "",
           THROUGH),
     _item("Code, fresh batches", "Are batches fresh in every step?", "e17.inputs",
@@ -115,7 +120,10 @@ ITEMS = (
           "e17.outside e17.higher-rank e17.inputs e17.completion"),
     _item("Q6", "Would multipliers of singular values help?", "e14.value-multipliers"),
     _item("Q7", "Have pre-trained models been looked at?",
-          lacking="no experiment looks at one; `kappascope diagnose` reads any."),
+          "pretrained.severe pretrained.bottom-matters pretrained.bottom-count "
+          "pretrained.bottom-energy pretrained.rounding-kappa pretrained.rounding-loss "
+          "pretrained.interval pretrained.kappa-predicts",
+          "`kappascope diagnose` reads any."),
 )  # fmt: skip
 """Weaknesses, detailed comments and questions, in the order of the review."""
 

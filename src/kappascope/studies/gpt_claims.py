@@ -232,7 +232,7 @@ CLAIMS = (
     helps("multipliers", "A factor for every row and column", "Velikanov et al. 2026; P 5.2"),
     helps("penalty", "A penalty on kappa", "P 4.4, 5.2"),
     helps("hybrid", "Hybrid, multipliers with a penalty on kappa,", "S (prescription); P 5.2"),
-    helps("bound", "A bound on kappa", "R W1(a)"),
+    helps("bound", "A bound on kappa", "R W1(b)"),
     Claim(
         "gpt.kappa-controlled",
         "Penalty, Hybrid and bound lower the largest kappa of a language model's matrices.",
@@ -292,7 +292,7 @@ CLAIMS = (
         "gpt.larger",
         "The correction that looks best in tuning, Hybrid aside, lowers the loss of a larger model "
         "as well.",
-        "R W1(a)",
+        "R W1(b)",
         lambda found: gained("AdamW", best_correction(found), "confirm")(found),
         Below(0),
         "With 4 layers of width 128 its loss differs by {0:+.4f} from AdamW's alone (n = {0.n} "
