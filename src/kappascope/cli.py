@@ -481,8 +481,8 @@ def _conclude(
     _table(experiments, verdicts)
     for experiment in experiments:
         rows = results.everything.where(experiment=experiment.id)
-        for one in report.exhibits(experiment, rows):
-            _exhibit(one)
+        if tables := list(report.exhibits(experiment, rows)):
+            _exhibit(tables[0], len(tables) - 1)
     tell(f"Report: {clean(str(store.folder / 'report.html'))}")
     if failed := results.provenance["failed"]:
         first = f"{failed[0]['trials']}: {failed[0]['reason']}"
@@ -509,17 +509,18 @@ def _table(experiments: Sequence[Experiment], verdicts: dict[str, Any]) -> None:
     draw(table)
 
 
-def _exhibit(one: Exhibit) -> None:
+def _exhibit(one: Exhibit, more: int) -> None:
+    """A table, and how many more there are to be read elsewhere."""
     from rich.table import Table
     from rich.text import Text
 
     if one.rows:
         table = Table(*one.columns, title=clean(one.title), title_justify="left")
-        for row in one.rows:
-            table.add_row(*(Text(clean(cell)) for cell in row))
+        for cells in one.rows:
+            table.add_row(*(Text(clean(text)) for text in cells))
         draw(table)
-    if one.note:
-        tell(clean(one.note))
+    further = f"{more} more {'table is' if more == 1 else 'tables are'} in the report."
+    tell(clean(" ".join([one.note, further] if more else [one.note])))
 
 
 def _shortened(line: str) -> str:
