@@ -104,7 +104,7 @@ class Table:
     def of(cls, rows: Iterable[Row] | pa.Table) -> Table:
         """Collect rows; one that lacks a column has a null there."""
         if isinstance(rows, pa.Table):
-            return cls(rows)
+            return cls(rows.combine_chunks())  # a thousand small pieces are searched a minute long
         rows = list(rows)
         columns = dict.fromkeys(name for row in rows for name in row)
         return cls(pa.table({name: [row.get(name) for row in rows] for name in columns}))
