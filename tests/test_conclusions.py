@@ -2,14 +2,14 @@
 
 import pytest
 
-from kappascope.conclusions import DO, WHY, Lesson, page
+from kappascope.conclusions import DO, NETWORKS, WHY, Lesson, page
 from kappascope.lab import discover, studies
 from kappascope.prose import OUTCOMES
 
 CLAIMS = {
     claim.id: claim for one in (*discover().values(), *studies().values()) for claim in one.claims
 }
-LESSONS = (*WHY, *DO)
+LESSONS = (*WHY, *DO, *NETWORKS)
 
 
 def record(name: str, verdict: str) -> dict[str, object]:
