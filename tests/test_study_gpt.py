@@ -218,11 +218,30 @@ def test_a_witness_that_knows_is_always_right_and_one_that_guesses_is_not() -> N
     assert won == asked / 2
 
 
-def test_resampling_runs_gives_an_interval_about_the_share() -> None:
-    found = area([(3, 4), (2, 4), (4, 4), (1, 4), (3, 4), (3, 4), (0, 0)])
-    assert found.n == 6 and found.value == pytest.approx(16 / 24)
-    assert found.low is not None and found.high is not None
-    assert found.low < found.value < found.high
+def test_the_interval_of_an_area_covers_where_runs_of_one_seed_are_alike() -> None:
+    random, covered = np.random.default_rng(0), 0
+    for _ in range(500):
+        asked = random.integers(20, 200, (8, 4))
+        luck = random.beta(6, 4, (8, 1))  # of a seed, shared by its runs; its mean is 0.6
+        won = random.binomial(asked, luck)
+        found = area({k: [*zip(won[k], asked[k], strict=True)] for k in range(8)})
+        assert found.interval and found.n == 8
+        covered += found.interval[0] <= 0.6 <= found.interval[1]
+    assert covered / 500 > 0.91  # 0.94 is expected of eight
+
+
+def test_seeds_without_spikes_tell_nothing() -> None:
+    found = area({k: [(3, 4), (0, 0)] for k in range(5)} | {5: [(0, 0)]})
+    assert found.n == 5 and found.value == 0.75 and found.interval is None
+
+
+def test_windows_that_no_spike_can_follow_are_not_asked() -> None:
+    steps = [{"loss": 2 + i % 2 / 10, "gradient": 1.0, "kappa": 5.0} for i in range(200)]
+    whole, _ = witnessed(Table.of({"seed": 0, **row} for row in windows(steps)))
+    assert len(whole["loss"]) == 20 - 4 - 2  # five windows of memory end with the fifth; two follow
+    broken = [*steps[:-5], {"loss": math.nan, "gradient": math.nan}]
+    _, follows = witnessed(Table.of({"seed": 0, **row} for row in windows(broken)))
+    assert follows.tolist() == [0.0] * 13 + [1.0, 1.0]
 
 
 # --- reading --------------------------------------------------------------------------------------

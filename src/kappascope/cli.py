@@ -397,9 +397,12 @@ def findings(
     docs: Annotated[Path, typer.Option(help="Folder of the pages to write.")] = Path("docs"),
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error arose.")] = False,
 ) -> None:
-    """Write what runs found, and their answers to the paper's review, into the documentation."""
+    """Write what runs found, and their answers to the paper's review, into the documentation.
+
+    The trials in the folders are judged anew, and their verdicts.json with them.
+    """
     from kappascope import conclusions, exhibition, review
-    from kappascope.store import Refusal, write
+    from kappascope.store import Refusal, strict, write
 
     found = [_published(folder) for folder in folders]
     claims = [claim for one in found for claim in one.claims]
@@ -414,6 +417,9 @@ def findings(
             pages[docs / "studies.md"] = exhibition.page(rooms, one.provenance)
         else:
             pages[docs / "findings.md"] = conclusions.page(claims, one.provenance)
+    for one in found:
+        whole = {**one.verdicts, "provenance": one.provenance}
+        write(one.folder / "verdicts.json", strict(whole))
     for path, text in pages.items():
         write(path, text.encode())
     tell(f"Written: {clean(', '.join(str(path) for path in pages))}")

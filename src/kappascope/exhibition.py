@@ -35,7 +35,7 @@ class Publication:
     folder: Path
     experiments: Sequence[Experiment]
     rows: Table
-    claims: Sequence[Record]
+    verdicts: Mapping[str, Sequence[Record]]
     provenance: Mapping[str, Any]
 
     @classmethod
@@ -44,8 +44,12 @@ class Publication:
         rows, provenance = study.published(folder)
         there = set(rows.rows["experiment"].unique().to_pylist())
         experiments = [one for one in every if one.id in there]
-        claims = lab.verdicts(experiments, rows)["claims"]
-        return cls(folder, experiments, rows, claims, provenance)
+        return cls(folder, experiments, rows, lab.verdicts(experiments, rows), provenance)
+
+    @property
+    def claims(self) -> Sequence[Record]:
+        """The verdicts on claims."""
+        return self.verdicts["claims"]
 
     def rooms(self, docs: Path) -> list[Room]:
         """The studies among them, for a page in ``docs``."""
@@ -76,7 +80,8 @@ def _entrance(rooms: Sequence[Room], provenance: Mapping[str, Any]) -> Iterator[
     networks = f"{provenance['trials']:,} trials" if "trials" in provenance else "the trials"
     yield (
         f"Written by `kappascope findings` from {networks} of `kappascope study`{machine}. In "
-        "brackets 95 % intervals; a claim is judged by its interval and a rule fixed beforehand."
+        "brackets 95 % intervals; a claim is judged by its interval and a rule fixed before these "
+        "trials. Where pilots on other trials, or a later reading, shaped a rule its page says so."
     )
     every = [claim for one in rooms for claim in one.claims]
     yield from ("", tally(every) if every else "No claim was judged.", "")

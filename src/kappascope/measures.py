@@ -169,12 +169,14 @@ def listed(sentence: str, *names: str) -> Callable[..., str]:
 
     >>> explain = listed("The medians are {0} (n = {n}).", "at d = 32", "at d = 64")
     >>> explain(median(range(7)), median(range(9)), "holds")
-    'The medians are 3 [0, 6] at d = 32, 4 [1, 7] at d = 64 (n = 9).'
+    'The medians are 3 [0, 6] at d = 32, 4 [1, 7] at d = 64 (n = 7 to 9).'
     """
 
     def explain(*found: Any) -> str:
         *estimates, _ = found
         parts = (f"{one:.4g} {name}" for one, name in zip(estimates, names, strict=True))
-        return sentence.format(", ".join(parts), n=estimates[-1].n)
+        counts = sorted({one.n for one in estimates})
+        n = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        return sentence.format(", ".join(parts), n=n)
 
     return explain

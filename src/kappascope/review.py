@@ -48,7 +48,7 @@ ITEMS = (
           "digits.kappa-noise digits.kappa-quantization digits.norms-first digits.others "
           "digits.first-layer"),
     _item("W1(b)", "Do they in a transformer that is trained?",
-          "e7.llm gpt.exploded gpt.kappa-loss gpt.prognosis gpt.warmup gpt.larger"),
+          "e7.llm gpt.exploded gpt.prognosis gpt.warmup gpt.larger"),
     _item("W1(c)", "Are they seen in public checkpoints?",
           "pretrained.severe pretrained.bottom-heavy pretrained.depth-grows pretrained.products"),
     _item("W2", "What is the trend at d = 1024 and 2048?",

@@ -9,8 +9,7 @@ seeds enter them in many small ways. Fewer than three seeds decide nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import scipy
@@ -119,23 +118,23 @@ def lowered(optimizer: str, correction: str, base: str = "") -> Measure:
             kappas(found, optimizer, correction),
             kappas(found, base or optimizer, "alone"),
         )
-        both = sorted(ours.keys() & theirs.keys())
-        return over_seeds([ours[seed].max() - theirs[seed].max() for seed in both])
+        both = sorted(ours.keys() | theirs.keys())
+        ends = [[arm[k].max() if k in arm else math.nan for k in both] for arm in (ours, theirs)]
+        return over_seeds(np.array(ends[0]) - np.array(ends[1]))
 
     return measure
 
 
-def kappa_with_loss(found: Table) -> Estimate:
+def kappa_with_loss(found: Table, optimizers: Sequence[str] = OPTIMIZERS) -> float:
     """The rank correlation, over the arms, of the blocks' median log kappa and the loss.
 
-    Each arm is one point, the mean over its seeds.
+    Each arm is one point, the mean over its seeds. Arms are chosen, no sample of anything: there is
+    no interval.
     """
-    kappa = [np.mean([np.median(v) for v in kappas(found, *arm).values()]) for arm in ARMS]
-    each = [losses(found, *arm).values("value") for arm in ARMS]
-    correlation = rank_correlation(kappa, [values.mean() for values in each])
-    if min(values.size for values in each) < LEAST:
-        return replace(correlation, low=None, high=None, reason=TOO_FEW)
-    return correlation
+    arms = [arm for arm in ARMS if arm[0] in optimizers]
+    kappa = [np.mean([np.median(v) for v in kappas(found, *arm).values()]) for arm in arms]
+    each = [losses(found, *arm).values("value").mean() for arm in arms]
+    return rank_correlation(kappa, each).value
 
 
 def beyond_random(found: Table) -> Estimate:
@@ -164,8 +163,12 @@ def foretold(witness: str) -> Measure:
     """How well a witness tells the windows before a spike from others of the same run."""
 
     def measure(found: Table) -> Estimate:
-        heard = [witnessed(run) for run in runs(found)]
-        return area([pairs_won(said[witness], follows) for said, follows in heard])
+        won: dict[int, list[tuple[float, int]]] = {}
+        for run in runs(found):
+            said, follows = witnessed(run)
+            pairs = pairs_won(said[witness], follows)
+            won.setdefault(run.rows["seed"][0].as_py(), []).append(pairs)
+        return area(won)
 
     return measure
 
@@ -177,16 +180,25 @@ def learning(found: Table) -> list[dict[int, Table]]:
 
 
 def warmed(component: str, reduce: Callable[[Floats], float]) -> Measure:
-    """With warmup less without, run by run: same optimizer, rate, start and batches."""
+    """With warmup less without, seed by seed, the mean over both optimizers.
+
+    They share start and batches: sixteen differences would not be independent.
+    """
 
     def measure(found: Table) -> Estimate:
+        seeds = sorted(select(found, stage="warmup").by("seed"))
         pairs = [
-            [reduce(rows.where(seed=seed, component=component).values("value")) for rows in both]
-            for cold, warm in (by.values() for by in learning(found))
-            for both in [(warm, cold)]
-            for seed in warm.by("seed")
+            [
+                np.mean([reduce(own(by, warm, seed)) for by in learning(found)])
+                for warm in (True, False)
+            ]
+            for seed in seeds
         ]
         return paired_difference(*np.array(pairs).T)
+
+    def own(by: dict[int, Table], warm: bool, seed: int) -> Floats:
+        rows = list(by.values())[warm]
+        return rows.where(seed=seed, component=component).values("value")
 
     return measure
 
@@ -245,15 +257,6 @@ CLAIMS = (
         also=(lowered("AdamW", "multipliers"), lowered("Muon", "alone", base="AdamW")),
     ),
     Claim(
-        "gpt.kappa-loss",
-        "The better its matrices are conditioned, the better the language model.",
-        "P 5.1; S (prognosis)",
-        kappa_with_loss,
-        Above(0),
-        "Over the {0.n} arms at their best rates the rank correlation of the blocks' median log "
-        "kappa with the validation loss is {0:.2f}.",
-    ),
-    Claim(
         "gpt.exploded",
         "Training leaves a transformer's matrices far worse conditioned, by ten times or more, "
         "than random matrices of their shape.",
@@ -261,7 +264,9 @@ CLAIMS = (
         beyond_random,
         Above(math.log(10)),
         "With AdamW alone the median log kappa of the square matrices in the blocks is {0:+.2f} "
-        "beyond the expectation for Gaussian ones (ten times would be +2.30; n = {0.n} seeds).",
+        "beyond the expectation for Gaussian ones (ten times would be +2.30; n = {0.n} seeds). "
+        "Heads can trade shape between query and key, value and output: the table has the "
+        "products, where they cannot.",
     ),
     Claim(
         "gpt.prognosis",
@@ -271,12 +276,13 @@ CLAIMS = (
         Above(0.5),
         "Windows of 10 steps before a spike are told from others of the same run, in a share of "
         "pairs, {0:.2f} by the rise of log kappa, {1:.2f} by the gradient norm, {2:.2f} by the "
-        "rise of the loss (0.5 is guessing; n = {0.n} runs with spikes, resampled whole).",
+        "rise of the loss (0.5 is guessing; n = {0.n} seeds with spikes, of runs at rates that "
+        "are too high, most of which never learned much).",
         also=(foretold("gradient"), foretold("loss")),
     ),
     Claim(
         "gpt.warmup",
-        "Warmup is needed because of kappa: with it, kappa stays lower and training goes better.",
+        "With warmup kappa stays lower and training at a high rate goes better.",
         "P 5.1; S (prognosis)",
         (
             warmed(HIGHEST, _highest),
@@ -284,7 +290,7 @@ CLAIMS = (
         ),
         (Below(0), Below(0)),
         "At 8 times the best rates the highest log kappa of a run changes by {0:+.2f} with "
-        "warmup, and the loss of the last 20 steps by {1:+.3f} (medians of {0.n} pairs); of the "
+        "warmup, and the loss of the last 20 steps by {1:+.3f} (medians of {0.n} seeds); of the "
         "runs without warmup {2:.2f} diverge and {4:.2f} spike, with it {3:.2f} and {5:.2f}.",
         also=tuple(share(what, warm) for what in ("diverged", "spikes") for warm in (False, True)),
     ),

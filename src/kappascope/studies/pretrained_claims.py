@@ -212,7 +212,8 @@ CLAIMS = tuple(replace(claim, also=tuple(map(known, claim.also))) for claim in (
         "of random factors.",
         "R Q7; P 5.1",
         of_heads, Above(1),
-        "The median product has {0:.3g} times their kappa (n = {0.n} heads, QK and OV).",
+        "The median product has {0:.3g} times their kappa (n = {0.n} heads, QK and OV). Gains of "
+        "the norms before them are not folded in, and the Llama's QK is that of equal positions.",
     ),
     Claim(
         "pretrained.bottom-matters",

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,9 +71,9 @@ def lag(optimizer: str) -> Measure:
     return lambda found: paired_ratio(*paired(left(found, LOG), left(found, OVERALL)))
 
 
-def kinds(ours: dict[str, Any], theirs: dict[str, Any]) -> Measure:
+def kinds(ours: dict[str, Any], theirs: dict[str, Any], **more: Any) -> Measure:
     """The median error of log kappa in some architectures over that in others, late, under Adam."""
-    where: Where = {"optimizer": "adam", "start": "near", "level": LATE}
+    where: Where = {"optimizer": "adam", "start": "near", "level": LATE, **more}
     return lambda found: ratio(
         *([*students(found, LOG, **where, **kind).values()] for kind in (ours, theirs))
     )
@@ -91,12 +92,7 @@ def arrivals_found(found: Table) -> Estimate:
     return proportion(len(arrived.keys() & found_by(found, **where)), len(arrived))
 
 
-def typical(optimizer: str, start: str, level: float, component: str = LOG) -> Measure:
-    """The median error."""
-    where: Where = {"optimizer": optimizer, "start": start, "level": level}
-    return lambda found: median([*students(found, component, **where).values()])
-
-
+DEEP = {"depth": 3, "variant": ("plain", "layernorm")}
 EACH = tuple((optimizer, *look) for look in LOOKS for optimizer in OPTIMIZERS)
 NAMES = tuple(f"({o}, {start}, loss {level:g})" for o, start, level in EACH)
 PLACES = tuple(f"({start} start, loss {level:g})" for start, level in LOOKS)
@@ -108,19 +104,27 @@ def compared(ours: str, theirs: str) -> Callable[..., str]:
     def explain(*found: Any) -> str:
         ratios, medians = found[:2], found[2:6]
         parts = (
-            f"{one:.2f} times {place}, medians {a.value:.2g} and {b.value:.2g}, n = {one.n}"
+            f"{one:.2f} {place}, medians {a.value:.2g} and {b.value:.2g}, n = {one.n}"
             for one, place, a, b in zip(ratios, PLACES, medians[::2], medians[1::2], strict=True)
         )
-        return (
-            f"At one loss the error under {ours} is that under {theirs} " + "; ".join(parts) + "."
-        )
+        told = "; ".join(parts)
+        return f"At one loss the error under {ours} is this multiple of {theirs}'s: {told}."
 
     return explain
 
 
 def both(ours: str, theirs: str) -> tuple[Measure, ...]:
-    """The medians told beside the ratios."""
-    return tuple(typical(o, *look) for look in LOOKS for o in (ours, theirs))
+    """The medians told beside the ratios, of the students that are paired."""
+    return tuple(
+        partial(_typical, arms=(ours, theirs), place=place, look=look)
+        for look in LOOKS
+        for place in (0, 1)
+    )
+
+
+def _typical(found: Table, arms: tuple[str, str], place: int, look: tuple[str, float]) -> Estimate:
+    where: Where = dict(zip(("start", "level"), look, strict=True))
+    return median(paired(*(students(found, LOG, optimizer=o, **where) for o in arms))[place])
 
 
 CLAIMS = (
@@ -130,7 +134,8 @@ CLAIMS = (
         "R W1(a); P 4.7, 5.1",
         tuple(over("condition_number", NORMS, *each) for each in EACH), (Above(1),) * len(EACH),
         listed("Student by student, kappa's relative error is this multiple of that of the column "
-               "norms, the only norms no symmetry touches: {0} (n = {n}).", *NAMES),
+               "norms, the only ones that mean something in every architecture once its symmetries "
+               "are fixed: {0} (n = {n}).", *NAMES),
     ),
     Claim(
         "teacher.special",
@@ -161,18 +166,20 @@ CLAIMS = (
     ),
     Claim(
         "teacher.depth", "At equal loss 3-layer networks have a larger error of log kappa than "
-        "2-layer ones.", "P 4.7; R W1(a)",
-        kinds({"depth": 3, "variant": ("plain", "layernorm")}, {"depth": 2}), Above(1),
+        "2-layer ones, on average over their matrices.", "P 4.7; R W1(a)",
+        kinds(DEEP, {"depth": 2}), Above(1),
         "Of 3-layer students it is {0:.2f} times that of 2-layer ones, plain and LayerNorm, from "
-        f"near starts under Adam at a loss of {LATE:g} (ratio of medians, n = {{0.n}} or more).",
+        f"near starts under Adam at a loss of {LATE:g} (ratio of medians, n = {{0.n}} or more); on "
+        "the first and the last matrix alone, which both have, {1:.2f} times.",
+        also=(kinds(DEEP, {"depth": 2}, matrix=("first", "last")),),
     ),
     Claim(
         "teacher.layernorm", "At equal loss networks with LayerNorm recover log kappa better than "
         "those without.", "R W1(a)",
         kinds({"variant": "layernorm"}, {"variant": "plain"}), Below(1),
         "With LayerNorm it is {0:.2f} times that of plain networks (near starts, Adam, loss "
-        f"{LATE:g}, n = {{0.n}} or more); with a residual {{1:.2f}} times that of plain 3-layer "
-        "ones.",
+        f"{LATE:g}, n = {{0.n}} or more), kappa being that of its matrices without the mean row; "
+        "with a residual {1:.2f} times that of plain 3-layer ones.",
         also=(kinds({"variant": "residual"}, {"variant": "plain", "depth": 3}),),
     ),
     Claim(

@@ -80,8 +80,21 @@ def arrivals(rows: Table) -> Exhibit:
         tuple(lines),
         f"Students that arrive, of all, and their median steps. Losses are held-out and in the "
         f"variance of the teacher's answers; found: overall error in the end below {FOUND:g}. The "
-        "rate is the best of four for every line, on other seeds.",
+        f"rate is the best of four for every line, on other seeds. {_at_an_end(rows)}",
     )
+
+
+def _at_an_end(rows: Table) -> str:
+    """How often the best rate is the lowest or highest tried: a better one may lie beyond."""
+    tried = {o: rows.where(stage="tune", optimizer=o).by("learning_rate") for o in OPTIMIZERS}
+    names = ("start", "depth", "activation", "variant", "learning_rate")
+    told = []
+    for optimizer, rates in tried.items():
+        chosen = rows.where(stage="compare", optimizer=optimizer).rows.select(names).to_pylist()
+        cells = {tuple(one.values()) for one in chosen}
+        ends = sum(cell[-1] in (min(rates, default=0), max(rates, default=0)) for cell in cells)
+        told.append(f"{words(optimizer)} {ends} of {len(cells)}")
+    return f"At an end of the rates tried: {', '.join(told)}."
 
 
 def _arrived(steps: dict[Any, float], n: int) -> str:
