@@ -85,6 +85,8 @@ def over_seeds(values: ArrayLike, what: str = "mean difference") -> Estimate:
 
     >>> print(over_seeds([0.1, 0.2, 0.3]))
     mean difference 0.2 [-0.0484, 0.448] (n = 3)
+    >>> print(over_seeds([0.0, 0.0, 0.0]))
+    mean difference 0 [0, 0] (n = 3; zero width: 3 of 3 values are equal)
     >>> print(over_seeds([0.1, 0.2]))
     mean difference 0.15 (n = 2; no interval: fewer than 3 seeds)
     """
@@ -95,8 +97,9 @@ def over_seeds(values: ArrayLike, what: str = "mean difference") -> Estimate:
     if n < LEAST or missing:
         reason = f"{missing} runs diverged" if missing else TOO_FEW
         return Estimate(value, None, None, n, what, reason, missing)
-    low, high = scipy.stats.t.interval(LEVEL, n - 1, value, scipy.stats.sem(finite))
-    return Estimate(value, float(low), float(high), n, what)
+    reach = float(scipy.stats.t.ppf((1 + LEVEL) / 2, n - 1) * scipy.stats.sem(finite))
+    equal = None if reach else f"zero width: {n} of {n} values are equal"
+    return Estimate(value, value - reach, value + reach, n, what, equal)
 
 
 def gained(optimizer: str, correction: str, stage: str = "compare", base: str = "") -> Measure:

@@ -194,7 +194,12 @@ def answer(found: Table) -> str:
     worse = [name for name, (low, _) in ends.items() if low > 0]
     told = f"Shown to lower the loss: {', '.join(better)}." if better else "None is shown to help."
     harm = f" Shown to raise it: {', '.join(worse)}." if worse else ""
-    return f"{told}{harm}{unknown} Each by its own interval, {len(every)} of them."
+    most = max(abs(end) for both in ends.values() for end in both)
+    optimizer = _with_reach(gained("Muon", "alone", base="AdamW")(found), "+.4f")
+    return (
+        f"{told}{harm}{unknown} Each by its own interval, {len(every)} of them; none of these "
+        f"reaches further than {most:.4f} from zero. Muon in place of AdamW: {optimizer}."
+    )
 
 
 def confirmation(found: Table) -> Exhibit:
