@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -399,10 +399,10 @@ def findings(
 ) -> None:
     """Write what runs found, and their answers to the paper's review, into the documentation.
 
-    The trials in the folders are judged anew, and their verdicts.json with them.
+    Nothing is run: the trials in the folders are judged and drawn anew, reports and all.
     """
     from kappascope import conclusions, exhibition, review
-    from kappascope.store import Refusal, strict, write
+    from kappascope.store import Refusal, write
 
     found = [_published(folder) for folder in folders]
     claims = [claim for one in found for claim in one.claims]
@@ -413,13 +413,11 @@ def findings(
         raise Refusal(2, str(paper), str(error), "name the folder of the documentation") from error
     pages = {paper: told}
     for one in found:
+        _write(one.folder, one.files(Here()))
         if rooms := one.rooms(docs):
             pages[docs / "studies.md"] = exhibition.page(rooms, one.provenance)
         else:
             pages[docs / "findings.md"] = conclusions.page(claims, one.provenance)
-    for one in found:
-        whole = {**one.verdicts, "provenance": one.provenance}
-        write(one.folder / "verdicts.json", strict(whole))
     for path, text in pages.items():
         write(path, text.encode())
     tell(f"Written: {clean(', '.join(str(path) for path in pages))}")
@@ -476,14 +474,12 @@ def _conclude(
 ) -> None:
     """Write everything that is derived from the trials, and say what came out."""
     from kappascope import lab, report, study
-    from kappascope.store import Refusal, write
+    from kappascope.store import Refusal
 
     results = study.gather(plan, store, failures)
     verdicts = lab.verdicts(experiments, results.rows)
     study.publish(results, store, verdicts)
-    for name, data in report.files(experiments, results, verdicts, engine):
-        (store.folder / name).parent.mkdir(exist_ok=True)
-        write(store.folder / name, data)
+    _write(store.folder, report.files(experiments, results, verdicts, engine))
     _table(experiments, verdicts)
     for experiment in experiments:
         rows = results.everything.where(experiment=experiment.id)
@@ -494,6 +490,14 @@ def _conclude(
         first = f"{failed[0]['trials']}: {failed[0]['reason']}"
         wrong = f"{len(failed)} blocks of trials failed, first {first}"
         raise Refusal(3, str(store.folder), wrong, "run the same command to try them again")
+
+
+def _write(folder: Path, files: Iterable[tuple[str, bytes]]) -> None:
+    from kappascope.store import write
+
+    for name, data in files:
+        (folder / name).parent.mkdir(exist_ok=True)
+        write(folder / name, data)
 
 
 def _table(experiments: Sequence[Experiment], verdicts: dict[str, Any]) -> None:

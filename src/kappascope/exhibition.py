@@ -9,10 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from kappascope import lab, report, study
+import pyarrow.parquet as pq
+
+from kappascope import lab, report, store, study
+from kappascope.engines import Engine
 from kappascope.lab import Exhibit, Experiment, Study
 from kappascope.prose import Record, cell, tally
 from kappascope.statistics import Table
@@ -51,13 +55,29 @@ class Publication:
         """The verdicts on claims."""
         return self.verdicts["claims"]
 
+    @cached_property
+    def everything(self) -> Table:
+        """The rows, and how long they took."""
+        return study.with_times(self.folder, self.rows)
+
+    @cached_property
+    def spectra(self) -> Table:
+        """Singular values of representative trials."""
+        return Table.of(pq.read_table(self.folder / "spectra.parquet"))
+
+    def files(self, engine: Engine) -> Iterator[tuple[str, bytes]]:
+        """All that is derived from the trials, made anew: verdicts, figures, report."""
+        whole = {**self.verdicts, "provenance": self.provenance}
+        yield "verdicts.json", store.strict(whole)
+        yield from report.files(self.experiments, self, self.verdicts, engine)
+
     def rooms(self, docs: Path) -> list[Room]:
         """The studies among them, for a page in ``docs``."""
         studies = [one for one in self.experiments if isinstance(one, Study)]
         return [self._room(one, docs) for one in studies]
 
     def _room(self, one: Study, docs: Path) -> Room:
-        every = study.with_times(self.folder, self.rows).where(experiment=one.id)
+        every = self.everything.where(experiment=one.id)
         picture = self.folder / "figures" / f"{one.id}.png"
         return Room(
             one,

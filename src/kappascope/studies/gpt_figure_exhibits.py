@@ -63,7 +63,10 @@ def tuning(axes: Axes, found: Table, spectra: Table) -> str:
         how: Any = {"color": COLOURS[correction], "linestyle": LINES[optimizer], "linewidth": 1.2}
         axes.plot(list(losses_at), list(losses_at.values()), **how)
     _key(axes)
-    drawing.logarithmic(axes, "x")
+    axes.set_xscale("log")
+    rates = sorted(tried.by("rate"))
+    axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
+    axes.minorticks_off()
     return "n = 1"
 
 
@@ -109,6 +112,7 @@ def unrest(axes: Axes, found: Table, spectra: Table) -> str:
         how: Any = {"color": colour, "linestyle": LINES[first["optimizer"]]}
         axes.plot(steps, values, linewidth=0.6, alpha=0.7, **how)
         axes.plot(np.array(steps)[spiked], values[spiked], "x", color=INK, markersize=4)
+    drawing.logarithmic(axes, "y")
     return f"n = {len(every)}"
 
 
