@@ -411,12 +411,13 @@ def findings(
         told = review.inserted(paper.read_text(encoding="utf-8"), review.table(claims))
     except (OSError, ValueError) as error:
         raise Refusal(2, str(paper), str(error), "name the folder of the documentation") from error
-    pages = {paper: told}
     for one in found:
         _write(one.folder, one.files(Here()))
-        if rooms := one.rooms(docs):
-            pages[docs / "studies.md"] = exhibition.page(rooms, one.provenance)
-        else:
+    pages = {paper: told}
+    if rooms := [room for one in found for room in one.rooms(docs)]:
+        pages[docs / "studies.md"] = exhibition.page(rooms)
+    for one in found:
+        if not one.studies:
             pages[docs / "findings.md"] = conclusions.page(claims, one.provenance)
     for path, text in pages.items():
         write(path, text.encode())

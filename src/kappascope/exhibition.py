@@ -1,6 +1,6 @@
 """The studies of real networks on one page of the documentation: tables, figures, verdicts.
 
->>> print(page([], {}).splitlines()[0])
+>>> print(page([]).splitlines()[0])
 # Real networks
 """
 
@@ -30,6 +30,7 @@ class Room:
     exhibits: Sequence[Exhibit]
     claims: Sequence[Record]
     figure: str
+    provenance: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,14 @@ class Publication:
         yield "verdicts.json", store.strict(whole)
         yield from report.files(self.experiments, self, self.verdicts, engine)
 
+    @property
+    def studies(self) -> list[Study]:
+        """Those of the experiments that are of real networks."""
+        return [one for one in self.experiments if isinstance(one, Study)]
+
     def rooms(self, docs: Path) -> list[Room]:
-        """The studies among them, for a page in ``docs``."""
-        studies = [one for one in self.experiments if isinstance(one, Study)]
-        return [self._room(one, docs) for one in studies]
+        """The studies, for a page in ``docs``."""
+        return [self._room(one, docs) for one in self.studies]
 
     def _room(self, one: Study, docs: Path) -> Room:
         every = self.everything.where(experiment=one.id)
@@ -84,31 +89,37 @@ class Publication:
             tuple(report.exhibits(one, every)),
             [claim for claim in self.claims if claim["experiment"] == one.id],
             os.path.relpath(picture, docs) if picture.is_file() else "",
+            self.provenance,
         )
 
 
-def page(rooms: Sequence[Room], provenance: Mapping[str, Any]) -> str:
+def page(rooms: Sequence[Room]) -> str:
     """All studies, as Markdown."""
-    return "\n".join(
-        (*_entrance(rooms, provenance), *(line for one in rooms for line in _room(one)))
-    )
+    return "\n".join((*_entrance(rooms), *(line for one in rooms for line in _room(one))))
 
 
-def _entrance(rooms: Sequence[Room], provenance: Mapping[str, Any]) -> Iterator[str]:
+def _entrance(rooms: Sequence[Room]) -> Iterator[str]:
     yield from ("# Real networks", "")
-    machine = f", {provenance['cpu']}, torch {provenance['torch']}" if "cpu" in provenance else ""
-    networks = f"{provenance['trials']:,} trials" if "trials" in provenance else "the trials"
     yield (
-        f"Written by `kappascope findings` from {networks} of `kappascope study`{machine}. In "
-        "brackets 95 % intervals; a claim is judged by its interval and a rule fixed before these "
-        "trials. Where pilots on other trials, or a later reading, shaped a rule its page says so."
+        "Written by `kappascope findings` from the trials of `kappascope study`. In brackets 95 % "
+        "intervals; a claim is judged by its interval and a rule fixed before these trials. Where "
+        "pilots on other trials, or a later reading, shaped a rule its page says so."
     )
     every = [claim for one in rooms for claim in one.claims]
     yield from ("", tally(every) if every else "No claim was judged.", "")
 
 
+def _made(one: Room) -> str:
+    """Where the trials come from."""
+    what = one.provenance
+    known = [f"{what[name]}" for name in ("cpu",) if name in what]
+    known += [f"{name} {what[name]}" for name in ("torch", "kappascope") if name in what]
+    trials = f"{what.get('trials', 0):,} trials"
+    return f"`kappascope study {one.study.name}`: {trials} ({', '.join(known)})."
+
+
 def _room(one: Room) -> Iterator[str]:
-    yield from (f"## {one.study.title}", "", f"`kappascope study {one.study.name}`", "")
+    yield from (f"## {one.study.title}", "", _made(one), "")
     parts = one.study.question.replace("``", "`").strip().split("\n\n")
     for part in parts[1:] or parts:
         yield from (" ".join(part.split()), "")
