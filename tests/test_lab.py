@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kappascope import lab, store
-from kappascope.lab import Experiment, discover, grid
+from kappascope.lab import Experiment, discover, grid, studies
 from kappascope.statistics import Table
 from toys import SLOW, TOY, trials
 from toyshop import complete
@@ -118,3 +118,11 @@ def test_verdicts_are_as_promised(tmp_path: Path) -> None:
 def test_without_any_rows_all_is_undecided() -> None:
     empty = Table.of([{"experiment": "e9"}])
     assert {one["verdict"] for one in lab.verdicts([TOY], empty)["claims"]} == {"undecided"}
+
+
+def test_studies_that_are_run_together_mean_one_kind_of_value_by_a_name() -> None:
+    kinds: dict[str, set[bool]] = {}
+    for one in studies().values():
+        for name, value in (pair for setting in one.grid for pair in setting.items()):
+            kinds.setdefault(name, set()).add(isinstance(value, str))
+    assert not [name for name, found in kinds.items() if len(found) > 1]

@@ -26,7 +26,7 @@ from kappascope.studies.digits_outcomes import calibration, described, outcomes,
 from kappascope.tasks import generator
 
 SMALL: Setting = {
-    "draw": 0, "optimizer": "momentum", "width": 32, "depth": 2, "decay": 0.0001, "start": 1.0,
+    "draw": 0, "optimizer": "momentum", "width": 32, "depth": 2, "decay": 0.0001, "scale": 1.0,
     "batch": 32, "rate": 0.06,
 }  # fmt: skip
 

@@ -29,7 +29,7 @@ SPACE: dict[str, tuple[str | int | float, ...]] = {
     "depth": (1, 2, 3),  # hidden layers
     "pace": (0, 1),  # the slower rate or the faster
     "decay": (0.0, 1e-4, 5e-4),  # the share that weights lose in a step, under every optimizer
-    "start": (0.5, 1.0, 2.0),  # in the standard deviations of He et al. 2015
+    "scale": (0.5, 1.0, 2.0),  # in the standard deviations of He et al. 2015
     "batch": (32, 128),
 }
 
@@ -55,13 +55,13 @@ def trials(
     width: int,
     depth: int,
     decay: float,
-    start: float,
+    scale: float,
     batch: int,
     rate: float,
 ) -> Iterator[Batch]:
     """Train one network until its training loss is low enough, and look at it."""
     pixels, labels, *_ = images()
-    model = network(width, depth, start, generator("digits weights", draw, seed))
+    model = network(width, depth, scale, generator("digits weights", draw, seed))
     matrices = [p for p in model.parameters() if p.ndim == 2]
     biases = [p for p in model.parameters() if p.ndim == 1]
     movers = optimizers(optimizer, list(matrices), list(biases), rate)

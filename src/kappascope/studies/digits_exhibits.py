@@ -88,7 +88,7 @@ def correlations(
 
 def networks(rows: Table) -> Exhibit:
     """What the networks are worth, by the values of a setting."""
-    names = ("optimizer", "width", "depth", "decay", "start", "batch")
+    names = ("optimizer", "width", "depth", "decay", "scale", "batch")
     parts = [
         (f"{words(name)} {words(value)}", part)
         for name in names
