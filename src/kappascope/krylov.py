@@ -27,7 +27,7 @@ EPS = torch.finfo(torch.float64).eps
 
 TOLERANCE = 1e-8  # relative error at which a value is accepted
 BLOCK = 16  # vectors per Krylov block: as fast to multiply as 8 of them, fewer steps than 8
-COUNTING = 2  # more turns of an iteration to count by: each costs a tenth of what inertia does
+COUNTING = 4  # more turns of an iteration to count by: each costs a fifth of what inertia does
 GUARD = 8  # vectors polished together: the wanted ones and a few to separate them from the rest
 COUNTABLE = 64  # singular values below the threshold that a Krylov space can count reliably
 BLUNT = 10 * TOLERANCE  # what the error of sigma_1 does to a squared threshold, and then some
@@ -161,7 +161,7 @@ def _bottom(square: _Square, begun: _Space | None, largest: float, cut: float) -
     settled = _Settled(largest, cut**-2, square.eps)
     space = begun if begun and begun.like.dtype == square.dtype else square.lower()
     ritz = space.until(settled, COUNTABLE + BLOCK)
-    guard = settled.count + 2 if settled.count else 0
+    guard = settled.count + GUARD if settled.count else 0
     try:
         polished = _polish(square, ritz.vectors(max(GUARD, guard)), 1, cut**-2 if guard else None)
     except Unresolved as problem:
