@@ -148,7 +148,7 @@ NETWORKS = (
         undecided="gpt.multipliers gpt.penalty gpt.hybrid gpt.bound",
     ),
     _lesson(
-        "Corrections do what they say to kappa; that is not what the loss depends on.",
+        "Corrections do what they say to kappa; no gain in loss is shown to follow from it.",
         holds="gpt.kappa-controlled",
         undecided="gpt.penalty gpt.bound",
     ),
