@@ -256,6 +256,19 @@ def test_a_study_tunes_compares_and_shows_its_tables(run, tmp_path: Path) -> Non
     assert code == 0 and output.count("same: ") == 3
 
 
+def test_a_study_whose_material_cannot_be_had_leaves_the_others_alone(
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poor = replace(LASTING, materials=("moon dust",))
+    monkeypatch.setattr(lab, "studies", lambda: {"toy": STUDY, "lasting": poor})
+    code, output, errors = run("study", "--jobs", 0, "--out", tmp_path)
+    assert code == 3 and "toy: Doubling" in output and "Lasting" not in output
+    assert "moon dust: is no material" in errors
+    assert errors.splitlines()[-1].startswith("kappascope: error: study lasting: left out")
+    code, output, errors = run("study", "lasting", "--jobs", 0, "--out", tmp_path / "alone")
+    assert (code, output) == (2, "") and errors.count("\n") == 1 and "moon dust" in errors
+
+
 def test_training_killed_in_the_middle_ends_in_the_same_bits(tmp_path: Path) -> None:
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     command = [sys.executable, str(TOYS), "study", "lasting", "--jobs", "2", "--out", str(killed)]

@@ -142,7 +142,8 @@ def networks(
     from kappascope import study
     from kappascope.store import Store
 
-    studies = _studies(name, quick, text)
+    wanted = _studies(name, quick, text)
+    studies = _provided(wanted)
     plan, store = study.plan(studies), Store(out)
     with store.lock() as notice:
         for note in (notice, *plan.notes):
@@ -150,12 +151,17 @@ def networks(
         if fresh:
             store.forget()
         store.begin(plan.study)
-        _fetch(studies)
         _run(plan, store, engine)
         studies = [one.continued(rows) for one, rows in study.begun(studies, plan, store)]
         plan = study.plan(studies)
         failures = _run(plan, store, engine)
         _conclude(studies, plan, store, failures, engine)
+    if absent := [one.name for one in wanted if one.name not in {each.name for each in studies}]:
+        from kappascope.store import Refusal
+
+        wrong = f"left out, for what {'they need' if len(absent) > 1 else 'it needs'} is not here"
+        advice = "give the same command again where pip and npm can fetch it"
+        raise Refusal(3, f"study {', '.join(absent)}", wrong, advice)
 
 
 def _studies(name: str | None, quick: bool, text: Path | None) -> list[Study]:
@@ -176,17 +182,24 @@ def _studies(name: str | None, quick: bool, text: Path | None) -> list[Study]:
     return chosen
 
 
-def _fetch(studies: Sequence[Study]) -> None:
-    """Get what the studies need and the package does not carry; what cannot be had is said."""
+def _provided(studies: Sequence[Study]) -> list[Study]:
+    """The studies for which all is here, or can be fetched; what cannot is said."""
     from kappascope import materials
     from kappascope.store import Refusal
 
+    lacking: dict[str, Refusal] = {}
     for name in dict.fromkeys(name for one in studies for name in one.materials):
         try:
             with waiting(f"Fetching {name}"):
                 materials.fetch(name)
         except Refusal as refusal:
-            say(f"{refusal}; what needs it is left out")
+            lacking[name] = refusal
+    ready = [one for one in studies if not lacking.keys() & set(one.materials)]
+    if not ready:
+        raise next(iter(lacking.values()))
+    for reason in lacking.values():
+        say(str(reason))
+    return ready
 
 
 class Spectrum(StrEnum):
