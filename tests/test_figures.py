@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from itertools import product
@@ -163,6 +164,13 @@ class TestEveryFigureOfThePaper:
         assert len(set(cells)) == len(cells)
         assert all(len(cell) < 150_000 for cell in cells)
         assert figures.cells(drawn) == cells
+
+    def test_a_panel_has_all_that_it_refers_to_and_nothing_of_the_others(self, drawn: Any) -> None:
+        for cell in figures.cells(drawn):
+            names = [one.get("id") for one in ElementTree.fromstring(cell).iter() if one.get("id")]
+            assert set(re.findall(r"(?:url\(|href=\")#([\w.-]+)", cell)) <= set(names)
+            assert len(set(names)) == len(names)
+            assert sum(name.startswith("axes_") for name in names) == 1
 
 
 def test_the_same_rows_give_the_same_bytes() -> None:

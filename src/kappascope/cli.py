@@ -7,6 +7,8 @@ memory, 130 and 143 interrupted.
 
 from __future__ import annotations
 
+import gc
+import importlib
 import os
 import signal
 import sys
@@ -38,9 +40,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-LABORATORY = (  # what workers need; torch's optimizers load its compiler, which takes seconds
-    "torch._dynamo", "scipy.stats", "matplotlib.figure", "kappascope.study", "kappascope.report",
+LABORATORY = (  # what workers need; torch's optimizers load its compiler, which takes a second
+    "torch._dynamo", "matplotlib.figure", "kappascope.study", "kappascope.report",
 )  # fmt: skip
+CONCLUSION = ("scipy.stats", "matplotlib.figure")  # what we need ourselves when trials are done
 LONGEST = 240  # characters of an error line
 CORES = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 ADVICE = "see whether the file is whole"
@@ -96,9 +99,7 @@ def reproduce(
     Trials that are in the folder already are not run again: after an interruption, or to add
     experiments or trials, name the same folder.
     """
-    engine = Processes(jobs, loaded=LABORATORY) if jobs else Here()
-    if isinstance(engine, Processes):
-        engine.warm()  # while we load torch, too
+    engine = _laboratory(jobs)
     from kappascope import study
     from kappascope.store import Store
 
@@ -136,9 +137,7 @@ def networks(
     """
     if text:
         os.environ["KAPPASCOPE_TEXT"] = str(text.absolute())  # for the workers, which inherit it
-    engine = Processes(jobs, loaded=LABORATORY) if jobs else Here()
-    if isinstance(engine, Processes):
-        engine.warm()  # while we load torch, too
+    engine = _laboratory(jobs)
     from kappascope import study
     from kappascope.store import Store
 
@@ -162,6 +161,16 @@ def networks(
         wrong = f"left out, for what {'they need' if len(absent) > 1 else 'it needs'} is not here"
         advice = "give the same command again where pip and npm can fetch it"
         raise Refusal(3, f"study {', '.join(absent)}", wrong, advice)
+
+
+def _laboratory(jobs: int) -> Processes | Here:
+    """Where trials are run; it and we load our modules at the same time."""
+    engine = Processes(jobs, loaded=LABORATORY) if jobs else Here()
+    if isinstance(engine, Processes):
+        engine.warm()
+    for module in CONCLUSION:
+        importlib.import_module(module)
+    return engine
 
 
 def _studies(name: str | None, quick: bool, text: Path | None) -> list[Study]:
@@ -600,6 +609,7 @@ def _signals() -> Iterator[None]:
 def run(arguments: Sequence[str]) -> int:
     """Do what the arguments say and give the exit code."""
     os.environ.update(ONE_THREAD)  # before numpy and torch are loaded, or it is too late
+    gc.set_threshold(100_000)  # loading torch makes a million objects and no garbage
     command = typer.main.get_command(app)
     with _signals():
         try:
@@ -617,4 +627,6 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """Be the command."""
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    gc.freeze()  # or Python looks through a million objects once more, for a second, before it ends
+    sys.exit(code)

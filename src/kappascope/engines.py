@@ -8,6 +8,7 @@ they end. Nothing an item does ends the run: what it raised, or how its process 
 from __future__ import annotations
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import pickle
@@ -168,6 +169,7 @@ class _Alone(ForkServerContext):
 
 def _enter(parent: int, memory: int | None) -> None:
     """Make a new process end with its parent, and at once when told to; confine it."""
+    gc.freeze()  # what the server loaded is no garbage, and need not be looked through again
     if memory:
         _confine(memory)
     if sys.platform == "linux":

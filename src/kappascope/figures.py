@@ -252,13 +252,15 @@ def png(figure: Figure) -> bytes:
     return drawing.saved(figure, "png")
 
 
-def cells(figure: Figure) -> tuple[str, ...]:
+def cells(figure: Figure, document: str | None = None) -> tuple[str, ...]:
     """Each panel as an SVG document of its own, for a page that lays them out by its width.
+
+    The figure's own document is made if it is not given.
 
     >>> len(cells(gallery(NOTHING)))
     1
     """
-    return tuple(drawing.vector(figure, place) for place in range(len(figure.axes)))
+    return tuple(drawing.panels(figure, document or svg(figure)))
 
 
 def _unit(components: Iterable[str]) -> str:

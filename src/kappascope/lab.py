@@ -260,6 +260,7 @@ def _judged(claim: Claim, rows: Table) -> Verdict:
     try:
         return judge(claim, rows)
     except Exception as error:
-        why = f"Not measured: {type(error).__name__}: {error}"
+        kind = "" if type(error) is LookupError else f"{type(error).__name__}: "  # no such rows
+        why = f"Not measured: {kind}{error}"
         about = claim.id, claim.experiment, claim.sentence, claim.source
         return Verdict(*about, "undecided", None, None, 0, why)

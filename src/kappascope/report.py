@@ -169,7 +169,8 @@ def _render(item: tuple[str, Figure]) -> Picture:
     name, figure = item
     caption = " ".join(figure.get_supxlabel().split())
     png = None if name.endswith("-spectra") else figures.png(figure)
-    return Picture(name, figures.svg(figure), png, figures.cells(figure), caption)
+    svg = figures.svg(figure)
+    return Picture(name, svg, png, figures.cells(figure, svg), caption)
 
 
 def _failed(provenance: Mapping[str, Any]) -> list[str]:

@@ -124,7 +124,7 @@ EXPERIMENT = Experiment(
         spectrum("Singular values after 1000 steps", size=128),
     ),
     quick={
-        "paper": lambda setting: 0 if "intervention" in setting else 3,
+        "paper": lambda setting: 0 if "intervention" in setting else 1,
         "own": lambda setting: 0 if "intervention" in setting else 6,  # 6 give an interval
     },
 )
