@@ -62,13 +62,16 @@ class Treatment:
 
 
 class Gradient(Treatment):
-    """Adds ``source(matrix, memory)`` to the gradient, unless that is ``None``."""
+    """Adds ``source(read, memory)`` to the gradient, unless that is ``None``.
+
+    ``read`` gives the matrix: of a parametrized weight that takes time, and is not always needed.
+    """
 
     def __init__(
         self,
         kind: type,
         slot: Slot,
-        source: Callable[[Tensor, State], Tensor | None],
+        source: Callable[[Callable[[], Tensor], State], Tensor | None],
         memory: State,
     ) -> None:
         super().__init__(kind, slot, memory)
@@ -76,8 +79,8 @@ class Gradient(Treatment):
 
     def before(self, step: Step) -> None:
         """Add it, unless it is not finite."""
-        gradient = self.source(precise(self.slot.matrix()), self.memory)
-        self.finite = gradient is None or bool(torch.isfinite(gradient).all())
+        gradient = self.source(lambda: precise(self.slot.matrix()), self.memory)
+        self.finite = gradient is None or _all_finite(gradient)
         if self.finite and gradient is not None:
             self.slot.add_gradient(gradient if step.scale == 1.0 else gradient * step.scale)
 
@@ -106,10 +109,15 @@ class Rewrite(Treatment):
         if new is None:
             return True
         rounded = new.to(matrix.dtype)
-        finite = bool(torch.isfinite(rounded).all())
+        finite = _all_finite(rounded)
         if finite:
             self.slot.write(rounded)
         return finite
+
+
+def _all_finite(x: Tensor) -> bool:
+    """Whether every entry is; the sum tells five times sooner, unless it overflows."""
+    return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
 
 
 # --- factors --------------------------------------------------------------------------------------
@@ -197,7 +205,7 @@ class Private:
         self, owner: Optimizer, treatments: Sequence[Parametrized], leader: Optimizer
     ) -> None:
         self.treatments, self.leader, self.owner = treatments, leader, owner
-        groups = [
+        groups: list[dict[str, Any]] = [
             {"params": t.module.factors, "lr": 0.0, "weight_decay": t.weight_decay}
             for t in treatments
         ]
@@ -207,7 +215,9 @@ class Private:
             same = {key: defaults[key] for key in ("momentum", "dampening", "nesterov")}
             self.optimizer = SGD(groups, **same)
         else:
-            self.optimizer = AdamW(groups, betas=defaults.get("betas", (0.9, 0.999)))
+            # many tiny tensors: unfused, a step of theirs is all overhead
+            fused = all(p.device.type == "cpu" for its in groups for p in its["params"]) or None
+            self.optimizer = AdamW(groups, betas=defaults.get("betas", (0.9, 0.999)), fused=fused)
 
     @torch.no_grad()
     def step(self) -> Iterator[Treatment]:

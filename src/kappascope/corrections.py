@@ -365,11 +365,10 @@ class SpectralPenalty(Correction):
         high = torch.tensor(bound + 1.0, dtype=torch.float64, device=weight.device).log()
         return _Hinge(torch.zeros_like(high), high)
 
-    def _gradient(self, matrix: Tensor, memory: State) -> Tensor | None:
+    def _gradient(self, read: Callable[[], Tensor], memory: State) -> Tensor | None:
         calls = memory["calls"] = memory.get("calls", -1) + 1
         if calls % self.every == 0:
-            found = pairs.ends(matrix, memory.setdefault("warm", {}))
-            memory["ends"] = dataclasses.asdict(found)
+            memory["ends"] = vars(pairs.ends(read(), memory.setdefault("warm", {})))
         hinge, found = _Hinge(memory["low"], memory["high"]), pairs.Ends(**memory["ends"])
         if not hinge.excess(floored_condition_number(found.values)).any():
             return None
@@ -437,8 +436,8 @@ class OrthogonalPenalty(Correction):
         return self.strength * rest.abs().amax(-1), found.combined(slope)
 
     def _treatments(self, model: nn.Module) -> Callable[[Slot], Iterator[Treatment]]:
-        def source(matrix: Tensor, memory: State) -> Tensor:
-            return self._priced(matrix, memory)[1]
+        def source(read: Callable[[], Tensor], memory: State) -> Tensor:
+            return self._priced(read(), memory)[1]
 
         def treat(slot: Slot) -> Iterator[Treatment]:
             if self.strength:

@@ -30,7 +30,8 @@ class Factors(nn.Module):
     @property
     def factors(self) -> list[nn.Parameter]:
         """The factors, in order."""
-        return [p for p in self.parameters()]  # noqa: C416 - a list, typed
+        # parameters() would look for modules inside this one, at every step of every weight
+        return [p for p in self._parameters.values() if p is not None]
 
     def settle(self, weight: Tensor) -> bool:
         """Called after every step; True if the factors were merged into the weight."""
@@ -56,20 +57,21 @@ class Scale(Factors):
         if hasattr(self, "rows"):
             matrix = self.rows[..., None] * matrix
         if hasattr(self, "columns"):
-            matrix = matrix * self.columns[..., None, :]
+            columns = self.columns[..., None, :]
+            matrix = matrix.mul_(columns) if hasattr(self, "rows") else matrix * columns
         return self.view.weight(matrix.to(weight.dtype))
 
     def gradients(self, weight: Tensor, gradient: Tensor) -> list[Tensor]:
         """As dW = r G c, what the chain rule gives for r is the sum of dW W, over r."""
-        found = []
+        found, product = [], weight * gradient
         if hasattr(self, "rows"):
-            summed = (weight * gradient).sum(-1)
+            summed = product.sum(-1)
             if self.rows.shape != summed.shape:
                 summed = summed.sum(-1, keepdim=True)
             summed = _quotient(summed, self.rows)
             found.append(summed if self.mask is None else summed * self.mask.to(summed))
         if hasattr(self, "columns"):
-            found.append(_quotient((weight * gradient).sum(-2), self.columns))
+            found.append(_quotient(product.sum(-2), self.columns))
         return found
 
 

@@ -11,6 +11,7 @@ where that does not help the factorization is stale and made anew.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,10 +26,13 @@ SMALL = 96  # up to here an SVD costs less than the calls it would save
 BLOCK = 4  # vectors at either end: the wanted one, and neighbours that it mixes with
 # How much a step brings in to the last left vector; the error it leaves is a fraction of that.
 SETTLED = {True: 0.1, False: 0.3}  # by a stale factorization, and by one of this very matrix
+HOPELESS = 2.0  # of the first step by a stale factorization: a second one would seldom do
 LIMIT = 12  # steps of a call; a matrix whose smallest values are equal has no vector to settle on
 FIRST = 8  # steps of the first call, at least: it starts from random vectors
 MARGINS = (1.02, 1.2)  # on the largest square as found from below; tried in turn
-CALM = 8  # calls that factorize at once after a stale factorization was of no use
+# Calls that factorize at once after a stale factorization was of no use. Twice as many each time,
+# and one less whenever one was of use.
+RESTLESS, MOST_RESTLESS = 8, 128
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ def ends(matrix: Float[Tensor, "*stack out in"], memory: State | None = None) ->
     low, high = matrix.aminmax()
     size = max(-float(low), float(high))
     # squares are taken: neither they nor their sums may overflow, or vanish
-    scale = 1.0 if 1e-9 < size < 1e9 or not size else size
+    scale = 1.0 if 1e-3 < size < 1e3 or not size else size
     matrix = matrix if scale == 1.0 else matrix / scale
     if matrix.shape[0] >= matrix.shape[1]:
         found = _track(matrix, memory)
@@ -173,22 +177,27 @@ def _track(a: Float[Tensor, "q p"], memory: State) -> Ends:
         memory |= _begun(a) | _factorized(a)
         least = FIRST
     elif memory["restless"]:
-        _refresh(a, memory, memory["restless"] - 1)
+        _refresh(a, memory)
+        memory["restless"] -= 1
     for step in range(1, LIMIT + 1):
         found, first, last = _improved(a, memory)
         settled = SETTLED[memory["stale"]]
         if step >= least and last < settled and first < SETTLED[True]:
             break
-        if memory["stale"] and step > 1 and last > settled:
-            _refresh(a, memory, CALM)
+        if memory["stale"] and last > (settled if step > 1 else HOPELESS):
+            _refresh(a, memory)
+            memory["restless"] = memory["patience"]
+            memory["patience"] = min(2 * memory["patience"], MOST_RESTLESS)
+    if memory["stale"]:  # and good enough
+        memory["patience"] = max(memory["patience"] - 1, RESTLESS)
     memory["stale"] = True  # for the matrix of the next call
     return found
 
 
-def _refresh(a: Float[Tensor, "q p"], memory: State, restless: int) -> None:
+def _refresh(a: Float[Tensor, "q p"], memory: State) -> None:
     """Factorize this very matrix, and let its inverse turn the lower block once."""
-    memory |= {**_factorized(a), "restless": restless}
-    memory["bottom"] = torch.linalg.qr(_preconditioned(memory["bottom"], memory).mT)[0].mT
+    memory |= _factorized(a)
+    memory["bottom"] = _unit(_preconditioned(memory["bottom"], memory))
 
 
 def _improved(a: Float[Tensor, "q p"], memory: State) -> tuple[Ends, float, float]:
@@ -199,7 +208,7 @@ def _improved(a: Float[Tensor, "q p"], memory: State) -> tuple[Ends, float, floa
     blocks = torch.cat([memory["top"], memory["bottom"]])
     image = blocks @ a.mT
     rest = image @ a - blocks * image.square().sum(1, keepdim=True)
-    proposed = torch.cat([_unit(rest[:BLOCK]), _unit(_preconditioned(rest[BLOCK:], memory))])
+    proposed = torch.cat([rest[:BLOCK], _preconditioned(rest[BLOCK:], memory)])
     joined = torch.stack([blocks, proposed]).unflatten(1, (2, BLOCK)).transpose(0, 1).flatten(1, 2)
     bases = torch.linalg.qr(joined.mT)[0].mT  # an orthonormal basis of either end
     images = (bases.flatten(0, 1) @ a.mT).unflatten(0, (2, -1))
@@ -225,7 +234,8 @@ def _begun(a: Float[Tensor, "q p"]) -> State:
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randn(a.shape[1], 2 * BLOCK, generator=generator, dtype=torch.float64)
     top, bottom = torch.linalg.qr(drawn.to(a))[0].mT.split(BLOCK)
-    return {"top": top.clone(), "bottom": bottom.clone(), "restless": 0}
+    counts = {"restless": 0, "patience": RESTLESS}
+    return {"top": top.clone(), "bottom": bottom.clone(), **counts}
 
 
 def _factorized(a: Float[Tensor, "q p"]) -> State:
@@ -237,9 +247,11 @@ def _factorized(a: Float[Tensor, "q p"]) -> State:
     if a.shape[0] == a.shape[1]:
         flipped = a.is_contiguous()  # LAPACK stores columns: the transpose is read as it lies there
         lu, pivots, _ = torch.linalg.lu_factor_ex(a.mT if flipped else a)
-        diagonal = lu.diagonal()
-        tiny = info.eps * diagonal.abs().amax().clamp(min=info.tiny / info.eps)
-        diagonal.copy_(torch.where(diagonal.abs() < tiny, tiny, diagonal))
+        least, most = map(float, lu.diagonal().abs().aminmax())
+        tiny = info.eps * max(most, info.tiny / info.eps)
+        if not least >= tiny:
+            diagonal = lu.diagonal()
+            diagonal[diagonal.abs() < tiny] = tiny
         return {"factor": lu, "pivots": pivots, "flipped": flipped, "stale": False}
     gram = a.mT @ a
     size = gram.diagonal().amax().clamp(min=info.tiny / info.eps)
@@ -252,10 +264,12 @@ def _factorized(a: Float[Tensor, "q p"]) -> State:
 
 
 def _preconditioned(x: Float[Tensor, "k p"], memory: State) -> Float[Tensor, "k p"]:
-    """About ``(A'A)^-1`` of every row, by the factorization of an earlier A."""
-    x, factor = _unit(x), memory["factor"]
-    if "pivots" not in memory:
-        return torch.cholesky_solve(x.mT, factor).mT
-    solve, flipped = torch.linalg.lu_solve, memory["flipped"]
-    y = solve(factor, memory["pivots"], x.mT, adjoint=not flipped)
-    return solve(factor, memory["pivots"], _unit(y.mT).mT, adjoint=flipped).mT
+    """The direction of about ``(A'A)^-1`` of every row, by the factorization of an earlier A."""
+    columns, factor = x.mT, memory["factor"]
+    if "pivots" in memory:
+        solve, flipped = partial(torch.linalg.lu_solve, factor, memory["pivots"]), memory["flipped"]
+        half = _unit(solve(columns, adjoint=not flipped).mT).mT  # or the next could overflow
+        return solve(half, adjoint=flipped).mT
+    # torch.cholesky_solve copies the factor, which takes four times as long as this
+    half = torch.linalg.solve_triangular(factor, columns, upper=False)
+    return torch.linalg.solve_triangular(factor.mT, half, upper=True).mT

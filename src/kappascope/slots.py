@@ -87,8 +87,8 @@ class Slot:
     @property
     def leaves(self) -> tuple[nn.Parameter, ...]:
         """The parameters behind the weight, which an optimizer steps."""
-        if self.makings is not None:
-            return tuple(self.makings.parameters(recurse=False))
+        if (makings := self.makings) is not None:
+            return tuple(p for p in makings._parameters.values() if p is not None)
         _, module, attribute = self.places[0]
         return (cast(nn.Parameter, getattr(module, attribute)),)
 
