@@ -17,6 +17,8 @@ from torch import Tensor
 
 CACHED = 2**16  # entries of a panel that is used several times: half a megabyte, the second cache
 ROWS = 2048  # of a panel for a product with itself: enough for BLAS to reach its speed
+FEW = 256  # of one for a product with some vectors
+DENSE = torch.contiguous_format
 SHRUNK = 1e-30  # of the largest entry
 COPIED = 2**28  # bytes of a float64 copy from which there is none
 
@@ -55,23 +57,31 @@ class Panels:
         return Panels(self.stored.mT, self.exponent)
 
     def split(self, rows: int, dtype: torch.dtype = torch.float64) -> Iterator[Tensor]:
-        """The panels, top down, each of so many rows at most."""
-        scale = 2.0**-self.exponent
-        return (panel.to(dtype, copy=True).mul_(scale) for panel in self.stored.split(rows))
+        """The panels, top down, each of so many rows at most, and each in the place of the last.
+
+        New memory for each would take as long as all that is done with it.
+        """
+        scale, first = 2.0**-self.exponent, self.stored[:rows]
+        across = self.stored.stride(0) == 1 != self.stored.stride(1)
+        place = torch.empty_like(first.mT if across else first, dtype=dtype, memory_format=DENSE)
+        for panel in self.stored.split(rows):
+            yield (place.mT if across else place)[: len(panel)].copy_(panel).mul_(scale)
 
     def to(self, dtype: torch.dtype) -> Float[Tensor, "q p"]:
         """A dense copy in another precision."""
         dense = torch.empty(self.shape, dtype=dtype, device=self.device)
-        for target, panel in zip(dense.split(ROWS), self.split(ROWS), strict=True):
+        for target, panel in zip(dense.split(FEW), self.split(FEW), strict=True):
             target.copy_(panel)
         return dense
 
     def __matmul__(self, x: Float[Tensor, "p k"]) -> Float[Tensor, "q k"]:
-        return torch.cat([panel @ x for panel in self.split(ROWS)])
+        return torch.cat([panel @ x for panel in self.split(FEW)])
 
     def __rmatmul__(self, y: Float[Tensor, "k q"]) -> Float[Tensor, "k p"]:
-        pairs = zip(y.split(ROWS, dim=1), self.split(ROWS), strict=True)
-        return torch.stack([part @ panel for part, panel in pairs]).sum(0)
+        result = y.new_zeros(y.shape[0], self.shape[1])
+        for part, panel in zip(y.split(FEW, dim=1), self.split(FEW), strict=True):
+            result.addmm_(part, panel)
+        return result
 
 
 Dense: TypeAlias = Float[Tensor, "q p"] | Panels
@@ -135,7 +145,7 @@ def norm(a: Dense) -> float:
     >>> norm(torch.tensor([[3.0, 4.0]]))
     5.0
     """
-    squares = [float(panel.square().sum()) for panel in a.split(ROWS)]
+    squares = [float(panel.square().sum()) for panel in a.split(FEW)]
     return float(sum(squares)) ** 0.5
 
 
