@@ -113,14 +113,39 @@ def test_what_lies_below_an_unconverged_value_is_no_gap() -> None:
     assert late.uncertainty(1) < 1e-8
 
 
-def test_refinement_gives_up_on_a_solver_that_is_too_rough() -> None:
-    a = zoo.with_values(np.geomspace(1, 1e-10, 50), 50, 50)
-    b = zoo.gaussian(50, 3)
-    with pytest.raises(Unresolved, match="ill-conditioned"):
-        krylov._refine(lambda x: torch.linalg.solve(a.float(), x), lambda x: a @ x, b)
+def sighted(values: np.ndarray, count: int) -> tuple[Tensor, Tensor]:
+    """A matrix with these singular values, and about its last right vectors, in float32."""
+    size = len(values)
+    a = zoo.with_values(values, size, size)
+    last = torch.linalg.svd(a)[2][-count:].mT
+    return a, (last + 1e-3 * zoo.gaussian(size, count, 5) / size**0.5).float()
 
 
-def test_refinement_reaches_float64_with_a_float32_solver() -> None:
-    a, b = zoo.with_values(np.geomspace(1, 1e-4, 50), 50, 50), zoo.gaussian(50, 3)
-    x = krylov._refine(lambda x: torch.linalg.solve(a.float(), x), lambda x: a @ x, b)
-    assert (x - torch.linalg.solve(a, b)).norm() < 1e-6 * x.norm()
+@pytest.mark.parametrize("kappa", [1e2, 1e4, 1e6])
+def test_corrections_reach_float64_with_float32_factors(kappa: float) -> None:
+    values = np.geomspace(1, 1 / kappa, 60)
+    a, start = sighted(values, 24)
+    square = krylov._Square(a, torch.float32)
+    cut = math.sqrt(values[-16] * values[-17])
+    smallest, below = krylov._corrected(square, start, cut)
+    assert math.isclose(smallest, reference(a)[-1], rel_tol=1e-8)
+    assert below == 16
+
+
+def test_corrections_give_up_when_factors_have_no_digits() -> None:
+    a, start = sighted(np.geomspace(1, 1e-4, 60), 8)
+    noise = zoo.gaussian(60, 8, 6)
+    with (
+        mock.patch.object(krylov._Square, "rough_inverse", lambda self, x: 1e4 * noise),
+        pytest.raises(Unresolved, match="residual of the smallest"),
+    ):
+        krylov._corrected(krylov._Square(a, torch.float32), start, None)
+
+
+def test_what_cannot_be_counted_is_not() -> None:
+    values = np.geomspace(1, 1e-3, 60)
+    a, start = sighted(values, 24)
+    cut = float(reference(a)[-16])  # to the last digit, as near as float64 has it
+    smallest, below = krylov._corrected(krylov._Square(a, torch.float32), start, cut)
+    assert math.isclose(smallest, reference(a)[-1], rel_tol=1e-8)
+    assert below is None

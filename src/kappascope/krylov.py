@@ -147,13 +147,10 @@ def _top(square: _Square) -> _End:
         return done
 
     ritz = _Space(square.apply, square.rough, 36).until(progress, GUARD + 1)
-    a = square.matrix
-    v, _ = torch.linalg.qr(ritz.vectors(GUARD).double())
-    u, s, wt = torch.linalg.svd(a @ v, full_matrices=False)
-    residual = torch.linalg.vector_norm((u.mT @ a).mT - (v @ wt.mT) * s, dim=0)
-    if not _Ritz((s * s).tolist(), (s * residual).tolist()).uncertainty(2) < 2 * TOLERANCE:
+    found = _Triplets.within(square.matrix, ritz.vectors(GUARD))
+    if not found.largest_squares.uncertainty(2) < 2 * TOLERANCE:
         raise Unresolved("residual of the largest singular values")
-    return _End(s[:2].tolist(), square)
+    return _End(found.values[:2].tolist(), square)
 
 
 def _bottom(square: _Square, begun: _Space | None, largest: float, cut: float) -> _End:
@@ -161,13 +158,75 @@ def _bottom(square: _Square, begun: _Space | None, largest: float, cut: float) -
     settled = _Settled(largest, cut**-2, square.eps)
     space = begun if begun and begun.like.dtype == square.dtype else square.lower()
     ritz = space.until(settled, COUNTABLE + BLOCK)
-    guard = settled.count + GUARD if settled.count else 0
+    start, countable = ritz.vectors(GUARD + (settled.count or 0)), settled.count is not None
     try:
-        polished = _polish(square, ritz.vectors(max(GUARD, guard)), 1, cut**-2 if guard else None)
+        if square.dtype == torch.float32:
+            smallest, below = _corrected(square, start, cut if countable else None)
+        else:
+            polished = _polish(square, start, 1, cut**-2 if countable else None)
+            smallest, below = polished.values[0] ** -0.5, polished.count(cut**-2)
     except Unresolved as problem:
         raise Unresolved(str(problem), blurred=settled.blurred(ritz)) from problem
-    below = None if settled.count is None else polished.count(cut**-2)
-    return _End([polished.values[0] ** -0.5], square, below)
+    return _End([smallest], square, below if countable else None)
+
+
+def _corrected(
+    square: _Square, start: Float[Tensor, "p k"], cut: float | None
+) -> tuple[float, int | None]:
+    """The smallest singular value in float64, by corrections through rougher factors.
+
+    This is Davidson's method (1975): what a vector leaves, sent through an inverse that has a few
+    digits, takes as many digits from its error. All vectors are corrected until the values up to
+    ``cut``, whose number is the second answer, can be told apart from those above.
+    """
+    v, below, previous, waiting = start, None, math.inf, cut is not None
+    for turn in range(8):
+        found = _Triplets.within(square.matrix, v)
+        ritz = found.smallest_squares
+        if cut is not None and waiting:
+            below = ritz.count(-cut * cut)
+            waiting = below is None and turn < COUNTING
+        uncertainty = ritz.uncertainty(1)
+        if uncertainty < 2 * TOLERANCE and not waiting:
+            return float(found.values[-1]), below
+        if turn > 2 and uncertainty > previous / 2 and not waiting:
+            break
+        kept = slice(None if waiting else -GUARD, None)
+        v = found.right[:, kept] - square.rough_inverse((found.rest * found.values)[:, kept])
+        previous = uncertainty
+    raise Unresolved("residual of the smallest singular values")
+
+
+@dataclass(frozen=True)
+class _Triplets:
+    """Approximate singular triplets, largest first, and what ``A'`` makes of the left vectors.
+
+    ``rest`` is that without its part along the right ones: what it has left is an error.
+    """
+
+    values: Float[Tensor, " k"]
+    right: Float[Tensor, "p k"]
+    rest: Float[Tensor, "p k"]
+
+    @classmethod
+    def within(cls, a: Dense, vectors: Float[Tensor, "p k"]) -> _Triplets:
+        """The best of a span, in float64."""
+        v, _ = torch.linalg.qr(vectors.double())
+        u, s, wt = torch.linalg.svd(a @ v, full_matrices=False)
+        right = v @ wt.mT
+        return cls(s, right, (u.mT @ a).mT - right * s)
+
+    @property
+    def largest_squares(self) -> _Ritz:
+        """As eigenvalues of ``A'A``."""
+        residuals = self.values * torch.linalg.vector_norm(self.rest, dim=0)
+        return _Ritz(self.values.square().tolist(), residuals.tolist())
+
+    @property
+    def smallest_squares(self) -> _Ritz:
+        """As eigenvalues of ``-A'A``, of which the smallest squares are the largest."""
+        squares = self.largest_squares
+        return _Ritz([-value for value in squares.values[::-1]], squares.residuals[::-1])
 
 
 def smallest(a: Dense, wanted: int) -> Float[Tensor, " wanted"]:
@@ -194,7 +253,7 @@ def _polish(
     previous, more = math.inf, COUNTING if cut else 0
     for turn in range(12):
         v, _ = torch.linalg.qr(v)
-        image = square.refined_inverse(v)
+        image = square.inverse(v)
         theta, c = torch.linalg.eigh(v.mT @ image)
         theta, c = theta.flip(0), c.flip(1)
         residuals = torch.linalg.vector_norm(image @ c - (v @ c) * theta, dim=0)
@@ -361,15 +420,10 @@ class _Square:
             return torch.linalg.solve_triangular(lower.mT, half, upper=True)
         return self._solve(self._solve(x, True), False)
 
-    def refined_inverse(self, x: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
-        """``(A'A)^-1 x`` in float64, by iterative refinement where the factors are rougher."""
-        a = self.matrix
-        if self.dtype == torch.float64:
-            return self.inverse(x)
-        if self.tall:
-            return _refine(self.inverse, lambda z: square_times(a, z), x)
-        y = _refine(lambda z: self._solve(z, True), lambda z: (z.mT @ a).mT, x)
-        return _refine(lambda z: self._solve(z, False), lambda z: a @ z, y)
+    def rough_inverse(self, x: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
+        """As many digits of ``(A'A)^-1 x`` as the precision allows, whatever the size of x."""
+        size = torch.linalg.vector_norm(x, dim=0).clamp(min=1e-300)
+        return self.inverse((x / size).to(self.dtype)).double() * size
 
     def _solve(self, x: Tensor, transposed: bool) -> Tensor:
         lu, pivots = self.factors
@@ -385,29 +439,6 @@ def _cholesky(a: Float[Tensor, "p p"]) -> tuple[Tensor, int]:
     names = {torch.float32: scipy.linalg.lapack.spotrf, torch.float64: scipy.linalg.lapack.dpotrf}
     factor, info = names[a.dtype](a.numpy(force=True), lower=1, clean=0)
     return torch.as_tensor(factor, device=a.device), int(info)
-
-
-def _refine(
-    solve: Callable[[Tensor], Tensor], apply: Callable[[Tensor], Tensor], right: Tensor
-) -> Tensor:
-    """Solve ``apply(x) = right`` in float64 with a float32 solver (Wilkinson 1963)."""
-
-    def rough(b: Tensor) -> Tensor:
-        size = torch.linalg.vector_norm(b, dim=0).clamp(min=1e-300)
-        return solve((b / size).float()).double() * size
-
-    x = rough(right)
-    contraction = None
-    for _ in range(8):
-        correction = rough(right - apply(x))
-        x = x + correction
-        change = float((correction.norm(dim=0) / x.norm(dim=0)).max())
-        contraction = contraction or change
-        if not change < 0.25:
-            break
-        if change * contraction < TOLERANCE:
-            return x
-    raise Unresolved("too ill-conditioned for float32")
 
 
 # --- block Krylov ---------------------------------------------------------------------------------
@@ -430,12 +461,13 @@ class _Ritz:
         value that has not converged is no gap: more of the group may still come up there.
         """
         values, residuals = np.array(self.values), np.array(self.residuals)
-        if not values[wanted - 1] > 0:
+        size = abs(float(values[wanted - 1]))
+        if not size > 0:
             return math.inf
         squares = np.cumsum(residuals**2)[wanted - 1 :].tolist()
         gaps = (values[:-1] - values[1:] - residuals[1:])[wanted - 1 :].tolist()
         separated = [r / gap for r, gap in zip(squares[:-1], gaps, strict=True) if gap > 0]
-        return min(math.sqrt(squares[0]), *separated, math.inf) / float(values[wanted - 1])
+        return min(math.sqrt(squares[0]), *separated, math.inf) / size
 
     def count(self, cut: float) -> int | None:
         """How many values exceed ``cut``, if the residuals place each one clearly.
@@ -446,8 +478,9 @@ class _Ritz:
         k = int((values > cut).sum())
         steps = values[:-1] - values[1:] - residuals[:-1] - residuals[1:]
         gaps = np.minimum(np.r_[math.inf, steps], np.r_[steps, 0.0])  # below the last, who knows
-        errors = np.where(gaps > 2 * residuals, residuals**2 / np.maximum(gaps, 1e-300), residuals)
-        clear = np.abs(values - cut) > 2 * errors + BLUNT * cut
+        alone = gaps > 2 * residuals
+        errors = np.where(alone, residuals**2 / np.where(alone, gaps, 1.0), residuals)
+        clear = np.abs(values - cut) > 2 * errors + BLUNT * abs(cut)
         return k if k < len(values) and clear[: k + 1].all() else None
 
     @property
