@@ -340,15 +340,37 @@ def test_large_gaussian_matrices_go_the_fast_way() -> None:
 
 @pytest.mark.parametrize("threshold", [0.0, 1e-12, 0.305, 0.999])
 @pytest.mark.parametrize("small", [64, 900])
-def test_any_share_may_be_the_threshold(threshold, small) -> None:
-    matrix = zoo.with_values(np.r_[np.linspace(1, 0.1, 100), np.zeros(10)], 110, 110)
+@pytest.mark.parametrize("zeros", [0, 2, 10])
+@pytest.mark.parametrize("size", [110, 160])
+def test_any_share_may_be_the_threshold(threshold, small, zeros, size) -> None:
+    s = np.linspace(1, 0.1, size - zeros)
+    matrix = zoo.with_values(np.r_[s, np.zeros(zeros)], size, size)
     with mock.patch.object(spectra, "SMALL", small):
         found = vitals(matrix, threshold=threshold)
-    s = np.linspace(1, 0.1, 100)
     assert found.effective_rank == (s > threshold).sum(), "zeros never count"
 
 
+@pytest.mark.parametrize("shape", [(300, 200), (200, 300), (129, 129), (600, 600)], ids=str)
+@pytest.mark.parametrize("scale", [1e-200, 1.0, 1e200])
+def test_small_matrices_are_bisected(shape, scale) -> None:
+    matrix = scale * zoo.gaussian(*shape)
+    found = vitals(matrix)
+    assert (found.method, found.status) == ("bisection", "ok: certified")
+    check(found, matrix)
+
+
 # --- when LAPACK fails ----------------------------------------------------------------------------
+
+
+def test_a_tridiagonal_form_without_eigenvalues_is_not_the_end(monkeypatch) -> None:
+    def fails(*arguments: object, **options: object) -> None:
+        raise np.linalg.LinAlgError("sterf did not converge")
+
+    monkeypatch.setattr(scipy.linalg, "eigvalsh_tridiagonal", fails)
+    matrix = zoo.gaussian(200)
+    found = vitals(matrix)
+    assert found.method == "all values"
+    check(found, matrix)
 
 
 def failing(*drivers: str) -> Callable[..., np.ndarray]:

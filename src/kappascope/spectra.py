@@ -5,14 +5,16 @@ With :mod:`kappascope.krylov` the only place that factorizes. Two questions, two
 - :func:`spectrum` gives every singular value: eigenvalues of the Gram matrix, which is two to four
   times faster than an SVD, with the few values that squaring would blur taken from a
   factorization of the matrix itself, and the plain SVD where there are many of those.
-- :func:`vitals` gives everything but the list. On large matrices the extremes come from two block
+- :func:`vitals` gives everything but the list. On small matrices the extremes and the count come
+  from the Gram matrix's tridiagonal form, by bisection. On large ones they come from two block
   Krylov spaces, of ``W'W`` and of its inverse through one LU or Cholesky factorization, in float32
   where that suffices. Every reported value is checked by a float64 residual. What cannot be
   verified in float32 is tried in float64, and what cannot be verified there is given to the SVD.
 
 "Verified" means: each value is a singular value, by its residual; that nothing lies beyond it, or
 was missed in counting, rests on random start blocks and guards against clusters. "Certified"
-means that the effective rank was counted by Sylvester's law of inertia or from all values.
+means that the effective rank was counted by Sylvester's law of inertia (of which Sturm's count is a
+case) or from all values.
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ from kappascope import krylov, panels, precision
 from kappascope.krylov import BLURRED, EPS, Extremes, Unresolved
 from kappascope.panels import CACHED, COPIED, Dense, Panels
 
-SMALL = 900  # up to here all singular values cost about as much as two Krylov spaces
+SMALL = 768  # up to here a tridiagonal form costs no more than two Krylov spaces
 TINY = 128  # up to here the SVD costs no more than the Gram matrix and its eigenvalues
+MEDIUM = 1024  # up to here OpenBLAS's tridiagonal form beats MKL's eigenvalues
 LARGE = 2400  # from here on MKL's SVD leaves OpenBLAS's behind, threefold at 4096
 NORMAL = torch.finfo(torch.float64).smallest_normal  # below this float64 drops digits
 
@@ -239,16 +242,40 @@ def _all_values(a: Dense) -> Float[Tensor, " p"]:
 
 def _gram_values(a: Dense) -> Float[Tensor, " p"]:
     """Singular values by way of the Gram matrix; those that squaring blurs from ``a`` itself."""
-    squares = torch.linalg.eigvalsh(panels.gram(a))
-    values = squares.clamp(min=0).sqrt().flip(0)
-    blurred = int((values < BLURRED * values[0]).sum())
-    if blurred == 0:
-        return values
     try:
-        values[-blurred:] = krylov.smallest(a, blurred)
+        values = _squares(panels.gram(a)).clamp(min=0).sqrt().flip(0)
+        if blurred := int((values < BLURRED * values[0]).sum()):
+            values[-blurred:] = krylov.smallest(a, blurred)
     except Unresolved:
         return _svd_values(a)
     return values
+
+
+def _squares(gram: Float[Tensor, "p p"]) -> Float[Tensor, " p"]:
+    """Eigenvalues of a symmetric matrix, given by its lower triangle, smallest first."""
+    if len(gram) > MEDIUM:
+        return torch.linalg.eigvalsh(gram)
+    return torch.as_tensor(_eigenvalues(*_tridiagonal(gram)), device=gram.device)
+
+
+def _tridiagonal(lower: Float[Tensor, "p p"]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Diagonal and subdiagonal of a tridiagonal matrix with the eigenvalues of this one."""
+    # scipy's LAPACK and not torch's, whose eigenvalues take half as long again at these sizes
+    work = int(scipy.linalg.lapack.dsytrd_lwork(len(lower), lower=1)[0])
+    gram = lower.numpy(force=True)
+    _, diagonal, beside, _, _ = scipy.linalg.lapack.dsytrd(gram, lower=1, lwork=work, overwrite_a=1)
+    return diagonal, beside
+
+
+def _eigenvalues(
+    diagonal: np.ndarray[Any, Any], beside: np.ndarray[Any, Any], **which: Any
+) -> np.ndarray[Any, Any]:
+    """Eigenvalues of a tridiagonal matrix, smallest first: all of them, or some by bisection."""
+    how: dict[str, Any] = {"lapack_driver": "stebz" if which else "sterf", "check_finite": False}
+    try:
+        return np.asarray(scipy.linalg.eigvalsh_tridiagonal(diagonal, beside, **which, **how))
+    except np.linalg.LinAlgError as error:
+        raise Unresolved(str(error)) from error
 
 
 def _svd_values(a: Dense) -> Float[Tensor, " p"]:
@@ -277,9 +304,11 @@ def _extremes(a: Dense, threshold: float, certify: bool, complete: bool) -> Extr
     """The ends of the spectrum of a tall, scaled, finite, non-zero matrix, fastest method first."""
     threshold = max(threshold, max(a.shape) * EPS)  # below that there is only rounding to count
     blurred = False
-    if min(a.shape) > SMALL and not complete:
+    if min(a.shape) > TINY and not complete:
         try:
-            return krylov.extremes(a, threshold, certify)
+            if min(a.shape) > SMALL:
+                return krylov.extremes(a, threshold, certify)
+            return _bisected(a, threshold)
         except Unresolved as problem:
             blurred = problem.blurred
     values = _svd_values(a) if blurred else _values(a)
@@ -287,6 +316,28 @@ def _extremes(a: Dense, threshold: float, certify: bool, complete: bool) -> Extr
     below = int((values <= threshold * values[0]).sum())
     ends = float(values[0]), second, float(values[-1])
     return Extremes(*ends, below, True, "all values", values)
+
+
+def _bisected(a: Dense, threshold: float) -> Extremes:
+    """The ends by bisection of the tridiagonal form, and a count by Sturm, which is inertia.
+
+    Half the time that all values take. What squaring blurs comes from ``a`` itself.
+    """
+    if threshold < 2 * BLURRED:
+        raise Unresolved("the threshold lies where squaring blurs")
+    form = _tridiagonal(panels.gram(a))
+    second, first = _eigenvalues(*form, select="i", select_range=(a.shape[1] - 2, a.shape[1] - 1))
+
+    def count(share: float) -> int:
+        limits = (-first, share**2 * first)
+        return len(_eigenvalues(*form, select="v", select_range=limits, tol=first))
+
+    if blurred := count(BLURRED):
+        least = float(krylov.smallest(a, blurred)[-1])
+    else:
+        least = math.sqrt(_eigenvalues(*form, select="i", select_range=(0, 0))[0])
+    ends = math.sqrt(first), math.sqrt(max(second, 0.0)), least
+    return Extremes(*ends, count(threshold), True, "bisection")
 
 
 # --- putting together -----------------------------------------------------------------------------
