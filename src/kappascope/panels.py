@@ -99,8 +99,10 @@ def gram(a: Dense, dtype: torch.dtype | None = None) -> Float[Tensor, "p p"]:
     syrk = scipy.linalg.blas.ssyrk if dtype == torch.float32 else scipy.linalg.blas.dsyrk
     total = None
     for panel in a.split(ROWS, dtype) if isinstance(a, Panels) else a.split(ROWS):
-        # Entries this small change nothing, but float32 is slow on its subnormals.
-        x = torch.hardshrink(panel.to(dtype), SHRUNK).numpy(force=True)
+        entries = panel.to(dtype)
+        if dtype == torch.float32:  # slow on its subnormals; entries this small change nothing
+            entries = torch.hardshrink(entries, SHRUNK)
+        x = entries.numpy(force=True)
         # BLAS reads columns: rows are the columns of the transpose, which needs no copy.
         flat = x.flags.c_contiguous
         more: dict[str, Any] = {} if total is None else {"beta": 1, "c": total, "overwrite_c": 1}

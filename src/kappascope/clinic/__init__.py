@@ -1,3 +1,3 @@
 """Examine the matrices of a model, find what is wrong, and say what to try."""
 
-MODULES = ("torch", "scipy.optimize", "kappascope.clinic.diagnosing")  # what a worker needs
+MODULES = ("torch", "kappascope.clinic.diagnosing")  # what a worker needs

@@ -8,6 +8,7 @@ in ``reasons``.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -16,7 +17,6 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy.optimize import brentq
 from torch import Tensor
 
 from kappascope import components, spectra, tails
@@ -316,7 +316,11 @@ def _limit(shape: tuple[int, int]) -> float:
 
 @cache
 def _tracy_widom() -> float:
-    return float(brentq(lambda s: float(tracy_widom_cdf(s)) - (1 - CHANCE), 0, 8))
+    steps = 2**30  # of the way from 0 to 8; to load scipy.optimize would take a quarter of a second
+    place = bisect_left(
+        range(steps), 1 - CHANCE, key=lambda k: float(tracy_widom_cdf(8 * k / steps))
+    )
+    return 8 * place / steps
 
 
 def _kolmogorov(null: MarchenkoPastur, ascending: np.ndarray[Any, Any]) -> float:

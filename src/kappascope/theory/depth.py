@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from functools import reduce
 
 import numpy as np
+import scipy  # its integrators load when first used: nobody who diagnoses waits for them
 from numpy.typing import ArrayLike, NDArray
-from scipy.integrate import quad, solve_ivp
 
 Array = NDArray[np.float64]
 
@@ -61,8 +61,8 @@ def learning_time(target: float, start: float, depth: int, share: float = 0.01) 
         return s / float(mode_speed(s, target, depth))
 
     middle = max(start, target / 2)
-    first, _ = quad(early, math.log(start), math.log(middle))
-    second, _ = quad(slowness, math.log(share * target), math.log(target - middle))
+    first, _ = scipy.integrate.quad(early, math.log(start), math.log(middle))
+    second, _ = scipy.integrate.quad(slowness, math.log(share * target), math.log(target - middle))
     return first + second
 
 
@@ -85,7 +85,9 @@ def mode_path(targets: ArrayLike, starts: ArrayLike, depth: int, times: ArrayLik
     def speed(_: float, log: Array) -> Array:
         return mode_speed(np.exp(log), goal, depth) / np.exp(log)
 
-    path = solve_ivp(speed, (0, t.max()), np.log(s), "LSODA", t, rtol=1e-8, atol=1e-10)
+    path = scipy.integrate.solve_ivp(
+        speed, (0, t.max()), np.log(s), "LSODA", t, rtol=1e-8, atol=1e-10
+    )
     return np.exp(path.y.T)
 
 
@@ -132,7 +134,7 @@ def flow(layers: Sequence[Array], target: Array, times: ArrayLike) -> list[list[
     t = np.asarray(times, dtype=float)
     begin = np.concatenate([np.asarray(layer, dtype=float).ravel() for layer in layers])
     # small singular values of a product are differences of large ones: hence so many digits
-    path = solve_ivp(speed, (0, t.max()), begin, "DOP853", t, rtol=1e-9, atol=1e-11)
+    path = scipy.integrate.solve_ivp(speed, (0, t.max()), begin, "DOP853", t, rtol=1e-9, atol=1e-11)
     return [parts(flat) for flat in path.y.T]
 
 
