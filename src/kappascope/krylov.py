@@ -289,7 +289,7 @@ class _Settled:
         uncertainty = ritz.uncertainty(1)
         if ritz.steps >= 8 and uncertainty > SLOW:
             raise Unresolved("too many values near the smallest", True, self.blurred(ritz))
-        done = _share(uncertainty, 10 * TOLERANCE)
+        done = _share(uncertainty, TOLERANCE)
         return done if done < 1 or self._counted(ritz) else 0.9
 
     def blurred(self, ritz: _Ritz) -> bool:
