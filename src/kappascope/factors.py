@@ -77,7 +77,7 @@ class Scale(Factors):
 
 def _quotient(a: Tensor, b: Tensor) -> Tensor:
     """``a / b``, and 0 where b is: a factor of zero has silenced what it multiplies."""
-    return torch.where(b == 0, 0.0, a / torch.where(b == 0, 1.0, b))
+    return torch.where(b == 0, 0.0, a / b)
 
 
 class Spectrum(Factors):

@@ -83,16 +83,20 @@ def ends(matrix: Float[Tensor, "*stack out in"], memory: State | None = None) ->
         return _of_squares(matrix)
     if memory is None or matrix.ndim > 2 or min(matrix.shape) <= SMALL:
         return _of_all(matrix)
-    low, high = matrix.aminmax()
-    size = max(-float(low), float(high))
     # squares are taken: neither they nor their sums may overflow, or vanish
-    scale = 1.0 if 1e-3 < size < 1e3 or not size else size
+    scale = 1.0 if 0.1 < float(torch.linalg.vector_norm(matrix)) < 1e6 else _largest(matrix)
     matrix = matrix if scale == 1.0 else matrix / scale
     if matrix.shape[0] >= matrix.shape[1]:
         found = _track(matrix, memory)
         return Ends(found.left, found.values * scale, found.right)
     found = _track(matrix.mT, memory)
     return Ends(found.right, found.values * scale, found.left)
+
+
+def _largest(matrix: Float[Tensor, "out in"]) -> float:
+    """The largest entry, or one if there is none."""
+    low, high = matrix.aminmax()
+    return max(-float(low), float(high)) or 1.0
 
 
 def _of_all(matrix: Float[Tensor, "*stack out in"]) -> Ends:
@@ -217,11 +221,11 @@ def _improved(a: Float[Tensor, "q p"], memory: State) -> tuple[Ends, float, floa
     left = torch.stack([u[0, :, 0], u[1, :, -1]], dim=-1)
     right = torch.stack([memory["top"][0], memory["bottom"][-1]], dim=-1)
     new = torch.stack([wt[0, 0, BLOCK:] @ images[0, BLOCK:], wt[1, -1, BLOCK:] @ images[1, BLOCK:]])
-    values = torch.stack([s[0, 0], s[1, -1]])
-    moved = torch.linalg.vector_norm(new, dim=1) / values.clamp(min=torch.finfo(s.dtype).tiny)
-    moved[0] *= values[1] / values[0].clamp(min=torch.finfo(s.dtype).tiny)  # its part in a gradient
-    first, last = moved.tolist()
-    return Ends(left, values, right), first, last
+    values, tiny = torch.stack([s[0, 0], s[1, -1]]), torch.finfo(s.dtype).tiny
+    largest, smallest = (max(value, tiny) for value in values.tolist())
+    first, last = torch.linalg.vector_norm(new, dim=1).tolist()
+    # of the first vector, what it is worth in a gradient, where the last has kappa times its weight
+    return Ends(left, values, right), first * smallest / largest**2, last / smallest
 
 
 def _unit(rows: Tensor) -> Tensor:
@@ -247,10 +251,8 @@ def _factorized(a: Float[Tensor, "q p"]) -> State:
     if a.shape[0] == a.shape[1]:
         flipped = a.is_contiguous()  # LAPACK stores columns: the transpose is read as it lies there
         lu, pivots, _ = torch.linalg.lu_factor_ex(a.mT if flipped else a)
-        least, most = map(float, lu.diagonal().abs().aminmax())
-        tiny = info.eps * max(most, info.tiny / info.eps)
-        if not least >= tiny:
-            diagonal = lu.diagonal()
+        diagonal, tiny = lu.diagonal(), info.eps * 1e-5  # of a matrix that was scaled
+        if not float(torch.linalg.vector_norm(diagonal, -torch.inf)) >= tiny:
             diagonal[diagonal.abs() < tiny] = tiny
         return {"factor": lu, "pivots": pivots, "flipped": flipped, "stale": False}
     gram = a.mT @ a
