@@ -158,7 +158,7 @@ class Parametrized(Treatment):
 
     def derived(self) -> list[Tensor]:
         """Gradients of the factors as the weight's gradient is now."""
-        leaf, view = self.slot.leaves[0], self.slot.view
+        leaf, view = self.slot.leaves[0], self.module.view
         if leaf.grad is None:
             return []
         matrices = precise(view.matrix(leaf.detach())), precise(view.matrix(leaf.grad))
@@ -205,9 +205,15 @@ class Private:
         self, owner: Optimizer, treatments: Sequence[Parametrized], leader: Optimizer
     ) -> None:
         self.treatments, self.leader, self.owner = treatments, leader, owner
+        # one group of all that move alike: an optimizer takes its time for each
+        together: dict[tuple[int, float, float], list[nn.Parameter]] = {}
+        for t in treatments:
+            followed = t.group if leader is owner else 0
+            together.setdefault((followed, t.rate, t.weight_decay), []).extend(t.module.factors)
+        self.rates = [(followed, rate) for followed, rate, _ in together]
         groups: list[dict[str, Any]] = [
-            {"params": t.module.factors, "lr": 0.0, "weight_decay": t.weight_decay}
-            for t in treatments
+            {"params": factors, "lr": 0.0, "weight_decay": decay}
+            for (_, _, decay), factors in together.items()
         ]
         defaults = owner.defaults
         self.optimizer: Optimizer
@@ -222,10 +228,10 @@ class Private:
     @torch.no_grad()
     def step(self) -> Iterator[Treatment]:
         """Step the factors; yield the treatments whose step was refused."""
+        for its, (followed, rate) in zip(self.optimizer.param_groups, self.rates, strict=True):
+            its["lr"] = rate * float(self.leader.param_groups[followed]["lr"])
         kept = []
-        for its, t in zip(self.optimizer.param_groups, self.treatments, strict=True):
-            followed = t.group if self.leader is self.owner else 0
-            its["lr"] = t.rate * float(self.leader.param_groups[followed]["lr"])
+        for t in self.treatments:
             kept.append([factor.clone() for factor in t.module.factors])
             for factor, gradient in zip(t.module.factors, t.pending, strict=False):
                 factor.grad = gradient.to(factor).reshape(factor.shape)
@@ -233,21 +239,21 @@ class Private:
         for t, old in zip(self.treatments, kept, strict=True):
             for factor in t.module.factors:
                 factor.grad = None
-            if not _finite(t):
+            leaf = t.slot.leaves[0]
+            if not _finite(leaf, t.module.factors):
                 for factor, value in zip(t.module.factors, old, strict=True):
                     factor.copy_(value)
                     self.optimizer.state.pop(factor, None)
                 yield t
-            elif t.module.settle(t.slot.leaves[0]):
+            elif t.module.settle(leaf):
                 for factor in t.module.factors:
                     self.optimizer.state.pop(factor, None)
 
 
-def _finite(t: Parametrized) -> bool:
+def _finite(leaf: Tensor, factors: Iterable[Tensor]) -> bool:
     """Whether the largest entry times the largest factors is a number of the weight's type."""
-    leaf = t.slot.leaves[0]
     limit = torch.finfo(leaf.dtype).max
-    for factor in t.module.factors:
+    for factor in factors:
         limit /= max(1.0, float(torch.linalg.vector_norm(factor, torch.inf)))
     # the Frobenius norm is faster to have than the largest entry, and nearly always small enough
     norm = float(torch.linalg.vector_norm(leaf))

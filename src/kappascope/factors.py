@@ -23,6 +23,8 @@ class Factors(nn.Module):
     nevertheless, so that averages of a model (EMA) include them.
     """
 
+    view: View  # of the weight as a matrix
+
     def gradients(self, weight: Tensor, gradient: Tensor) -> list[Tensor]:
         """Gradients of :attr:`factors`, from the original weight and its gradient."""
         raise NotImplementedError
