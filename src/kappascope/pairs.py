@@ -25,14 +25,14 @@ State = dict[str, Any]
 SMALL = 96  # up to here an SVD costs less than the calls it would save
 BLOCK = 4  # vectors at either end: the wanted one, and neighbours that it mixes with
 # How much a step brings in to the last left vector; the error it leaves is a fraction of that.
-SETTLED = {True: 0.1, False: 0.3}  # by a stale factorization, and by one of this very matrix
+SETTLED = {True: 0.1, False: 1.0}  # by a stale factorization, and by one of this very matrix
 HOPELESS = 2.0  # of the first step by a stale factorization: a second one would seldom do
 LIMIT = 12  # steps of a call; a matrix whose smallest values are equal has no vector to settle on
 FIRST = 8  # steps of the first call, at least: it starts from random vectors
 MARGINS = (1.02, 1.2)  # on the largest square as found from below; tried in turn
 # Calls that factorize at once after a stale factorization was of no use. Twice as many each time,
 # and one less whenever one was of use.
-RESTLESS, MOST_RESTLESS = 8, 128
+RESTLESS, MOST_RESTLESS = 16, 128
 
 
 @dataclass(frozen=True)
