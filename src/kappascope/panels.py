@@ -18,7 +18,6 @@ from torch import Tensor
 CACHED = 2**16  # entries of a panel that is used several times: half a megabyte, the second cache
 ROWS = 2048  # of a panel for a product with itself: enough for BLAS to reach its speed
 FEW = 256  # of one for a product with some vectors
-DENSE = torch.contiguous_format
 SHRUNK = 1e-30  # of the largest entry
 COPIED = 2**28  # bytes of a float64 copy from which there is none
 
@@ -63,7 +62,8 @@ class Panels:
         """
         scale, first = 2.0**-self.exponent, self.stored[:rows]
         across = self.stored.stride(0) == 1 != self.stored.stride(1)
-        place = torch.empty_like(first.mT if across else first, dtype=dtype, memory_format=DENSE)
+        shape = first.mT.shape if across else first.shape
+        place = torch.empty(shape, dtype=dtype, device=self.device)
         for panel in self.stored.split(rows):
             yield (place.mT if across else place)[: len(panel)].copy_(panel).mul_(scale)
 
