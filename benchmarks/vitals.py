@@ -42,7 +42,7 @@ from kappascope import spectra
 
 ONE_THREAD = {f"{pool}_NUM_THREADS": "1" for pool in ("OMP", "OPENBLAS", "MKL")}
 HERE = Path(__file__).parent
-ROUNDS = {512: 5, 1024: 5, 2048: 3, 4096: 1}  # the larger, the longer, and the steadier
+ROUNDS = {512: 20, 1024: 5, 2048: 3, 4096: 1}  # the larger, the longer, and the steadier
 
 Seconds = dict[str, float]
 

@@ -980,6 +980,50 @@ def test_a_step_that_would_not_be_finite_is_refused(correction) -> None:
     assert handle.refused == {"weight": 2}
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("size", [8, 200])  # by an SVD, and tracked
+@pytest.mark.parametrize(
+    "correction",
+    [
+        SpectralPenalty(target=2.0, every=2),
+        SingularValueBound(2.0),
+        Hybrid(),
+        OrthogonalPenalty(1e-3),
+    ],
+    ids=lambda c: type(c).__name__,
+)
+def test_a_weight_that_is_not_finite_is_left_alone_until_it_is(correction, size, bad) -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(size, size, bias=False)
+    twin = copy.deepcopy(layer)
+    optimizer, other = (SGD(m.parameters(), lr=0.1) for m in (layer, twin))
+    handle = correction.attach(layer, optimizer)
+    leaf = next(p for p in layer.parameters() if p.shape == (size, size))
+    good = leaf.detach().clone()
+    leaf.data[0, 0] = bad
+    with pytest.warns(RuntimeWarning, match="was refused"):
+        for _ in range(3):
+            leaf.grad = torch.zeros_like(leaf)
+            optimizer.step()
+    assert handle.refused["weight"] >= 3
+    leaf.data.copy_(good)
+    with correction.attach(twin, other):
+        for model, its in ((layer, optimizer), (twin, other)):
+            weight = next(p for p in model.parameters() if p.shape == (size, size))
+            weight.grad = torch.zeros_like(weight)
+            its.step()
+        handle.close()
+    torch.testing.assert_close(layer.weight, twin.weight)
+    assert not torch.equal(layer.weight, good)
+
+
+def test_factors_of_singular_values_need_finite_weights() -> None:
+    layer = nn.Linear(3, 3)
+    layer.weight.data[0, 0] = torch.inf
+    with pytest.raises(ValueError, match="weight: a matrix that is not finite has no"):
+        SingularValueMultipliers().attach(layer, SGD(layer.parameters(), lr=1.0))
+
+
 # --- the paper's fourth experiment, through these classes -----------------------------------------
 
 

@@ -78,8 +78,12 @@ class Gradient(Treatment):
         self.source, self.finite = source, True
 
     def before(self, step: Step) -> None:
-        """Add it, unless it is not finite."""
-        gradient = self.source(lambda: precise(self.slot.matrix()), self.memory)
+        """Add it, unless it is not finite, or does not exist since the weight is not."""
+        try:
+            gradient = self.source(lambda: precise(self.slot.matrix()), self.memory)
+        except torch.linalg.LinAlgError:
+            self.finite = False
+            return
         self.finite = gradient is None or _all_finite(gradient)
         if self.finite and gradient is not None:
             self.slot.add_gradient(gradient if step.scale == 1.0 else gradient * step.scale)
@@ -103,9 +107,12 @@ class Rewrite(Treatment):
         self.rule = rule
 
     def after(self, step: Step) -> bool:
-        """Write what the rule says, unless the weight would not be finite."""
+        """Write what the rule says, unless the weight would not be finite, or is not already."""
         matrix = self.slot.matrix()
-        new = self.rule(precise(matrix), step, self.memory)
+        try:
+            new = self.rule(precise(matrix), step, self.memory)
+        except torch.linalg.LinAlgError:
+            return False
         if new is None:
             return True
         rounded = new.to(matrix.dtype)
@@ -136,7 +143,10 @@ class Parametrized(Treatment):
     ) -> None:
         super().__init__(kind, slot, {})
         self.make, self.rate, self.weight_decay = make, rate, weight_decay
-        self.module = make(slot.matrix())
+        try:
+            self.module = make(slot.matrix())
+        except torch.linalg.LinAlgError as error:
+            raise ValueError(f"{slot.name}: {error}; repair it first") from error
         self.unclipped: list[Tensor] | None = None
         self.pending: list[Tensor] = []
 

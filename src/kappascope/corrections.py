@@ -366,9 +366,10 @@ class SpectralPenalty(Correction):
         return _Hinge(torch.zeros_like(high), high)
 
     def _gradient(self, read: Callable[[], Tensor], memory: State) -> Tensor | None:
-        calls = memory["calls"] = memory.get("calls", -1) + 1
+        calls = memory.get("calls", -1) + 1
         if calls % self.every == 0:
             memory["ends"] = vars(pairs.ends(read(), memory.setdefault("warm", {})))
+        memory["calls"] = calls  # once measured: a weight that is not finite is due again
         hinge, found = _Hinge(memory["low"], memory["high"]), pairs.Ends(**memory["ends"])
         if not hinge.excess(floored_condition_number(found.values)).any():
             return None

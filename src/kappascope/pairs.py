@@ -10,6 +10,7 @@ where that does not help the factorization is stale and made anew.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -85,6 +86,8 @@ def ends(matrix: Float[Tensor, "*stack out in"], memory: State | None = None) ->
         return _of_all(matrix)
     # squares are taken: neither they nor their sums may overflow, or vanish
     scale = 1.0 if 0.1 < float(torch.linalg.vector_norm(matrix)) < 1e6 else _largest(matrix)
+    if not math.isfinite(scale):  # before the memory takes it up
+        raise torch.linalg.LinAlgError("a matrix that is not finite has no singular values")
     matrix = matrix if scale == 1.0 else matrix / scale
     if matrix.shape[0] >= matrix.shape[1]:
         found = _track(matrix, memory)
@@ -163,8 +166,10 @@ def _largest_square(a: Float[Tensor, "q p"], memory: State) -> float:
     block = memory["top"].to(a) if "top" in memory else _begun(a)["top"]
     for _ in range(3 if "top" in memory else 8):
         block = torch.linalg.qr((block @ a.mT @ a).mT)[0].mT
-    memory["top"] = block
-    return float(torch.linalg.matrix_norm(block @ a.mT, 2)) ** 2
+    largest = float(torch.linalg.matrix_norm(block @ a.mT, 2)) ** 2
+    if math.isfinite(largest):
+        memory["top"] = block
+    return largest
 
 
 def _positive(lower: Float[Tensor, "p p"], shift: float) -> bool:

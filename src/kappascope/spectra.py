@@ -166,10 +166,14 @@ def decomposition(
 ) -> tuple[Float[Tensor, "*stack out rank"], Float[Tensor, "*stack rank"], Tensor]:
     """Thin SVD ``u, s, vt`` of each matrix of a stack, in the stack's own precision.
 
+    Raises ``torch.linalg.LinAlgError`` where there is none, as torch does not for infinite entries.
+
     >>> u, s, vt = decomposition(torch.diag(torch.tensor([2.0, 1.0])))
     >>> s
     tensor([2., 1.])
     """
+    if stack.numel() and not torch.isfinite(_largest_entry(stack)).all():
+        raise torch.linalg.LinAlgError("a matrix that is not finite has no singular values")
     u, s, vt = torch.linalg.svd(stack, full_matrices=False)
     return u, s, vt
 
