@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.optim import SGD, AdamW, Optimizer
 
+from kappascope import spectra
 from kappascope.factors import Factors
 from kappascope.slots import Choice, Slot, group, precise
 
@@ -81,7 +82,7 @@ class Gradient(Treatment):
         """Add it, unless it is not finite, or does not exist since the weight is not."""
         try:
             gradient = self.source(lambda: precise(self.slot.matrix()), self.memory)
-        except torch.linalg.LinAlgError:
+        except spectra.LinAlgError:
             self.finite = False
             return
         self.finite = gradient is None or _all_finite(gradient)
@@ -111,7 +112,7 @@ class Rewrite(Treatment):
         matrix = self.slot.matrix()
         try:
             new = self.rule(precise(matrix), step, self.memory)
-        except torch.linalg.LinAlgError:
+        except spectra.LinAlgError:
             return False
         if new is None:
             return True
@@ -145,7 +146,7 @@ class Parametrized(Treatment):
         self.make, self.rate, self.weight_decay = make, rate, weight_decay
         try:
             self.module = make(slot.matrix())
-        except torch.linalg.LinAlgError as error:
+        except spectra.LinAlgError as error:
             raise ValueError(f"{slot.name}: {error}; repair it first") from error
         self.unclipped: list[Tensor] | None = None
         self.pending: list[Tensor] = []

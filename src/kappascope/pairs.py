@@ -87,7 +87,7 @@ def ends(matrix: Float[Tensor, "*stack out in"], memory: State | None = None) ->
     # squares are taken: neither they nor their sums may overflow, or vanish
     scale = 1.0 if 0.1 < float(torch.linalg.vector_norm(matrix)) < 1e6 else _largest(matrix)
     if not math.isfinite(scale):  # before the memory takes it up
-        raise torch.linalg.LinAlgError("a matrix that is not finite has no singular values")
+        raise spectra.LinAlgError("a matrix that is not finite has no singular values")
     matrix = matrix if scale == 1.0 else matrix / scale
     if matrix.shape[0] >= matrix.shape[1]:
         found = _track(matrix, memory)

@@ -40,6 +40,9 @@ MEDIUM = 1024  # up to here OpenBLAS's tridiagonal form beats MKL's eigenvalues
 LARGE = 2400  # from here on MKL's SVD leaves OpenBLAS's behind, threefold at 4096
 NORMAL = torch.finfo(torch.float64).smallest_normal  # below this float64 drops digits
 
+LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
+"""What :func:`decomposition` raises, named once: torch does not say that it exports it."""
+
 
 @dataclass(frozen=True)
 class Spectrum:
@@ -166,14 +169,14 @@ def decomposition(
 ) -> tuple[Float[Tensor, "*stack out rank"], Float[Tensor, "*stack rank"], Tensor]:
     """Thin SVD ``u, s, vt`` of each matrix of a stack, in the stack's own precision.
 
-    Raises ``torch.linalg.LinAlgError`` where there is none, as torch does not for infinite entries.
+    Raises :data:`LinAlgError` where there is none, as torch does not for infinite entries.
 
     >>> u, s, vt = decomposition(torch.diag(torch.tensor([2.0, 1.0])))
     >>> s
     tensor([2., 1.])
     """
     if stack.numel() and not torch.isfinite(_largest_entry(stack)).all():
-        raise torch.linalg.LinAlgError("a matrix that is not finite has no singular values")
+        raise LinAlgError("a matrix that is not finite has no singular values")
     u, s, vt = torch.linalg.svd(stack, full_matrices=False)
     return u, s, vt
 
