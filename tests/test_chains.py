@@ -23,7 +23,7 @@ def members(found: tuple[Links, ...]) -> list[list[str]]:
 
 
 class TestChain:
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(st.lists(st.integers(1, 9), min_size=3, max_size=6), st.integers(0, 9))
     def test_it_is_the_product_formed_in_full_and_bounded_where_it_binds(
         self, widths, seed

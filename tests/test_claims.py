@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kappascope.claims import (
@@ -85,7 +85,6 @@ class TestPrinted:
     ) -> None:
         assert agreement(printed, measured) == expected
 
-    @settings(deadline=None)
     @given(
         st.floats(1e-9, 1e9),
         st.integers(0, 6),
@@ -96,7 +95,6 @@ class TestPrinted:
     ) -> None:
         assert agreement(style.format(x, digits), x) == DIGITS
 
-    @settings(deadline=None)
     @given(st.integers(1, 9999), st.integers(-4, 4), st.floats(0.51, 3))
     def test_a_unit_of_the_last_digit_away_does_not_match(
         self, mantissa: int, power: int, units: float

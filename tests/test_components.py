@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kappascope import Components, errors
+from kappascope import Components, errors, spectra
 
 PAPER = {
     "row_norms", "column_norms", "singular_values", "condition_number", "effective_rank",
@@ -143,7 +143,7 @@ class TestErrors:
     def test_the_eight_components_and_the_honest_one_are_there(self) -> None:
         assert set(errors(torch.eye(3), torch.eye(3))) == PAPER | {"log_condition_number"}
 
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=30)
     @given(seed=st.integers(0, 2**32 - 1), shape=st.sampled_from([(4, 4), (3, 6), (6, 3)]))
     def test_each_error_is_that_of_the_definitions(self, seed, shape) -> None:
         random = torch.Generator().manual_seed(seed)
@@ -201,3 +201,40 @@ class TestErrors:
     def test_one_target_serves_a_stack_of_learned_matrices(self, random) -> None:
         found = errors(torch.randn(4, 3, 3, generator=random), torch.eye(3) + 0.1)
         assert found["overall_matrix"].shape == found["condition_number"].shape == (4,)
+
+
+def test_numpy_arrays_of_any_kind_are_taken() -> None:
+    given = np.random.default_rng(0).standard_normal((6, 5))
+    fixed = given.copy()
+    fixed.flags.writeable = False
+    expected = Components(torch.from_numpy(given)).singular_values
+    for array in (given, given[::-1], given[:, ::-1], fixed, given.astype(">f8"), given.tolist()):
+        torch.testing.assert_close(Components(array).singular_values, expected)
+
+
+@pytest.mark.parametrize("threshold", [-1.0, 1.0, math.nan])
+def test_a_threshold_that_is_no_share_is_refused(threshold) -> None:
+    with pytest.raises(ValueError, match=r"expected a threshold in \[0, 1\)"):
+        Components(torch.eye(2), threshold)
+
+
+def test_rounding_never_counts_towards_the_rank() -> None:
+    ones = torch.ones(40, 40)
+    assert Components(ones, threshold=0.0).effective_rank == 1
+    assert spectra.vitals(ones, threshold=0.0).effective_rank == 1
+
+
+def test_reasons_tell_zero_undefined_and_not_finite_apart() -> None:
+    eye, zero = torch.eye(3), torch.zeros(3, 3)
+    absent = errors(eye, zero).absent
+    assert absent["frobenius_norm"] == "the target's frobenius_norm is zero (1 of 1)"
+    assert absent["spectral_gap"] == "the target's spectral_gap is undefined (1 of 1)"
+    assert errors(zero, eye).absent["spectral_gap"].startswith("the learned spectral_gap is undef")
+    assert errors(eye / 0, eye).absent["row_norms"] == "a matrix is not finite (1 of 1)"
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0), (2, 0, 3)])
+def test_errors_of_empty_matrices_are_absent(shape) -> None:
+    found = errors(torch.zeros(shape), torch.zeros(shape))
+    assert set(found) == set(found.absent)
+    assert all(value.isnan().all() and value.shape == shape[:-2] for value in found.values())

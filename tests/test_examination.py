@@ -27,7 +27,7 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 @given(st.integers(2, 40), st.integers(2, 40), st.integers(0, 99))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_every_number_is_that_of_numpy(rows: int, columns: int, seed: int) -> None:
     a = normal(rows, columns, seed=seed)
     found, x = examine("a", a), a.numpy()

@@ -1070,7 +1070,7 @@ WORDS = st.sampled_from(
 KEYS = st.lists(WORDS, min_size=1, max_size=4).map(".".join)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.dictionaries(KEYS, TENSORS, max_size=8))
 def test_every_key_of_a_state_dict_is_a_matrix_or_skipped_and_no_name_comes_twice(source) -> None:
     found = matrices(source)
@@ -1083,14 +1083,14 @@ def test_every_key_of_a_state_dict_is_a_matrix_or_skipped_and_no_name_comes_twic
     assert all(matrix.ndim == 2 and matrix.numel() > 0 for _, matrix in pairs)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.dictionaries(st.text(), TENSORS | st.none() | st.integers(), max_size=8))
 def test_any_text_may_be_a_name(source) -> None:
     found = matrices(source)
     assert len(list(found)) + len(found.skipped) >= len(source)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.dictionaries(KEYS, TENSORS, max_size=8),
     st.dictionaries(

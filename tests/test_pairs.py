@@ -137,7 +137,7 @@ def test_the_bound_is_proven_where_it_holds_with_some_room() -> None:
             assert not within(weight.to(dtype), 7.9, {})
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 10**6), st.floats(1.5, 1e4), st.floats(0.8, 1.2))
 def test_a_bound_that_does_not_hold_is_never_proven(seed, kappa, factor) -> None:
     size = SMALL + 4

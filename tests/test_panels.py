@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import zoo
@@ -19,7 +19,6 @@ def pair(
 
 
 @given(st.integers(1, 70), st.integers(1, 40), st.integers(1, 9))
-@settings(deadline=None)
 def test_products_are_those_of_the_copy(rows: int, columns: int, panel: int) -> None:
     a, dense = pair(rows, columns)
     with pytest.MonkeyPatch.context() as patch:

@@ -50,7 +50,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(VALUES, st.sampled_from(PROTOCOLS))
 @example(b"", 2)  # a call of bytes() without anything, once taken for a foreign object
 def test_plain_values_come_back_as_pickle_itself_has_them(value: Any, protocol: int) -> None:

@@ -87,7 +87,7 @@ class TestProductSingularValues:
 
 
 class TestAttention:
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=20)
     @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.integers(5, 12))
     def test_products_are_those_formed_in_full(self, keys, shared, size, width) -> None:
         queries = keys * shared

@@ -534,7 +534,7 @@ def test_powers_of_two_scale_exactly(matrix, power) -> None:
     assert other.sigma_min == one.sigma_min * scale
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.integers(-900, 900))
 def test_powers_of_two_scale_exactly_the_fast_way(power) -> None:
     matrix = zoo.spiked(128)
@@ -584,3 +584,28 @@ def test_the_values_of_a_part_interlace_with_those_of_the_whole(matrix) -> None:
     slack = 100 * EPS * float(whole[0])
     assert (part <= whole[: len(part)] + slack).all()
     assert (part[: len(whole) - 1] >= whole[1 : len(part) + 1] - slack).all()
+
+
+@pytest.mark.parametrize("shape", [(60, 60), (300, 300), (800, 800), (1000, 800)])
+def test_autocast_and_the_default_device_change_nothing(shape) -> None:
+    given = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    expected, values = spectra.vitals(given), spectra.spectrum(given).values
+    with torch.autocast("cpu", torch.float16):
+        assert spectra.vitals(given).condition_number == expected.condition_number
+        assert torch.equal(spectra.spectrum(given).values, values)
+        assert spectra.decomposition(given)[1].dtype == torch.float32
+    torch.set_default_device("meta")
+    try:
+        found = spectra.vitals(given)
+        assert torch.equal(spectra.spectrum(given).values, values)
+        assert spectra.vitals(given.numpy()).sigma_min == expected.sigma_min
+    finally:
+        torch.set_default_device(None)
+    assert found.condition_number == expected.condition_number
+    assert found.row_norms is not None and found.row_norms.device.type == "cpu"
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_not_finite_has_no_decomposition(bad) -> None:
+    with pytest.raises(spectra.LinAlgError, match="not finite"):
+        spectra.decomposition(torch.full((2, 3, 3), bad))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -235,7 +235,6 @@ class TestRankCorrelation:
         theirs = [stats.spearmanr(x[within == k], y[within == k]).statistic for k in range(12)]
         assert rank_correlation(x, y, within=within).value == pytest.approx(np.mean(theirs))
 
-    @settings(deadline=None)
     @given(st.integers(0, 1000))
     def test_depends_on_ranks_alone_and_changes_its_sign_with_one_side(self, key: int) -> None:
         x, y, *rest = normal(MIXED, 25, 1, key)[0]
@@ -312,7 +311,6 @@ class TestQuantile:
         assert few.interval is None
         assert f"needs {needed} values" in str(few.reason)
 
-    @settings(deadline=None)
     @given(st.lists(numbers, min_size=1, max_size=40), st.floats(0.01, 100), numbers)
     def test_follows_a_change_of_unit(self, values: list[float], a: float, b: float) -> None:
         x = np.array(values)
@@ -321,7 +319,6 @@ class TestQuantile:
         for ours, theirs in zip(before.interval or (), after.interval or (), strict=True):
             assert theirs == pytest.approx(a * ours + b, rel=1e-6, abs=1e-6)
 
-    @settings(deadline=None)
     @given(
         st.lists(numbers, min_size=6, max_size=40),
         st.lists(numbers, max_size=8),
@@ -479,7 +476,6 @@ class TestComparisons:
     def test_a_group_without_interval_leaves_none(self) -> None:
         assert "needs 6 values" in str(difference(range(30), range(3)).reason)
 
-    @settings(deadline=None)
     @given(st.floats(-3, 3), st.floats(0.1, 10))
     def test_growth_is_the_slope_of_a_power_law(self, power: float, scale: float) -> None:
         groups = {d: np.full(9, scale * d**power) for d in (32, 64, 256)}
@@ -507,7 +503,6 @@ class TestInfluence:
         assert found.without == 1.0
         assert str(found).startswith("one of 15 trials carries 97 % of this mean")
 
-    @settings(deadline=None)
     @given(st.lists(st.floats(0, 1e6), min_size=2, max_size=30))
     def test_without_is_the_mean_left_by_the_largest(self, values: list[float]) -> None:
         found = influence(values)

@@ -93,7 +93,7 @@ class TestCalibration:
 
 
 class TestQuantization:
-    @settings(deadline=None, max_examples=50)
+    @settings(max_examples=50)
     @given(st.integers(0, 10_000), st.integers(2, 8))
     def test_takes_the_nearest_level(self, seed: int, bits: int) -> None:
         matrix = torch.randn(4, 5, generator=torch.Generator().manual_seed(seed)).double()

@@ -166,7 +166,7 @@ def merged(tokenizer: Tokenizer, text: str) -> list[int]:
         tokens[-i : 2 - i] = [token]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.text("the äß\n", max_size=30) | st.text(max_size=6))
 def test_tokens_are_those_of_the_rule_and_give_the_text_back(text: str) -> None:
     tokenizer = llama2c(written()[0])[1]
@@ -270,7 +270,7 @@ def test_equal_energies_are_equal(share: float, factors: Factors) -> None:
     assert torch.allclose(added.double().square().sum(), energy, rtol=1e-4)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.lists(st.floats(-8, 8, width=32), min_size=3, max_size=3), min_size=1),
        st.sampled_from([4, 8]), st.sampled_from([None, 1]))  # fmt: skip
 def test_rounding_takes_the_nearest_multiple_of_a_step(entries, bits, dim) -> None:

@@ -73,7 +73,7 @@ def disguised(architecture: Architecture, matrices: tuple[torch.Tensor, ...], se
 
 class TestEveryArchitecture:
     @architectures
-    @settings(max_examples=8, deadline=None)
+    @settings(max_examples=8)
     @given(seed=st.integers(0, 10**6))
     def test_a_disguise_keeps_the_function_and_is_seen_through(self, architecture, seed):
         network = made(architecture, seed % 7)

@@ -49,7 +49,7 @@ def spectrum(family: str, size: int, random: np.random.Generator) -> Array:
             return np.geomspace(1e-8, random.uniform(1, 1e6), size)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     family=st.sampled_from(["pareto", "lognormal", "gaussian", "ties", "geometric"]),
     size=st.integers(FEWEST, 200),
@@ -90,7 +90,7 @@ def test_a_tail_behind_a_bulk_is_found() -> None:
 
 
 @given(st.floats(-150, 150))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_without_a_floor_the_scale_does_not_matter(exponent: float) -> None:
     sample = 1 + np.random.default_rng(1).pareto(2, 100)
     fit, scaled = power_law(sample, floor=0), power_law(sample * 10**exponent, floor=0)

@@ -140,7 +140,7 @@ def test_tail_falls_with_the_exponent_of_chen_and_dongarra(short: int, excess: i
     assert np.log10(near / far) == pytest.approx(excess + 1, rel=1e-6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(shapes, st.floats(0, 6))
 def test_tail_and_mean_obey_the_proven_bounds(shape: tuple[int, int], digits: float) -> None:
     null, x = GaussianNull(*shape), max(shape) * 10**digits
@@ -150,7 +150,7 @@ def test_tail_and_mean_obey_the_proven_bounds(shape: tuple[int, int], digits: fl
     assert 0 < null.log_condition_number < np.log(ratio) + 2.258
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(shapes)
 def test_tail_falls_from_one_to_zero_and_the_quantile_inverts_it(shape: tuple[int, int]) -> None:
     null = GaussianNull(*shape)
@@ -163,7 +163,7 @@ def test_tail_falls_from_one_to_zero_and_the_quantile_inverts_it(shape: tuple[in
     np.testing.assert_allclose(1 - null.tail(null.quantile(p)), p, rtol=1e-9)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(shapes)
 def test_null_of_the_transpose_is_the_same(shape: tuple[int, int]) -> None:
     null, transposed = GaussianNull(*shape), GaussianNull(*reversed(shape))

@@ -119,7 +119,7 @@ def test_closed_form_agrees_with_the_model_of_sgd(size: int, step: int) -> None:
 matrices = st.integers(0, 2**31)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(matrices, st.floats(1e-4, 2), st.floats(0.01, 100))
 def test_weyl_bound_holds_for_every_matrix(seed: int, size: float, factor: float) -> None:
     draw = torch.Generator().manual_seed(seed)

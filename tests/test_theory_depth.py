@@ -106,7 +106,7 @@ def test_time_of_a_mode_that_is_there_already_is_refused() -> None:
         learning_time(1.0, start=0.995, depth=2)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.floats(0.05, 3), st.floats(0.01, 0.9), st.sampled_from(DEPTHS))
 def test_speed_is_the_slope_of_the_path(target: float, share: float, depth: int) -> None:
     s, h = share * target, 1e-5
@@ -154,7 +154,7 @@ def test_flow_takes_rectangular_layers() -> None:
     np.testing.assert_allclose(product(later), target, atol=1e-4)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 2**31), st.integers(1, 5))
 def test_gradients_stay_within_their_bounds(seed: int, depth: int) -> None:
     draw = torch.Generator().manual_seed(seed)

@@ -34,8 +34,8 @@ class Components:
     """The components of one weight matrix, or of each matrix of a stack ``(..., out, in)``.
 
     Each is computed when first asked for, in float64 whatever the storage type, from at most one
-    factorization. A matrix that is not finite has NaN for every component that depends on it.
-    ``names`` lists the paper's components; the others are summaries beyond the paper.
+    factorization. A matrix that is not finite has NaN for its singular values and all that comes of
+    them. ``names`` lists the paper's components; the others are summaries beyond the paper.
 
     >>> weight = torch.diag(torch.tensor([4.0, 2.0, 1.0]))
     >>> Components(weight).condition_number
@@ -50,6 +50,8 @@ class Components:
     names: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "matrix", spectra.as_tensor(self.matrix))
+        spectra.check_threshold(self.threshold)
         if self.matrix.ndim < 2 or self.matrix.is_complex():
             given = f"shape {tuple(self.matrix.shape)}, {self.matrix.dtype}"
             raise ValueError(f"expected real matrices (..., out, in), got {given}; reshape first")
@@ -94,14 +96,16 @@ class Components:
 
     @component
     def effective_rank(self) -> Float[Tensor, "*stack"]:
-        """How many singular values exceed ``threshold`` times the largest.
+        """How many singular values exceed ``threshold`` times the largest, and rounding.
 
         >>> Components(torch.diag(torch.tensor([1.0, 0.1, 0.001]))).effective_rank
         tensor(2., dtype=torch.float64)
         """
-        s = self.singular_values
-        count = (s > self.threshold * self._sigma(0)[..., None]).sum(-1).to(s.dtype)
-        return torch.where(self._sigma(0).isnan(), torch.nan, count)
+        s, largest = self.singular_values, self._sigma(0)
+        rounding = spectra.resolution(self.matrix.shape, largest)
+        cut = torch.maximum(self.threshold * largest, rounding)
+        count = (s > cut[..., None]).sum(-1).to(s.dtype)
+        return torch.where(largest.isnan(), torch.nan, count)
 
     @component
     def spectral_gap(self) -> Float[Tensor, "*stack"]:
@@ -219,11 +223,13 @@ def errors(learned: Tensor | Components, target: Tensor | Components) -> Errors:
         raise ValueError(f"expected two matrices of one shape, got {given}")
     pairs = {name: (getattr(ours, name), getattr(theirs, name)) for name in Components.names}
     pairs["overall_matrix"] = (ours._entries, theirs._entries)
+    broken = any(bool(each.singular_values.isnan().any()) for each in (ours, theirs))
     found, absent = {}, {}
     for name, (a, b) in pairs.items():
-        found[name], reason = _relative_error(a, b, vector=b.ndim > theirs.matrix.ndim - 2)
-        if reason:
-            absent[name] = reason.format(name=name)
+        found[name] = _relative_error(a, b, vector=b.ndim > theirs.matrix.ndim - 2)
+        if bad := int(found[name].isnan().sum()):
+            reason = "a matrix is not finite" if broken else _reason(name, a, b)
+            absent[name] = f"{reason} ({bad} of {found[name].numel()})"
     log = (ours.log_condition_number - theirs.log_condition_number).abs()
     found["log_condition_number"] = torch.where(found["condition_number"].isnan(), torch.nan, log)
     if "condition_number" in absent:
@@ -231,23 +237,22 @@ def errors(learned: Tensor | Components, target: Tensor | Components) -> Errors:
     return Errors(found, absent)
 
 
-def _relative_error(a: Tensor, b: Tensor, vector: bool) -> tuple[Tensor, str | None]:
-    """``|a - b| / |b|``, NaN where that is no number, and the reason if there is one."""
+def _relative_error(a: Tensor, b: Tensor, vector: bool) -> Tensor:
+    """``|a - b| / |b|``, NaN where that is no number."""
     difference, size = (a - b).abs(), b.abs()
     if vector:
-        largest = size.amax(-1, keepdim=True).clamp(min=torch.finfo(size.dtype).tiny)
-        difference = torch.linalg.vector_norm(difference / largest, dim=-1)
-        size = torch.linalg.vector_norm(size / largest, dim=-1)
-    error = torch.where(
-        (size > 0) & size.isfinite() & difference.isfinite(), difference / size, torch.nan
-    )
-    bad = int(error.isnan().sum())
-    if not bad:
-        return error, None
-    reasons = {
-        "the target's {name} is infinite": b.isinf().any(),
-        "the learned {name} is infinite": a.isinf().any(),
-        "a matrix is not finite": a.isnan().any() or b.isnan().any(),
-    }
-    said = next((text for text, true in reasons.items() if true), "the target's {name} is zero")
-    return error, f"{said} ({bad} of {error.numel()})"
+        if size.shape[-1]:
+            largest = size.amax(-1, keepdim=True).clamp(min=torch.finfo(size.dtype).tiny)
+            difference, size = difference / largest, size / largest
+        difference, size = (torch.linalg.vector_norm(each, dim=-1) for each in (difference, size))
+    exists = (size > 0) & size.isfinite() & difference.isfinite()
+    return torch.where(exists, difference / size, torch.nan)
+
+
+def _reason(name: str, a: Tensor, b: Tensor) -> str:
+    """Why finite matrices with these values of a component have no relative error."""
+    for whose, values in (("target's", b), ("learned", a)):
+        for kind, found in (("infinite", values.isinf()), ("undefined", values.isnan())):
+            if found.any():
+                return f"the {whose} {name} is {kind}"
+    return f"the target's {name} is zero"

@@ -238,7 +238,8 @@ def smallest(a: Dense, wanted: int) -> Float[Tensor, " wanted"]:
     if wanted > GUARD:
         raise Unresolved("more small values than can be polished together")
     polished = _polish(_Square(a, torch.float64), _random_block(a), wanted)
-    return torch.tensor(polished.values[:wanted], dtype=a.dtype).rsqrt().flip(0)
+    squares = torch.tensor(polished.values[:wanted], dtype=a.dtype, device=a.device)
+    return squares.rsqrt().flip(0)
 
 
 def _polish(
@@ -561,7 +562,7 @@ class _Space:
         theta, c = scipy.linalg.eigh(
             (projection + projection.T) / 2, subset_by_index=[n - keep, n - 1], check_finite=False
         )
-        vectors = torch.as_tensor(c[:, ::-1].copy())
+        vectors = torch.from_numpy(c[:, ::-1].copy())
         residuals = torch.linalg.vector_norm(self._rest @ vectors[-BLOCK:].to(self._rest), dim=0)
         return _Ritz(theta[::-1].tolist(), residuals.tolist(), self._basis[:, :n], vectors)
 
@@ -574,5 +575,6 @@ def _share(uncertainty: float, tolerance: float) -> float:
 def _random_block(like: Dense) -> Tensor:
     """Orthonormal random columns from a generator of our own: the caller's is not touched."""
     generator = torch.Generator().manual_seed(0)
-    block = torch.randn(like.shape[1], BLOCK, generator=generator, dtype=torch.float64)
+    size = like.shape[1], BLOCK
+    block = torch.randn(size, generator=generator, dtype=torch.float64, device="cpu")
     return torch.linalg.qr(block.to(like.device, like.dtype))[0]

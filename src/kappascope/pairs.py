@@ -241,7 +241,8 @@ def _unit(rows: Tensor) -> Tensor:
 def _begun(a: Float[Tensor, "q p"]) -> State:
     """Random blocks, from a generator of our own."""
     generator = torch.Generator().manual_seed(0)
-    drawn = torch.randn(a.shape[1], 2 * BLOCK, generator=generator, dtype=torch.float64)
+    size = a.shape[1], 2 * BLOCK
+    drawn = torch.randn(size, generator=generator, dtype=torch.float64, device="cpu")
     top, bottom = torch.linalg.qr(drawn.to(a))[0].mT.split(BLOCK)
     counts = {"restless": 0, "patience": RESTLESS}
     return {"top": top.clone(), "bottom": bottom.clone(), **counts}

@@ -1,6 +1,7 @@
 """Singular values of dense matrices, all of them or the extremes, checked in float64.
 
-With :mod:`kappascope.krylov` the only place that factorizes. Two questions, two answers:
+With :mod:`kappascope.krylov` the only place that takes the singular values of a weight
+(:mod:`kappascope.pairs` follows two of one that moves). Two questions, two answers:
 
 - :func:`spectrum` gives every singular value: eigenvalues of the Gram matrix, which is two to four
   times faster than an SVD, with the few values that squaring would blur taken from a
@@ -9,7 +10,8 @@ With :mod:`kappascope.krylov` the only place that factorizes. Two questions, two
   from the Gram matrix's tridiagonal form, by bisection. On large ones they come from two block
   Krylov spaces, of ``W'W`` and of its inverse through one LU or Cholesky factorization, in float32
   where that suffices. Every reported value is checked by a float64 residual. What cannot be
-  verified in float32 is tried in float64, and what cannot be verified there is given to the SVD.
+  verified in float32 is tried in float64 where the matrix is large; what cannot be verified at all
+  is taken from the list of all values, and that, where squaring would blur it, from the plain SVD.
 
 "Verified" means: each value is a singular value, by its residual; that nothing lies beyond it, or
 was missed in counting, rests on random start blocks and guards against clusters. "Certified"
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +42,8 @@ TINY = 128  # up to here the SVD costs no more than the Gram matrix and its eige
 MEDIUM = 1024  # up to here OpenBLAS's tridiagonal form beats MKL's eigenvalues
 LARGE = 2400  # from here on MKL's SVD leaves OpenBLAS's behind, threefold at 4096
 NORMAL = torch.finfo(torch.float64).smallest_normal  # below this float64 drops digits
+
+AUTOCAST = ("cpu", "cuda", "mps", "xpu")  # the devices that have it
 
 LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 """What :func:`decomposition` raises, named once: torch does not say that it exports it."""
@@ -101,7 +106,7 @@ def spectrum(matrix: Tensor | np.ndarray[Any, Any]) -> Spectrum:
     """
     a = _as_matrix(matrix)
     reason = _unusable(a)
-    values = torch.empty(0, dtype=torch.float64) if reason else singular_values(a)
+    values = torch.empty(0, dtype=torch.float64, device="cpu") if reason else singular_values(a)
     if values.isnan().any():
         reason = "the SVD did not converge"
     elif _representable(values[:1]) is None:
@@ -111,6 +116,22 @@ def spectrum(matrix: Tensor | np.ndarray[Any, Any]) -> Spectrum:
     return Spectrum(values, "degenerate: zero matrix" if not values.any() else "ok")
 
 
+@contextlib.contextmanager
+def without_autocast() -> Iterator[None]:
+    """Autocast, should the caller be inside it, would leave products a third of their digits.
+
+    >>> with torch.autocast("cpu", torch.float16), without_autocast():
+    ...     (torch.eye(2) @ torch.eye(2)).dtype
+    torch.float32
+    """
+    with contextlib.ExitStack() as stack:
+        for device in AUTOCAST:
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+@without_autocast()
 def vitals(
     matrix: Tensor | np.ndarray[Any, Any],
     certify: bool = False,
@@ -127,8 +148,7 @@ def vitals(
     (4.0, 3, 0.5, 'ok: certified; values lie on the bfloat16 grid')
     """
     given = _as_matrix(matrix)
-    if not 0 <= threshold < 1:
-        raise ValueError(f"expected a threshold in [0, 1), a share of sigma_1; got {threshold}")
+    check_threshold(threshold)
     if reason := _unusable(given):
         return Vitals(status=f"failed: {reason}", storage=_name(given.dtype))
     if given.numel() == 0:
@@ -146,6 +166,7 @@ def vitals(
     return _report(given, dtype, norms, extremes, exponent)
 
 
+@without_autocast()
 def singular_values(stack: Float[Tensor, "*stack out in"]) -> Float[Tensor, "*stack rank"]:
     """All singular values of each matrix of a stack, largest first, in float64.
 
@@ -164,6 +185,7 @@ def singular_values(stack: Float[Tensor, "*stack out in"]) -> Float[Tensor, "*st
     return torch.where(finite[..., None], ldexp(values, exponent[..., None]), torch.nan)
 
 
+@without_autocast()
 def decomposition(
     stack: Float[Tensor, "*stack out in"],
 ) -> tuple[Float[Tensor, "*stack out rank"], Float[Tensor, "*stack rank"], Tensor]:
@@ -190,7 +212,7 @@ def scaled(stack: Float[Tensor, "*stack out in"]) -> tuple[Tensor, Tensor]:
     tensor(128, dtype=torch.int32)
     """
     if stack.numel() == 0:
-        return stack.detach().double(), torch.zeros(stack.shape[:-2], dtype=torch.int32)
+        return stack.detach().double(), stack.new_zeros(stack.shape[:-2], dtype=torch.int32)
     largest = _largest_entry(stack)
     exponent = torch.where(torch.isfinite(largest), torch.frexp(largest).exponent, 0)
     a = stack.detach().to(torch.float64, copy=True)
@@ -208,6 +230,17 @@ def ldexp(x: Tensor, exponent: Tensor | int) -> Tensor:
     exponent = torch.as_tensor(exponent, device=x.device)
     half = exponent // 2
     return torch.ldexp(torch.ldexp(x, half), exponent - half)
+
+
+def check_threshold(threshold: float) -> None:
+    """Refuse what is no share of sigma_1.
+
+    >>> check_threshold(1.5)
+    Traceback (most recent call last):
+    ValueError: expected a threshold in [0, 1), a share of sigma_1; got 1.5
+    """
+    if not 0 <= threshold < 1:
+        raise ValueError(f"expected a threshold in [0, 1), a share of sigma_1; got {threshold}")
 
 
 def resolution(shape: tuple[int, ...], largest: Tensor) -> Tensor:
@@ -398,11 +431,6 @@ def _report(
     computation = max(given.shape) * EPS * found.largest
     interval = precision.interval(found.largest, found.smallest, rounding + computation)
     singular = found.smallest <= computation
-    notes = ["ok: certified" if found.certified else "ok: verified"]
-    if singular:
-        notes.append(f"numerically singular, condition number at least {interval.low:.3g}")
-    if dtype != given.dtype and given.dtype.is_floating_point:
-        notes.append(f"values lie on the {_name(dtype)} grid")
     absolute = {
         "frobenius_norm": norms.frobenius,
         "sigma_max": found.largest,
@@ -412,10 +440,15 @@ def _report(
     shown = {name: _unscaled(value, exponent) for name, value in absolute.items()}
     rows, columns = norms.unscaled(given, exponent)
     vectors = {"row_norms": rows, "column_norms": columns}
-    if absent := [name for name, value in (shown | vectors).items() if value is None]:
-        notes.append(f"{', '.join(absent)} outside float64's range")
-    if min(given.shape) == 1:
-        notes.append("a single singular value, the second is taken as 0")
+    absent = [name for name, value in (shown | vectors).items() if value is None]
+    notes = {
+        "ok: certified" if found.certified else "ok: verified": True,
+        f"numerically singular, condition number at least {interval.low:.3g}": singular,
+        f"values lie on the {_name(dtype)} grid": given.dtype.is_floating_point
+        and given.dtype != dtype,
+        f"{', '.join(absent)} outside float64's range": bool(absent),
+        "a single singular value, the second is taken as 0": min(given.shape) == 1,
+    }
     return Vitals(
         row_norms=rows,
         column_norms=columns,
@@ -429,7 +462,7 @@ def _report(
         singular_values=_unscaled_values(found.values, exponent),
         resolution=_unscaled(rounding + computation, exponent),
         storage=_name(dtype),
-        status="; ".join(notes),
+        status="; ".join(note for note, applies in notes.items() if applies),
         method=found.method,
     )
 
@@ -437,15 +470,29 @@ def _report(
 def _of_nothing(given: Tensor, what: str) -> Vitals:
     """A matrix with no non-zero entry: every norm and value is zero, ratios are undefined."""
     rows, columns = given.shape
-    zeros = torch.zeros(rows + columns, dtype=torch.float64)
+    zeros = given.new_zeros(rows + columns, dtype=torch.float64)
     return Vitals(
         zeros[:rows], zeros[rows:], 0.0, 0.0, 0.0, 0.0, effective_rank=0,
         storage=_name(given.dtype), status=f"degenerate: {what}",
     )  # fmt: skip
 
 
+def as_tensor(given: Tensor | np.ndarray[Any, Any]) -> Tensor:
+    """A tensor as it is, anything that NumPy takes on the CPU; copied only where torch must.
+
+    >>> as_tensor(np.arange(3)[::-1])
+    tensor([2, 1, 0])
+    """
+    if isinstance(given, Tensor):
+        return given
+    array = np.asarray(given)
+    if not (array.dtype.isnative and array.flags.writeable and min(array.strides, default=0) >= 0):
+        array = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).copy()
+    return torch.as_tensor(array, device="cpu")  # or it would be moved to torch's default device
+
+
 def _as_matrix(matrix: Tensor | np.ndarray[Any, Any]) -> Tensor:
-    tensor = torch.as_tensor(matrix).detach()
+    tensor = as_tensor(matrix).detach()
     if tensor.ndim != 2:
         raise ValueError(f"expected a matrix, got shape {tuple(tensor.shape)}; pass one at a time")
     return tensor
@@ -507,6 +554,7 @@ def _name(what: object) -> str:
     return str(what).removeprefix("torch.")
 
 
+@without_autocast()
 def product_singular_values(
     left: Float[Tensor, "*stack m r"], right: Float[Tensor, "*stack r n"]
 ) -> tuple[Float[Tensor, "*stack rank"], Float[Tensor, "*stack"]]:

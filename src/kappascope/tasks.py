@@ -218,7 +218,6 @@ class LinearBatch(Batch):
     inputs: Float[Tensor, "trials rows in"]
     noise: Float[Tensor, "trials rows out"]
     task: Regression
-    penalty: Callable[[Tensor], Tensor] | None = None
 
     def residual(self, weight: Tensor) -> Float[Tensor, "trials rows out"]:
         """What ``weight`` answers too much."""
@@ -227,9 +226,8 @@ class LinearBatch(Batch):
         return answer.sub_(self.noise, alpha=self.task.noise)
 
     def gradient(self, weight: Tensor) -> Float[Tensor, "trials out in"]:
-        """Gradient at ``weight``, with the penalty's if there is one."""
-        gradient = torch.bmm(self.residual(weight.detach()).div_(self.task.rows).mT, self.inputs)
-        return gradient if self.penalty is None else gradient.add_(self.penalty(weight.detach()))
+        """Gradient at ``weight``."""
+        return torch.bmm(self.residual(weight.detach()).div_(self.task.rows).mT, self.inputs)
 
     def loss(self, weight: Tensor) -> Float[Tensor, " trials"]:
         """Half the mean squared error at ``weight``, one number a trial."""
@@ -288,10 +286,3 @@ class Teacher:
 def noiseless(batches: Iterator[LinearBatch]) -> Iterator[LinearBatch]:
     """The same inputs, answered without label noise."""
     return (replace(batch, task=replace(batch.task, noise=0.0)) for batch in batches)
-
-
-def penalized(
-    batches: Iterator[LinearBatch], penalty: Callable[[Tensor], Tensor]
-) -> Iterator[LinearBatch]:
-    """The same batches, with the gradient of a penalty on the weight added."""
-    return (replace(batch, penalty=penalty) for batch in batches)
