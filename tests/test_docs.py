@@ -1,0 +1,50 @@
+"""What the documents tell a reader to type works, and what they list is all there is."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import kappascope
+from kappascope import corrections
+from specimens import safetensors
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def snippets(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if snippets(page)], ids=lambda page: page.stem
+)
+def test_snippets_run_in_order(page, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 8))
+    Path("model.safetensors").write_bytes(safetensors(model.state_dict()))
+    names = {
+        "torch": torch,
+        "kappascope": kappascope,
+        "model": model,
+        "optimizer": torch.optim.AdamW(model.parameters()),
+    }
+    for snippet in snippets(page):
+        exec(snippet, names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page) -> None:
+    links = re.findall(r"\]\(([^)#]+?)\)", page.read_text())
+    assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
+
+
+def test_every_correction_is_told_of() -> None:
+    told = (ROOT / "docs" / "corrections.md").read_text(), (ROOT / "README.md").read_text()
+    members = [member.__name__ for member in corrections.Correction.__subclasses__()]
+    assert len(members) == 9
+    assert all(f"`{name}`" in page for name in members for page in told)
