@@ -70,15 +70,29 @@ def select(rows: Table, **where: Any) -> Table:
     Traceback (most recent call last):
         ...
     LookupError: there are no rows with seed 1 to 14
+    >>> select(Table.of([{"stream": "own", "size": 32}]), stream="own", size=512)
+    Traceback (most recent call last):
+        ...
+    LookupError: there are no rows with stream own, size 512
     """
-    chosen = rows.where(**where)
+    chosen, so_far = rows, ""
     for name, wanted in where.items():
-        several = list(wanted) if isinstance(wanted, tuple | list | range) else [wanted]
-        absent = [one for one in several if one not in chosen.rows[name].unique().to_pylist()]
-        if absent:
-            which = f"{absent[0]} to {absent[-1]}" if len(absent) > 1 else absent[0]
-            raise LookupError(f"there are no rows with {name} {which}")
+        chosen = chosen.where(**{name: wanted})
+        if absent := _absent(chosen, name, wanted):
+            raise LookupError(f"there are no rows with {so_far}{name} {absent}")
+        so_far += f"{name} {wanted}, " if isinstance(wanted, str) else ""
+    for name, wanted in where.items():  # which later conditions may have left without rows
+        if absent := _absent(chosen, name, wanted):
+            raise LookupError(f"there are no rows with {so_far}{name} {absent}")
     return chosen
+
+
+def _absent(rows: Table, name: str, wanted: Any) -> str:
+    """The wanted values of a column that no row has, if any."""
+    several = list(wanted) if isinstance(wanted, tuple | list | range) else [wanted]
+    present = rows.rows[name].unique().to_pylist()
+    absent = [str(one) for one in several if one not in present]
+    return f"{absent[0]} to {absent[-1]}" if len(absent) > 1 else "".join(absent)
 
 
 def _mean(rows: Table, where: Where, column: str = "error") -> float:
