@@ -11,12 +11,13 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, parametrize
 from torch.optim import SGD, AdamW, Optimizer
 
 from kappascope import spectra
@@ -127,6 +128,7 @@ EXAMPLES: list[Correction] = [
 ]
 every = pytest.mark.parametrize("correction", EXAMPLES, ids=lambda c: type(c).__name__)
 MERGED = Multipliers, SingularValueMultipliers, Hybrid  # they put factors into the model
+PENALTIES = SpectralPenalty, OrthogonalPenalty  # they reach a weight through what makes it
 
 
 def test_every_correction_has_an_example() -> None:
@@ -178,6 +180,20 @@ def parametrized() -> nn.Module:
     return model
 
 
+def orthogonal() -> nn.Module:
+    """Trained away from the base that the parametrization keeps; a square and a long one."""
+    layers = [parametrizations.orthogonal(nn.Linear(*sides)) for sides in ((4, 4), (4, 6))]
+    model = nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.Tanh(), nn.Linear(6, 3))
+    steps(model, SGD(model.parameters(), lr=0.5), 20)
+    return model
+
+
+def spectral_norm() -> nn.Module:
+    model = perceptron()
+    parametrizations.spectral_norm(model[0])
+    return model
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "bias": perceptron,
     "no bias": lambda: perceptron(bias=False),
@@ -187,6 +203,13 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "bf16": lambda: perceptron().bfloat16(),
     "one layer": lambda: nn.Linear(4, 3),
     "parametrized": parametrized,
+    "orthogonal": orthogonal,
+    "spectral norm": spectral_norm,
+}
+MADE = {  # weights that something makes, and whether it has an inverse
+    "parametrized": ({"0.weight"}, True),
+    "orthogonal": ({"0.weight", "2.weight"}, False),
+    "spectral norm": ({"0.weight"}, False),
 }
 
 
@@ -200,6 +223,13 @@ def steps(model: nn.Module, optimizer: Optimizer, count: int = 1) -> None:
         optimizer.zero_grad()
         model(inputs(model)).square().mean().backward()
         optimizer.step()
+
+
+def answers(model: nn.Module) -> Tensor:
+    """What it computes; in training mode spectral_norm moves its vectors."""
+    found = model.eval()(inputs(model))
+    model.train()
+    return found
 
 
 def named(model: nn.Module) -> list[tuple[str, int]]:
@@ -221,15 +251,23 @@ class TestEveryCorrection:
         return AdamW(model.parameters(), lr=0.05)
 
     def test_attaching_changes_no_output(self, correction, model, optimizer) -> None:
-        before = model(inputs(model))
+        before = answers(model)
         with correction.attach(model, optimizer):
-            assert torch.equal(model(inputs(model)), before)
+            assert torch.equal(answers(model), before)
+
+    def test_attaching_moves_no_tensor_and_draws_no_number(
+        self, correction, model, optimizer
+    ) -> None:
+        before, stream = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+        correction.attach(model, optimizer).close()
+        torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+        assert torch.equal(torch.get_rng_state(), stream)
 
     def test_closing_leaves_the_trained_function(self, correction, model, optimizer) -> None:
         with correction.attach(model, optimizer) as handle:
             steps(model, optimizer, 4)
-            trained = model(inputs(model))
-        assert torch.equal(model(inputs(model)), trained)
+            trained = answers(model)
+        assert torch.equal(answers(model), trained)
         assert handle.difference == 0.0
 
     def test_closing_leaves_the_model_and_the_optimizer_as_they_were(
@@ -269,8 +307,9 @@ class TestEveryCorrection:
         with correction.attach(model, optimizer) as handle:
             assert all(handle.left_out.values())
         left = {"frozen": {"0.weight"}, "tied": {"token.weight"}}.get(shape, set())
-        if shape == "parametrized" and isinstance(correction, MERGED):
-            left = {"0.weight"}
+        made, invertible = MADE.get(shape, (set(), True))
+        if isinstance(correction, MERGED) or not (invertible or isinstance(correction, PENALTIES)):
+            left = left | made
         assert set(handle.left_out) == left
 
     def test_it_goes_on_from_a_checkpoint_to_the_bit(
@@ -316,11 +355,11 @@ class TestEveryCorrection:
         with correction.attach(model, optimizer):
             steps(model, optimizer)
             twin = copy.deepcopy(model)
-            before = twin(inputs(model))
-            assert torch.equal(before, model(inputs(model)))
+            before = answers(twin)
+            assert torch.equal(before, answers(model))
             steps(model, optimizer)
-            assert torch.equal(twin(inputs(model)), before)
-            assert not torch.equal(model(inputs(model)), before)
+            assert torch.equal(answers(twin), before)
+            assert not torch.equal(answers(model), before)
 
 
 # --- each does what its name says -----------------------------------------------------------------
@@ -566,6 +605,116 @@ def test_the_hybrid_moves_factors_and_lowers_kappa() -> None:
     assert kappa_of(layer.weight) < 0.1 * before
 
 
+@every
+def test_maximizing_the_negative_is_minimizing(correction) -> None:
+    torch.manual_seed(0)
+    falling, rising = perceptron(), perceptron()
+    rising.load_state_dict(falling.state_dict())
+    down, up = SGD(falling.parameters(), 0.05), SGD(rising.parameters(), 0.05, maximize=True)
+    with correction.attach(falling, down), correction.attach(rising, up):
+        for _ in range(5):
+            steps(falling, down)
+            up.zero_grad()
+            (-rising(inputs(rising)).square().mean()).backward()
+            up.step()
+    torch.testing.assert_close(rising.state_dict(), falling.state_dict())
+
+
+# --- arguments ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [2, np.float32(2), np.int64(2), torch.tensor(2.0)], ids=repr)
+def test_whatever_is_a_number_bounds_kappa(number) -> None:
+    weight = ill_conditioned().weight.detach()
+    for found, plain in (
+        (SpectralPenalty(1.0, number).penalty(weight), SpectralPenalty(1.0, 2.0).penalty(weight)),
+        (
+            SVDCorrection(target=number).corrected(weight),
+            SVDCorrection(target=2.0).corrected(weight),
+        ),
+    ):
+        assert torch.equal(found, plain)
+
+
+def test_a_tensor_of_singular_values_is_a_target() -> None:
+    known = torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64)
+    for target in (known, lambda _: known):
+        layer = idle(ill_conditioned(3, 3), SVDCorrection(every=1, rate=1.0, target=target), 1)
+        torch.testing.assert_close(torch.linalg.svdvals(layer.weight.detach()), known)
+    weight = ill_conditioned(3, 3).weight
+    both = [SpectralPenalty(1.0, target).penalty(weight) for target in (known, lambda _: known)]
+    assert both[0] == both[1] > 0
+    model = perceptron()
+    with pytest.raises(ValueError, match=r"0\.weight has 4 singular values, the target 3"):
+        SVDCorrection(target=known).attach(model, SGD(model.parameters()))
+
+
+@pytest.mark.parametrize("target", ["2", [2.0], nn.Linear(2, 2)], ids=["text", "list", "module"])
+@pytest.mark.parametrize("kind", [SpectralPenalty, SVDCorrection])
+def test_what_is_no_target_is_an_error(kind, target) -> None:
+    with pytest.raises(TypeError, match="expected the target to be a number, a tensor"):
+        kind(target=target)
+
+
+WRONG = {
+    "every": (0, -1, 1.5, None),
+    "kappa": (0.5, float("nan"), float("inf"), None),
+    "norm": (-1.0, 0.0, float("nan")),
+    "target": (0.5, float("nan"), float("inf")),
+    "part": (0, None),
+    "clip": (0.0, -1.0, float("nan")),
+    "multipliers": (0.1, SpectralPenalty()),
+    "penalties": (0.1, Multipliers()),
+    **dict.fromkeys(("strength", "rate", "weight_decay", "band", "slack"), (-1.0, "1", None)),
+}
+
+
+@pytest.mark.parametrize("kind", Correction.__subclasses__(), ids=lambda kind: kind.__name__)
+def test_an_argument_that_makes_no_sense_is_an_error_at_once(kind: type[Correction]) -> None:
+    switches = {"rows", "columns", "gauge", "spectral"}
+    for name in set(vars(kind())) - switches:
+        for value in WRONG[name]:
+            with pytest.raises(ValueError, match=f"{kind.__name__} expected {name} to be "):
+                kind(**{name: value})
+
+
+@every
+def test_a_correction_is_a_value(correction) -> None:
+    assert hash(correction) == hash(copy.deepcopy(correction))
+    assert correction == copy.deepcopy(correction)
+
+
+# --- pure forms -----------------------------------------------------------------------------------
+
+
+def pure(correction: Correction, weight: Tensor) -> list[Tensor]:
+    forms = [getattr(correction, name, None) for name in ("penalty", "corrected")]
+    return [form(weight) for form in forms if form is not None]
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_pure_forms_of_half_precision_are_those_of_single_rounded(correction, dtype) -> None:
+    weight = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).to(dtype)
+    for half, single in zip(
+        pure(correction, weight), pure(correction, weight.float()), strict=True
+    ):
+        assert half.dtype == dtype and torch.equal(half, single.to(dtype))
+
+
+@every
+def test_autocast_changes_no_pure_form(correction) -> None:
+    weight = torch.randn(16, 16, generator=torch.Generator().manual_seed(0))
+    expected = pure(correction, weight)
+    with torch.autocast("cpu", torch.float16):
+        found = pure(correction, weight)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_a_pinned_norm_has_all_digits_of_the_weight() -> None:
+    assert abs(NormPin(0.1).corrected(matrices(3, 3)).norm() - 0.1) < 1e-16
+
+
 # --- choosing weights -----------------------------------------------------------------------------
 
 
@@ -595,6 +744,47 @@ def test_what_cannot_be_corrected_is_an_error_with_the_reason() -> None:
         Multipliers().attach(model, SGD(model.parameters()))
     with pytest.raises(ValueError, match="recurrent"):
         Multipliers().attach(rnn := nn.LSTM(2, 2), SGD(rnn.parameters()))
+
+
+class Vision(nn.Module):
+    """What has the shape of a matrix, or of a stack of them, and is no map; and three maps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shapes = {"pos_embed": (1, 16, 8), "positions": (16, 8), "cls_token": (1, 1, 8)}
+        shapes |= {"register_tokens": (1, 4, 8), "layer_scale": (1, 8, 1, 1), "A_log": (8, 4)}
+        shapes |= {"experts_bias": (3, 8), "mixing": (8, 8)}
+        for name, shape in shapes.items():
+            setattr(self, name, nn.Parameter(torch.randn(shape)))
+        self.norm, self.embed, self.value = nn.LayerNorm((4, 8)), nn.Linear(4, 8), nn.Linear(8, 1)
+
+
+def test_what_is_no_map_is_left_out_unless_it_is_named() -> None:
+    model = Vision()
+    optimizer = SGD(model.parameters())
+    with NormPin().attach(model, optimizer) as handle:
+        assert handle.weights == ("mixing", "embed.weight", "value.weight")
+    assert handle.left_out == {
+        **dict.fromkeys(
+            ("pos_embed", "positions", "cls_token", "register_tokens", "A_log"),
+            "a table is looked up or added, not multiplied",
+        ),
+        "layer_scale": "one row or column is a vector, not a map",
+        "experts_bias": "a bias is added, not multiplied",
+        "norm.weight": "a norm layer scales entry by entry",
+        "norm.bias": "a bias is added, not multiplied",
+    }
+    with NormPin().attach(model, optimizer, where=[*handle.left_out]) as named_:
+        assert set(named_.weights) == set(handle.left_out)
+
+
+@every
+def test_a_parametrized_buffer_is_no_weight(correction) -> None:
+    model = perceptron()
+    model.register_buffer("mask", torch.ones(3, 3))
+    parametrize.register_parametrization(model, "mask", nn.Identity())
+    with correction.attach(model, SGD(model.parameters())) as handle:
+        assert handle.weights == ("0.weight", "2.weight") and not handle.left_out
 
 
 def test_a_penalty_reaches_a_weight_through_what_makes_it() -> None:
@@ -838,6 +1028,63 @@ def test_a_closure_is_refused() -> None:
     model, optimizer = attached(SpectralPenalty(0.1, target=1.5))
     with pytest.raises(ValueError, match="closure"):
         optimizer.step(lambda: model(inputs(model)).sum())
+
+
+@pytest.mark.parametrize("correction", [c for c in EXAMPLES if isinstance(c, MERGED)], ids=repr)
+@pytest.mark.parametrize("prefix", ["_orig_mod.", "module.", "module._orig_mod."])
+def test_state_dicts_of_wrapped_models_are_converted_too(correction, prefix) -> None:
+    model = perceptron()
+    plain = {prefix + key: value for key, value in model.state_dict().items()}
+    handle = correction.attach(model, SGD(model.parameters()))
+    wrapped = {prefix + key: value for key, value in model.state_dict().items()}
+    torch.testing.assert_close(handle.plain(wrapped), plain, rtol=0, atol=0)
+    torch.testing.assert_close(handle.corrected(plain), wrapped, rtol=0, atol=0)
+
+
+def test_a_state_dict_of_something_else_is_an_error() -> None:
+    model = perceptron()
+    plain = model.state_dict()
+    handle = Multipliers().attach(model, SGD(model.parameters()))
+    with pytest.raises(
+        ValueError, match=r"such as 0\.parametrizations\.weight\.original, got 0\.w"
+    ):
+        handle.plain(plain)
+    with pytest.raises(ValueError, match=r"such as 0\.weight, got 0\.bias"):
+        handle.corrected(model.state_dict())
+
+
+def test_the_difference_tells_where_closing_changes_what_the_model_uses() -> None:
+    model = Tied()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    handle = Multipliers(gauge=True).attach(model, optimizer, where="first.weight")
+    model.first.parametrizations.weight[0].rows.data.fill_(1.5)
+    # tied no longer: where it was, nothing merges the factors into what is there now
+    model.second.parametrizations.weight.original = nn.Parameter(torch.ones(4, 4))
+    handle.close()
+    assert handle.difference == pytest.approx(1 / 3)
+
+
+def tensors(value: object) -> list[Tensor]:
+    if isinstance(value, dict):
+        return [found for inner in value.values() for found in tensors(inner)]
+    return [value] if isinstance(value, Tensor) else []
+
+
+@pytest.mark.parametrize(
+    "correction", [NormPin(), SpectralPenalty(0.1, 1.5), SVDCorrection(every=1)], ids=repr
+)
+def test_what_is_remembered_follows_the_weight_to_its_device(correction) -> None:
+    layer = nn.Linear(100, 100)
+    optimizer = SGD(layer.parameters(), lr=0.1)
+    handle = correction.attach(layer, optimizer)
+    steps_on(layer, optimizer, torch.ones(2, 100), 2)
+    (treatment,) = handle.treatments[optimizer]
+    assert {t.device.type for t in tensors(treatment.memory)} == {"cpu"}
+    state = handle.state_dict()
+    treatment.leaf = layer.weight.to("meta")  # as a model's weights move
+    assert {t.device.type for t in tensors(treatment.memory)} == {"meta"}
+    handle.load_state_dict(state)
+    assert {t.device.type for t in tensors(treatment.memory)} == {"meta"}
 
 
 # --- compiled, and in several processes -----------------------------------------------------------

@@ -26,6 +26,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from kappascope import spectra
 from kappascope.factors import Factors
 from kappascope.slots import Choice, Slot, group, precise
+from kappascope.weights.inventory import stripped
 
 State: TypeAlias = dict[str, Any]
 
@@ -35,24 +36,40 @@ State: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class Step:
-    """One call of ``optimizer.step()``: its number from 1, learning rate, and gradient scale."""
+    """One call of ``optimizer.step()``: its number from 1, learning rate, and gradient scale.
+
+    By ``scale``, what the optimizer is handed differs from the gradient of what is to fall: a fused
+    one takes what a scaler has not unscaled, and one that maximizes takes that of what is to rise.
+    """
 
     index: int
     learning_rate: float
-    scale: float = 1.0  # fused optimizers are handed gradients that a scaler has not unscaled
+    scale: float = 1.0
 
 
 class Treatment:
-    """What happens to one weight around every step of its optimizer.
-
-    ``memory`` is what has to survive a restart: references, warm starts.
-    """
+    """What happens to one weight around every step of its optimizer."""
 
     group: int = 0  # of the weight, in its optimizer
+    _memory: State
+    _device: torch.device | None  # where the memory is known to be
 
     def __init__(self, kind: type, slot: Slot, memory: State) -> None:
         self.kind = kind  # of correction: a weight is treated once by each
-        self.slot, self.memory = slot, memory
+        self.slot, self.leaf = slot, slot.leaves[-1]
+        self.memory = memory
+
+    @property
+    def memory(self) -> State:
+        """What has to survive a restart (references, warm starts), on the weight's device."""
+        if self._device != self.leaf.device:
+            self._device = self.leaf.device
+            self._memory = _moved(self._memory, self._device)
+        return self._memory
+
+    @memory.setter
+    def memory(self, memory: State) -> None:
+        self._memory, self._device = memory, None
 
     def before(self, step: Step) -> None:
         """Gradients are complete; the weight has not moved yet."""
@@ -60,6 +77,13 @@ class Treatment:
     def after(self, step: Step) -> bool:
         """The weight has moved. False if what was to be done was refused."""
         return True
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """The same with all tensors on one device."""
+    if isinstance(value, dict):
+        return {key: _moved(inner, device) for key, inner in value.items()}
+    return value.to(device) if isinstance(value, Tensor) else value
 
 
 class Gradient(Treatment):
@@ -153,23 +177,35 @@ class Parametrized(Treatment):
 
     def install(self, undo: ExitStack, report: Callable[[float], None]) -> None:
         """Put the factors into every place of the weight."""
+        used: list[Tensor] = []  # by the model, at every place, until the factors are merged
+        undo.callback(lambda: report(self._change(used)))
         for _, module, attribute in self.slot.places:
             order = list(module._parameters)
             _parametrize(module, attribute, self.module)
             undo.callback(_restore, module, attribute, order)
-        undo.callback(self._merge, report)
+        undo.callback(self._merge, used)
 
     @torch.no_grad()
-    def _merge(self, report: Callable[[float], None]) -> None:
-        used = self.slot.read().clone()
-        leaf = self.slot.leaves[0]
-        leaf.copy_(used)
-        size = used.double().abs().amax().clamp(min=1e-300)
-        report(float((leaf.double() - used.double()).abs().amax() / size))
+    def _merge(self, used: list[Tensor]) -> None:
+        used += [weight.clone() for weight in self._weights()]
+        self.leaf.copy_(used[0])
+
+    @torch.no_grad()
+    def _change(self, used: list[Tensor]) -> float:
+        """The largest change of a weight, in parts of its largest entry."""
+        largest = 0.0
+        for new, old in zip(self._weights(), used, strict=False):  # none if installing failed
+            size = float(old.abs().amax()) or 1.0
+            largest = max(largest, float((new - old).abs().amax()) / size)
+        return largest
+
+    def _weights(self) -> list[Tensor]:
+        """What the model uses at every place."""
+        return [getattr(module, attribute) for _, module, attribute in self.slot.places]
 
     def derived(self) -> list[Tensor]:
         """Gradients of the factors as the weight's gradient is now."""
-        leaf, view = self.slot.leaves[0], self.module.view
+        leaf, view = self.leaf, self.module.view
         if leaf.grad is None:
             return []
         matrices = precise(view.matrix(leaf.detach())), precise(view.matrix(leaf.grad))
@@ -250,13 +286,12 @@ class Private:
         for t, old in zip(self.treatments, kept, strict=True):
             for factor in t.module.factors:
                 factor.grad = None
-            leaf = t.slot.leaves[0]
-            if not _finite(leaf, t.module.factors):
+            if not _finite(t.leaf, t.module.factors):
                 for factor, value in zip(t.module.factors, old, strict=True):
                     factor.copy_(value)
                     self.optimizer.state.pop(factor, None)
                 yield t
-            elif t.module.settle(leaf):
+            elif t.module.settle(t.leaf):
                 for factor in t.module.factors:
                     self.optimizer.state.pop(factor, None)
 
@@ -280,7 +315,8 @@ class Handle:
 
     ``weights`` are the names of those corrected, ``left_out`` has the reasons for the others,
     ``refused`` counts by name the steps that were not taken since the weight would not have been
-    finite, and ``difference`` is, once closed, the largest relative change of a weight by merging.
+    finite, and ``difference`` is, once closed, by how much a weight that the model uses differs at
+    most from what it used before, relative to its largest entry.
     """
 
     weights: tuple[str, ...]
@@ -304,7 +340,7 @@ class Handle:
                 handle.treatments[optimizer] = []
             # penalties before factors, whose gradients are to include theirs
             for treatment in sorted(treatments, key=lambda t: isinstance(t, Parametrized)):
-                owner, treatment.group = _owner(optimizers, treatment.slot.leaves[-1])
+                owner, treatment.group = _owner(optimizers, treatment.leaf)
                 _refuse_second(owner, treatment)
                 handle.treatments[owner].append(treatment)
             for owner, some in handle.treatments.items():
@@ -336,26 +372,32 @@ class Handle:
             return
         if any(callable(value) for value in (*args, *kwargs.values())):
             raise ValueError("step(closure) computes gradients too late; call backward() first")
-        with _in_full_precision():
+        steps = self._step(optimizer)
+        with torch.no_grad(), spectra.without_autocast():
             for treatment in self.treatments[optimizer]:
-                treatment.before(self._step(optimizer, treatment))
+                treatment.before(steps[treatment.group])
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if _skipped(optimizer):
             return
-        with _in_full_precision():
+        steps = self._step(optimizer)
+        with torch.no_grad(), spectra.without_autocast():
             for treatment in self.treatments[optimizer]:
-                if not treatment.after(self._step(optimizer, treatment)):
+                if not treatment.after(steps[treatment.group]):
                     self._refuse(treatment)
             if (private := self._private.get(optimizer)) is not None:
                 for treatment in private.step():
                     self._refuse(treatment)
         self._steps[optimizer] += 1
 
-    def _step(self, optimizer: Optimizer, treatment: Treatment) -> Step:
-        scale = getattr(optimizer, "grad_scale", None)
-        rate = float(optimizer.param_groups[treatment.group]["lr"])
-        return Step(self._steps[optimizer] + 1, rate, 1.0 if scale is None else float(scale))
+    def _step(self, optimizer: Optimizer) -> list[Step]:
+        """The step that is being taken, by group of the optimizer."""
+        found = getattr(optimizer, "grad_scale", None)
+        index, scale = self._steps[optimizer] + 1, 1.0 if found is None else float(found)
+        return [
+            Step(index, float(its["lr"]), -scale if its.get("maximize") else scale)
+            for its in optimizer.param_groups
+        ]
 
     def _refuse(self, treatment: Treatment) -> None:
         name = treatment.slot.name
@@ -425,14 +467,14 @@ class Handle:
         >>> sorted(handle.plain(model.state_dict()))
         ['bias', 'weight']
         """
-        keys = self._keys()
+        found = _matched(state, self._originals())
         plain = {}
         for key, value in state.items():
-            if key in keys:
+            if key in found:
                 inner = key.removesuffix("original") + "0."
                 own = {k.removeprefix(inner): v for k, v in state.items() if k.startswith(inner)}
-                plain[keys[key][0]] = torch.func.functional_call(keys[key][1].module, own, value)
-            elif not any(key.startswith(k.removesuffix("original")) for k in keys):
+                plain[_plain(key)] = torch.func.functional_call(found[key].module, own, value)
+            elif not any(key.startswith(k.removesuffix("original")) for k in found):
                 plain[key] = value
         return plain
 
@@ -446,29 +488,24 @@ class Handle:
         >>> model.load_state_dict(handle.corrected(plain))
         <All keys matched successfully>
         """
-        originals = {plain: (key, t) for key, (plain, t) in self._keys().items()}
+        originals = {_plain(key): t for key, t in self._originals().items()}
+        found = _matched(state, originals)
         converted: dict[str, Tensor] = {}
         for name, value in state.items():
-            key, treatment = originals.get(name, (name, None))
-            converted[key] = value
-            if treatment is not None:
-                fresh = treatment.make(treatment.slot.view.matrix(value)).state_dict()
-                inner = key.removesuffix("original") + "0."
-                converted |= {inner + k: v for k, v in fresh.items()}
+            if (treatment := found.get(name)) is None:
+                converted[name] = value
+                continue
+            converted[key := _original(name)] = value
+            fresh = treatment.make(treatment.slot.view.matrix(value)).state_dict()
+            converted |= {key.removesuffix("original") + f"0.{k}": v for k, v in fresh.items()}
         return converted
 
-    def _keys(self) -> dict[str, tuple[str, Parametrized]]:
-        """Keys of original weights in the corrected model: their plain key and treatment."""
+    def _originals(self) -> dict[str, Parametrized]:
+        """Keys of original weights in the corrected model, and what is done to them."""
         if self.difference is not None:
             raise ValueError("the handle is closed: the model's state dict is plain already")
-        found = {}
-        for private in self._private.values():
-            for t in private.treatments:
-                for path, *_ in t.slot.places:
-                    owner, _, attribute = path.rpartition(".")
-                    prefix = f"{owner}." if owner else ""
-                    found[f"{prefix}parametrizations.{attribute}.original"] = (path, t)
-        return found
+        every = [t for private in self._private.values() for t in private.treatments]
+        return {_original(path): t for t in every for path, *_ in t.slot.places}
 
     # Letting go
 
@@ -484,6 +521,31 @@ class Handle:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _original(name: str) -> str:
+    """Under which key a weight is kept while it is parametrized."""
+    owner, dot, attribute = name.rpartition(".")
+    return f"{owner}{dot}parametrizations.{attribute}.original"
+
+
+def _plain(key: str) -> str:
+    """The weight's name again."""
+    owner, _, attribute = key.removesuffix(".original").rpartition("parametrizations.")
+    return owner + attribute
+
+
+def _matched(
+    state: Mapping[str, Tensor], wanted: Mapping[str, Parametrized]
+) -> dict[str, Parametrized]:
+    """Which keys of a state dict are the wanted ones, within DDP or ``torch.compile`` too."""
+    loosely = {stripped(key): treatment for key, treatment in wanted.items()}
+    pairs = ((key, wanted.get(key) or loosely.get(stripped(key))) for key in state)
+    found = {key: treatment for key, treatment in pairs if treatment is not None}
+    if wanted and not found:
+        expected, came = next(iter(wanted)), ", ".join(list(state)[:3]) or "none"
+        raise ValueError(f"expected keys such as {expected}, got {came}; pass the whole model's")
+    return found
 
 
 def _copy(state: State) -> State:
@@ -503,17 +565,6 @@ def _owner(optimizers: Sequence[Optimizer], leaf: Tensor) -> tuple[Optimizer, in
     return next((owner, group) for owner, group in found if group is not None)
 
 
-@contextmanager
-def _in_full_precision() -> Iterator[None]:
-    """Without autograd, and without autocast should the user step inside it."""
-    with ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
-        for device in ("cpu", "cuda"):
-            if torch.is_autocast_enabled(device):
-                stack.enter_context(torch.autocast(device, enabled=False))
-        yield
-
-
 def _skipped(optimizer: Optimizer) -> bool:
     """Whether a gradient scaler told a fused optimizer not to step."""
     found = getattr(optimizer, "found_inf", None)
@@ -525,7 +576,6 @@ def _refuse_second(owner: Optimizer, new: Treatment) -> None:
     hooks = cast(dict[int, Any], owner._optimizer_step_post_hooks)
     handles = [hook.__self__ for hook in hooks.values() if hasattr(hook, "__self__")]
     for old in (t for h in handles if isinstance(h, Handle) for t in h.treatments[owner]):
-        same = old.slot.leaves[-1] is new.slot.leaves[-1]
-        if same and old.kind is new.kind:
+        if old.leaf is new.leaf and old.kind is new.kind:
             name = f"{new.kind.__name__} is attached to {new.slot.name}"
             raise ValueError(f"{name} already; close its handle first")

@@ -6,19 +6,22 @@ Each is a frozen value with a pure form on ``(..., out, in)`` tensors, and attac
     handle.close()                                 # plain weights, the same function
 
 A ``target`` says which spectrum is wanted: a number bounds kappa, a state dict gives the spectra of
-its weights, and a function is asked once, with the weight as it is when attached, for singular
-values (so ``spectra.singular_values`` means the initial ones, and ``lambda weight: known`` is the
-oracle of the paper's experiments). ``None`` is the default that each class states; it needs no
-oracle.
+its weights, a tensor has the singular values, and a function is asked for them once, with the
+weight as it is when attached (so ``spectra.singular_values`` means the initial ones, and ``lambda
+weight: known`` is the oracle of the paper's experiments). ``None`` is the default that each class
+states; it needs no oracle.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, final
+from functools import wraps
+from numbers import Integral, Real
+from typing import Any, TypeAlias, TypeVar, cast, final
 
 import torch
 from jaxtyping import Float
@@ -28,11 +31,11 @@ from torch.optim import Optimizer
 from kappascope import pairs, placement, spectra, theory
 from kappascope.attachments import Gradient, Handle, Parametrized, Rewrite, State, Step, Treatment
 from kappascope.factors import Scale, Spectrum
-from kappascope.slots import Slot, Where, choose, unwrapped
+from kappascope.slots import Slot, Where, choose, precise, unwrapped
 
 FLOOR = 1e-10  # the paper's guard against a vanishing singular value; it shows in its digits
 
-Target: TypeAlias = float | Mapping[str, Tensor] | Callable[[Tensor], Tensor] | None
+Target: TypeAlias = float | Tensor | Mapping[str, Tensor] | Callable[[Tensor], Tensor] | None
 
 
 # --- pure functions -------------------------------------------------------------------------------
@@ -158,8 +161,43 @@ class _Priced(torch.autograd.Function):
 # --- what all corrections share -------------------------------------------------------------------
 
 
+def _number(low: float) -> Callable[[Any], bool]:
+    return lambda x: isinstance(x, Real) and low <= float(x) < math.inf
+
+
+_TINY = math.ulp(0.0)  # the least number above zero
+_SIZES = "strength", "rate", "weight_decay", "band", "slack"
+# What an argument may be; a name means the same in every class.
+_ALLOWED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(_SIZES, (_number(0), "a number, at least 0")),
+    "kappa": (_number(1), "a condition number, at least 1"),
+    "target": (lambda x: not isinstance(x, float) or _number(1)(x), "at least 1, to bound kappa"),
+    "norm": (lambda x: x is None or _number(_TINY)(x), "a number above 0, or None"),
+    "clip": (lambda x: x == math.inf or _number(_TINY)(x), "a number above 0"),
+    "every": (lambda n: isinstance(n, Integral) and _number(1)(n), "a whole number, at least 1"),
+    "part": (lambda part: isinstance(part, slice), "a slice, as slice(1) for the largest"),
+    "multipliers": (lambda part: isinstance(part, Multipliers), "Multipliers(...)"),
+    "penalties": (lambda part: isinstance(part, SpectralPenalty), "SpectralPenalty(...)"),
+}
+
+
 class Correction(ABC):
-    """A change to how weight matrices are learned."""
+    """A change to how weight matrices are learned.
+
+    >>> model = nn.Linear(2, 2)
+    >>> with NormPin().attach(model, torch.optim.SGD(model.parameters(), lr=0.1)) as handle:
+    ...     handle.weights, handle.left_out
+    (('weight',), {})
+    """
+
+    def __post_init__(self) -> None:
+        if "target" in vars(self):
+            object.__setattr__(self, "target", _understood(vars(self)["target"]))
+        for name, value in vars(self).items():
+            allowed, expected = _ALLOWED.get(name, (lambda _: True, ""))
+            if not allowed(value):
+                kind = type(self).__name__
+                raise ValueError(f"{kind} expected {name} to be {expected}; got {value!r}")
 
     @abstractmethod
     def _treatments(self, model: nn.Module) -> Callable[[Slot], Iterator[Treatment]]:
@@ -175,8 +213,13 @@ class Correction(ABC):
         """Correct the weights that ``where`` selects, until the handle is closed.
 
         ``where`` is a name or pattern (``"blocks.*.weight"``), several, or a test of a name. By
-        default it is every matrix that an optimizer trains, except embeddings; the handle's
-        ``left_out`` has the reasons.
+        default it is every matrix that an optimizer trains, except what is no map: embeddings and
+        other tables, norm layers, biases. The handle's ``left_out`` has the reasons.
+
+        >>> model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 2))
+        >>> with NormPin().attach(model, torch.optim.SGD(model.parameters())) as handle:
+        ...     handle.weights, handle.left_out
+        (('1.weight',), {'0.weight': 'an embedding is looked up, not multiplied'})
         """
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         inner = unwrapped(model)
@@ -195,6 +238,19 @@ def _needs_writing(slot: Slot) -> Iterator[tuple[bool, str]]:
     yield not slot.writable(), "it is made of other tensors, and its making has no inverse"
 
 
+def _understood(target: object) -> Target:
+    """The target as it is used: whatever stands for a number as a number."""
+    if isinstance(target, Real):
+        return float(target)
+    if isinstance(target, Tensor) and target.ndim == 0:
+        return float(target.item())
+    function = callable(target) and not isinstance(target, nn.Module)  # which has a state dict
+    if target is None or isinstance(target, Tensor | Mapping) or function:
+        return cast(Target, target)
+    expected = "a number, a tensor of singular values, a state dict or a function of a weight"
+    raise TypeError(f"expected the target to be {expected}; got {target!r}")
+
+
 def _reference(target: Target, slot: Slot) -> Tensor | None:
     """Singular values wanted of a weight, or ``None`` if the target is not about them."""
     if isinstance(target, Mapping):
@@ -202,14 +258,29 @@ def _reference(target: Target, slot: Slot) -> Tensor | None:
         if not names:
             raise ValueError(f"the target has no {slot.name}; it has {', '.join(target)}")
         return spectra.singular_values(slot.view.matrix(target[names[0]]))
-    return target(slot.matrix()).detach() if callable(target) else None
+    return _of_weight(target, precise(slot.matrix()))
 
 
 def _of_weight(target: Target, weight: Tensor) -> Tensor | None:
     """As :func:`_reference`, for the pure forms, which know no names."""
     if isinstance(target, Mapping):
         raise ValueError("a state dict needs names of weights; attach, or pass a function")
-    return target(weight.detach()).detach() if callable(target) else None
+    wanted = target(weight.detach()) if callable(target) else target
+    return wanted.detach() if isinstance(wanted, Tensor) else None
+
+
+_Form = TypeVar("_Form", bound=Callable[..., Tensor])
+
+
+def _pure(form: _Form) -> _Form:
+    """A pure form, in float32 at least, inside autocast too; its result has the weight's type."""
+
+    @wraps(form)
+    def precisely(self: Correction, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        with spectra.without_autocast():
+            return form(self, precise(weight), *args, **kwargs).to(weight.dtype)
+
+    return cast(_Form, precisely)
 
 
 # --- scale ----------------------------------------------------------------------------------------
@@ -237,6 +308,7 @@ class Multipliers(Correction):
     rate: float = 0.1
     weight_decay: float = 2e-3
 
+    @_pure
     def corrected(
         self, weight: Tensor, rows: Tensor | None = None, columns: Tensor | None = None
     ) -> Float[Tensor, "*stack out in"]:
@@ -295,9 +367,12 @@ class NormPin(Correction):
 
     norm: float | None = None
 
+    @_pure
     def corrected(self, weight: Tensor) -> Float[Tensor, "*stack out in"]:
         """The weight with that norm; without a norm, as it is."""
-        return weight if self.norm is None else _pinned(weight, torch.tensor(self.norm))
+        if self.norm is None:
+            return weight
+        return _pinned(weight, torch.tensor(self.norm, dtype=torch.float64, device=weight.device))
 
     def _objections(self, model: nn.Module) -> Callable[[Slot], Iterator[tuple[bool, str]]]:
         return _needs_writing
@@ -348,6 +423,7 @@ class SpectralPenalty(Correction):
     clip: float = 1.0
     every: int = 1
 
+    @_pure
     def penalty(self, weight: Float[Tensor, "*stack out in"]) -> Float[Tensor, "*stack"]:
         """The penalty of each matrix; its backward is the clipped closed gradient."""
         hinge = self._hinge(_of_weight(self.target, weight), weight)
@@ -361,7 +437,7 @@ class SpectralPenalty(Correction):
         if wanted is not None:
             middle = (floored_condition_number(wanted) + 1).log()
             return _Hinge(middle - self.band, middle + self.band)
-        bound = self.target if isinstance(self.target, int | float) else _null(weight)
+        bound = self.target if isinstance(self.target, float) else _null(weight)
         high = torch.tensor(bound + 1.0, dtype=torch.float64, device=weight.device).log()
         return _Hinge(torch.zeros_like(high), high)
 
@@ -409,6 +485,7 @@ class OrthogonalPenalty(Correction):
     spectral: bool = False
     clip: float = 1.0
 
+    @_pure
     def penalty(self, weight: Float[Tensor, "*stack out in"]) -> Float[Tensor, "*stack"]:
         """The penalty of each matrix; its backward is the clipped gradient."""
         value, gradient = self._priced(weight.detach(), None)
@@ -469,13 +546,14 @@ class SVDCorrection(Correction):
     rate: float = 0.1
     target: Target = None
 
+    @_pure
     def corrected(self, weight: Tensor) -> Float[Tensor, "*stack out in"]:
         """One step of the weight; without a target it is its own."""
         return self._moved(weight, _of_weight(self.target, weight))
 
     def _moved(self, weight: Tensor, wanted: Tensor | None) -> Tensor:
-        if isinstance(self.target, int | float):
-            wanted = banded(spectra.decomposition(weight)[1], float(self.target))
+        if isinstance(self.target, float):
+            wanted = banded(spectra.decomposition(weight)[1], self.target)
         return weight if wanted is None else toward_spectrum(weight, wanted, self.rate)
 
     def _objections(self, model: nn.Module) -> Callable[[Slot], Iterator[tuple[bool, str]]]:
@@ -487,7 +565,10 @@ class SVDCorrection(Correction):
 
         def treat(slot: Slot) -> Iterator[Treatment]:
             target = spectra.singular_values if self.target is None else self.target
-            wanted = _reference(target, slot)
+            wanted, rank = _reference(target, slot), min(slot.matrix().shape[-2:])
+            if wanted is not None and wanted.shape[-1] != rank:
+                its = f"{slot.name} has {rank} singular values"
+                raise ValueError(f"{its}, the target {wanted.shape[-1]}; choose by where=")
             if self.rate:
                 memory = {} if wanted is None else {"values": wanted}
                 yield Rewrite(SVDCorrection, slot, rule, memory)
@@ -510,9 +591,10 @@ class SpectralDecay(Correction):
     """
 
     strength: float = 0.1
-    part: slice = field(default_factory=lambda: slice(1))
+    part: slice = field(default_factory=lambda: slice(1), hash=False)  # slices have none in 3.11
     every: int = 10
 
+    @_pure
     def corrected(self, weight: Tensor) -> Float[Tensor, "*stack out in"]:
         """The weight after a decay by ``strength``."""
         return self._decayed(weight, self.strength)
@@ -555,6 +637,7 @@ class SingularValueBound(Correction):
     kappa: float = 100.0
     slack: float = 0.05
 
+    @_pure
     def corrected(self, weight: Tensor) -> Float[Tensor, "*stack out in"]:
         """The nearest weight within the bound."""
         u, s, vt = spectra.decomposition(weight)
@@ -603,6 +686,7 @@ class SingularValueMultipliers(Correction):
     rate: float = 1.0
     weight_decay: float = 2e-3
 
+    @_pure
     def corrected(
         self, weight: Tensor, factors: Tensor | None = None
     ) -> Float[Tensor, "*stack out in"]:
@@ -630,7 +714,7 @@ class SingularValueMultipliers(Correction):
 @final
 @dataclass(frozen=True)
 class Hybrid(Correction):
-    """Multipliers for the scale and a spectral penalty for the shape of what they multiply.
+    """Multipliers for the scale, and a spectral penalty for the shape of the weight they make.
 
     The defaults were tuned on heterogeneous 32 x 32 targets and checked on power-law and
     well-conditioned 40 x 40 ones; ``benchmarks/hybrid.py`` redoes both and tells which grids were
@@ -645,10 +729,12 @@ class Hybrid(Correction):
     multipliers: Multipliers = Multipliers()
     penalties: SpectralPenalty = SpectralPenalty(clip=0.01, every=5)
 
+    @_pure
     def penalty(self, weight: Float[Tensor, "*stack out in"]) -> Float[Tensor, "*stack"]:
         """The spectral penalty of each matrix."""
         return self.penalties.penalty(weight)
 
+    @_pure
     def corrected(
         self, weight: Tensor, rows: Tensor | None = None, columns: Tensor | None = None
     ) -> Float[Tensor, "*stack out in"]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import chain
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -15,6 +18,8 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.optim import Optimizer
+
+from kappascope.weights.roles import kind
 
 Where: TypeAlias = str | Iterable[str] | Callable[[str], bool] | None
 """Names or patterns of weights, a test of a name, or ``None``: all that make sense."""
@@ -127,18 +132,19 @@ class Slot:
         """Whether any matrix can be written: the weight is plain, or its making has an inverse."""
         if self.makings is None:
             return True
-        kept = [leaf.clone() for leaf in self.leaves]
         before = self.matrix()
         # neither a multiple of what is there, nor orthogonal, nor of norm one
         wanted = before * torch.linspace(1.1, 1.5, before.shape[-1]).to(before)
+        devices = {leaf.device for leaf in self.leaves if leaf.is_cuda}
         try:
-            self.write(wanted)
-            return torch.allclose(self.matrix(), wanted, rtol=1e-3, atol=1e-6)
-        except (RuntimeError, ValueError, NotImplementedError):
+            # of a copy: an inverse may keep a base in a buffer, and draw random numbers for it
+            with torch.random.fork_rng(list(devices)):
+                makings = copy.deepcopy(self.makings).eval()
+                makings.right_inverse(self.view.weight(wanted))
+                made = self.view.matrix(makings())
+            return torch.allclose(made, wanted, rtol=1e-3, atol=1e-6)
+        except Exception:  # a stranger's code may raise anything; it has no inverse for us
             return False
-        finally:
-            for leaf, old in zip(self.leaves, kept, strict=True):
-                leaf.copy_(old)
 
     def add_gradient(self, gradient: Float[Tensor, "*stack out in"]) -> None:
         """Add to the gradient of the weight, through whatever makes it."""
@@ -183,7 +189,8 @@ def slots(model: nn.Module) -> list[Slot]:
         made = module.parametrizations if parametrize.is_parametrized(module) else {}
         for attribute in (*module._parameters, *cast(Mapping[str, Any], made)):
             slot = Slot(((f"{path}.{attribute}" if path else attribute, module, attribute),))
-            if module._parameters.get(attribute, 0) is None or slot.leaves[-1].ndim < 2:
+            absent = module._parameters.get(attribute, 0) is None
+            if absent or not slot.leaves or slot.leaves[-1].ndim < 2:  # a made buffer has no leaf
                 continue
             key = tuple(id(leaf) for leaf in slot.leaves)
             first = found.setdefault(key, slot)
@@ -211,14 +218,14 @@ def choose(
     wanted = _wanted(where, [slot.name for slot in every])
     taken, left_out = [], {}
     for slot in every:
-        reasons = [*_impossible(slot, optimizers), *objections(slot)]
-        reason = next((text for applies, text in reasons if applies), None)
-        if where is None:
-            reason = reason or _unwise(slot)
-        elif slot.name not in wanted:
-            reason = "not selected"
-        elif reason:
-            raise ValueError(f"{slot.name} cannot be corrected: {reason}; leave it out of where=")
+        reason = "not selected"
+        if slot.name in wanted:
+            unwise = _unwise(slot) if where is None else ()
+            reasons = chain(_impossible(slot, optimizers), unwise, objections(slot))
+            reason = next((text for applies, text in reasons if applies), "")
+            if reason and where is not None:
+                told = f"{slot.name} cannot be corrected: {reason}"
+                raise ValueError(f"{told}; leave it out of where=")
         if reason:
             left_out[slot.name] = reason
         else:
@@ -267,9 +274,25 @@ def _impossible(slot: Slot, optimizers: Sequence[Optimizer]) -> Iterator[tuple[b
     yield not owned, "no optimizer has it"
 
 
-def _unwise(slot: Slot) -> str | None:
-    embeds = any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for _, m, _ in slot.places)
-    return "an embedding is looked up, not multiplied" if embeds else None
+_LAYERS = (nn.Linear, _ConvNd, nn.RNNBase, nn.MultiheadAttention)  # maps, whatever their names
+# Parameters that stand alone in a model and are no embedding by their name.
+_TABLES = re.compile(r"(^|_)(pos|positions?|positional)(_|$)|(^|_)tokens?$|^A_log$")
+
+
+def _unwise(slot: Slot) -> Iterator[tuple[bool, str]]:
+    """Why what has the shape of a matrix is no map, and taken only if it is named."""
+    for _, module, attribute in slot.places:
+        embeds = isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        yield embeds, "an embedding is looked up, not multiplied"
+        yield re.search(r"(^|_)bias(_|$)", attribute) is not None, "a bias is added, not multiplied"
+    if any(isinstance(module, _LAYERS) for _, module, _ in slot.places):
+        return
+    for name, module, attribute in slot.places:
+        norm = re.search(r"Norm(\dd)?$", type(module).__name__) is not None
+        yield norm, "a norm layer scales entry by entry"
+        table = kind(name) == "embedding" or _TABLES.search(attribute) is not None
+        yield table, "a table is looked up or added, not multiplied"
+    yield min(slot.matrix().shape[-2:]) == 1, "one row or column is a vector, not a map"
 
 
 def group(optimizer: Optimizer, leaf: Tensor) -> int | None:
