@@ -14,8 +14,10 @@ import pytest
 import torch
 
 from kappascope import cli
+from kappascope.clinic import glance
 from kappascope.clinic.bulletin import lines, plain, table
 from kappascope.clinic.diagnosing import diagnose
+from kappascope.clinic.facts import kappa
 from kappascope.store import Refusal
 
 Run = Callable[..., tuple[int, str, str]]
@@ -212,6 +214,21 @@ def test_a_narrow_terminal_keeps_names_and_drops_columns() -> None:
     assert str(next(iter(narrow.columns[0].cells))).endswith("q_proj")
 
 
+def test_terminal_and_page_agree_on_what_the_dtype_leaves_open() -> None:
+    u, s, vt = torch.linalg.svd(torch.randn(256, 256, generator=torch.Generator().manual_seed(0)))
+    s[-1] = s[0] / 2e5  # far below what bfloat16 tells from zero
+    rounded, exact = ((u * s) @ vt).bfloat16(), torch.diag(torch.linspace(0.01, 1, 256))
+    found = diagnose({"a.weight": rounded, "b.weight": exact, "c.weight": 3 * rounded})
+    rows = glance.ranked(found.document()["matrices"])
+    told = list(zip(*(column.cells for column in table(found, 200).columns), strict=True))
+    assert [str(cells[0]) for cells in told] == [row.name.removesuffix(".weight") for row in rows]
+    assert [str(cells[2]) for cells in told] == [kappa(row) for row in rows]
+    bounds = {row.name: row.condition_number_low for row in found.matrices if not row.resolved}
+    assert {row.name: row.kappa for row in rows if row.bounded} == bounds
+    assert bounds.keys() == {"a.weight", "c.weight"}
+    assert {row.level for row in rows if row.bounded} == {0}
+
+
 def test_the_terminal_tells_every_failure_up_to_a_number() -> None:
     found = diagnose({f"w{i}": torch.full((2, 2), math.nan) for i in range(20)})
     told = [str(line) for line in lines(found)]
@@ -304,3 +321,8 @@ def test_the_verdict_counts_in_words_that_fit() -> None:
     told = diagnose({"a.weight": torch.eye(3), "b.weight": torch.zeros(3, 3)}).verdict
     assert told[0] == "2 matrices were examined." and "1 matrix has none." in told[2]
     assert diagnose({"a.weight": torch.eye(3)}).verdict[0] == "1 matrix was examined."
+
+
+def test_chance_is_told_as_it_was_examined_and_not_worked_out_again() -> None:
+    row = glance.Row({"shape": [640, 480], "condition_number": 6.0, "null_condition_number": 2.0})
+    assert row.ratio == 3.0

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import pickle
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,11 @@ import torch
 from torch import nn
 
 import kappascope
+from kappascope.chains import Chain
 from kappascope.clinic import diagnosing, places
 from kappascope.clinic.diagnosing import Choice, Weight, case, diagnose
 from kappascope.clinic.diagnosis import SCHEMA, Diagnosis, document, joined, spreadsheet
-from kappascope.matrices import Skipped
+from kappascope.matrices import Skipped, plan
 from kappascope.store import Refusal, strict
 
 
@@ -102,6 +104,15 @@ def test_what_is_not_finite_fails_alone() -> None:
     assert [row.failed for row in found.matrices] == [False, True]
     assert found.failed == (Skipped("b.weight", "non-finite (9 of 9), first at [0, 0]"),)
     assert found.findings[0].severity == "critical"
+
+
+def test_a_chain_that_fails_is_among_what_failed_and_one_left_out_is_not() -> None:
+    torch.manual_seed(0)
+    huge = 1e307 * torch.randn(4, 4, dtype=torch.float64)  # their product overflows
+    found = diagnose({"fc1.weight": huge, "fc2.weight": huge.clone()})
+    assert found.failed == (Skipped("fc1.weight > fc2.weight", "non-finite"),)
+    left_out = Chain("a > b", ("a", "b"), (9, 9, 9), None, False, None, "skipped: too wide")
+    assert Diagnosis("toy", chains=(left_out,)).failed == ()
 
 
 @pytest.mark.parametrize("name", ["missing", "empty.pt", "text.safetensors", "a\0b"])
@@ -240,3 +251,62 @@ def test_chains_stand_in_the_order_of_the_model_whichever_ends_first(saved: Path
     rows = [row for done in looked.examine() for row in done.result]
     assert len(looked.concluded(rows).chains) > 1
     assert looked.concluded(reversed(rows)).chains == looked.concluded(rows).chains
+
+
+@pytest.mark.parametrize("jobs", [0, -1])
+def test_no_job_is_refused_before_anything_is_opened(jobs: int, saved: Path) -> None:
+    with pytest.raises(ValueError, match=f"jobs of 1 or more, got {jobs}"):
+        diagnose(saved, jobs=jobs)
+
+
+def test_one_pattern_may_be_a_string() -> None:
+    weights = {"up.weight": torch.eye(3), "down.weight": torch.eye(3)}
+    assert [row.name for row in diagnose(weights, exclude="down").matrices] == ["up.weight"]
+    assert [row.name for row in diagnose(weights, include="down").matrices] == ["down.weight"]
+
+
+def test_a_spectrum_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="one of auto, full, none for spectrum, got 'all'"):
+        diagnose(nn.Linear(2, 2), spectrum="all")  # type: ignore[arg-type]
+
+
+def test_a_model_in_memory_is_looked_over_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    monkeypatch.setattr(places, "plan", lambda model: looks.append(1) or plan(model))
+    weights = {f"{k}.weight": torch.eye(3) for k in range(9)}
+    assert len(diagnose(weights, reference=weights).analysed) == 9
+    assert len(looks) == 2
+
+
+class Elsewhere(torch.Tensor):
+    """Of a device from which numbers must be brought before they can be used."""
+
+    def cpu(self) -> torch.Tensor:
+        return torch.diag(torch.arange(1.0, self.shape[0] + 1))
+
+
+def test_a_model_on_any_device_is_examined_with_its_products_and_reference() -> None:
+    blank = [torch.empty(4, 4, device="meta").as_subclass(Elsewhere) for _ in range(2)]
+    found = diagnose(dict(zip(("fc1.weight", "fc2.weight"), blank, strict=True)),
+                     reference={"fc1.weight": torch.eye(4)})  # fmt: skip
+    assert not found.failed
+    assert [row.condition_number for row in found.matrices] == [4.0, 4.0]
+    assert found.matrices[0].errors["condition_number"] == pytest.approx(3.0)
+    assert found.chains[0].condition_number == pytest.approx(16.0)
+
+
+def test_a_file_is_parsed_in_other_processes_whichever_side_it_is(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = model()
+    weights.register_forward_hook(lambda *_: None)  # cannot be pickled, and need not be
+    monkeypatch.setattr(places.checkpoints, "open", lambda _: pytest.fail("parsed here"))
+    for found in (diagnose(weights, saved, jobs=1), diagnose(saved, weights, jobs=1)):
+        assert found.matrices and not found.failed
+        assert all(row.errors["overall_matrix"] == 0 for row in found.matrices)
+
+
+def test_what_is_sent_to_a_process_is_no_more_than_a_task_needs() -> None:
+    flat = torch.zeros(2**20)
+    weights = {f"{k}.weight": flat[9 * k : 9 * k + 9].view(3, 3) for k in range(9)}
+    assert len(pickle.dumps(places.Memory(weights).portion(["0.weight"]))) < 10_000

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 
 from kappascope.engines import ONE_THREAD, Done, Engine, Here, Processes
 
@@ -168,6 +169,54 @@ def test_an_engine_leaves_the_environment_as_it_was(monkeypatch: pytest.MonkeyPa
     before = dict(os.environ)
     list(Here().run(task, ["threads"]))
     assert dict(os.environ) == before
+
+
+def test_an_engine_leaves_alone_what_its_caller_sets_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("A_VARIABLE", "before")
+    for _ in Here().run(task, ["threads"]):
+        os.environ["A_VARIABLE"] = "meanwhile"
+    assert os.environ["A_VARIABLE"] == "meanwhile"
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_engines_that_overlap_the_last_to_end_restores(
+    first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    running = [Here().run(task, ["threads", "threads"]) for _ in range(2)]
+    assert not [next(one).failure for one in running if next(one).failure]
+    running.pop(first).close()
+    assert os.environ.items() >= ONE_THREAD.items()
+    running.pop().close()
+    assert "OMP_WAIT_POLICY" not in os.environ
+
+
+def test_engines_of_several_threads_give_each_its_own_threads_back() -> None:
+    before, found = (torch.get_num_threads(), dict(os.environ)), []
+
+    def many() -> None:
+        for _ in range(200):
+            found.extend(done.failure for done in Here().run(task, ["threads"]))
+        found.append(torch.get_num_threads())
+
+    torch.set_num_threads(2)
+    threads = [threading.Thread(target=many) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    after = torch.get_num_threads()
+    torch.set_num_threads(before[0])
+    assert set(found) == {"", 2} and after == 2
+    assert dict(os.environ) == before[1]
+
+
+@pytest.mark.parametrize("jobs", [0, -1])
+def test_an_engine_without_processes_is_refused(jobs: int) -> None:
+    with pytest.raises(ValueError, match=f"1 or more, got {jobs}"):
+        Processes(jobs)
 
 
 def test_no_items_need_no_process() -> None:

@@ -1,5 +1,7 @@
 """Rules: what is ill is found and named, what is fresh is left in peace, and snippets run."""
 
+import ast
+import fnmatch
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,8 +12,9 @@ from torch import Tensor, nn
 
 from kappascope import corrections
 from kappascope.chains import chain
+from kappascope.clinic import SEVERITIES
 from kappascope.clinic.examination import Examination, Spread, examine
-from kappascope.clinic.findings import SEVERITIES, Finding, findings
+from kappascope.clinic.findings import Finding, findings
 from kappascope.clinic.freshness import is_fresh, usual_distance
 from kappascope.clinic.prescriptions import LEFT_ALONE, MEASURED, Flaw, prescribe
 from kappascope.clinic.rules import MODEL_RULES, RULES
@@ -380,3 +383,13 @@ def test_large_numbers_are_written_as_a_reader_writes_them() -> None:
     ]
     assert "kappa 1.00×10⁷ is beyond chance: at least " in found.evidence
     assert "e+" not in found.evidence
+
+
+@pytest.mark.parametrize("name", ["w[a]", "blocks[0].weight", "w[a][q]"])
+def test_code_to_copy_names_the_weight_brackets_and_all(name: str) -> None:
+    whole = Examination(name, (8, 8), "float32", "ok")
+    part = Examination(f"{name}[q]", (4, 8), "float32", "ok", part_of=name)
+    for row in (whole, part):
+        call = prescribe(Flaw.SHAPE, row).snippet.splitlines()[1]
+        pattern = ast.parse(call.partition("where=")[2].rstrip(")"), mode="eval").body
+        assert fnmatch.fnmatchcase(name, ast.literal_eval(pattern))

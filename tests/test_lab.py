@@ -98,6 +98,7 @@ def test_what_cannot_be_measured_says_so(tmp_path: Path) -> None:
     measured, absent = found["figures"]
     assert measured["measured"] is not None
     assert (absent["measured"], absent["matches"]) == (None, False)
+    assert absent["agreement"].startswith("not measured: KeyError: \"no column 'nothing'")
     held, unknown = found["claims"]
     assert (held["verdict"], held["n"]) == ("holds", 2 * (5 + 130))
     assert (unknown["verdict"], unknown["measured"]) == ("undecided", None)

@@ -134,6 +134,14 @@ def test_all_verdicts_look_alike() -> None:
     assert {badge["data-outcome"] for badge in badges} == set(OUTCOMES)
 
 
+def test_a_figure_that_was_not_measured_says_why() -> None:
+    absent = printed(1, measured=None, matches=False, agreement="not measured: no rows of size 9")
+    tags = Elements(page := render(Report([], [], [absent], {}))).tags
+    badges = [attributes for _, attributes in tags if attributes.get("class") == "badge"]
+    assert [badge["data-outcome"] for badge in badges] == ["undecided"]
+    assert "not measured no rows of size 9" in Elements(page).text
+
+
 def test_an_incomplete_run_says_so_before_anything_else() -> None:
     page = render(Report([], CLAIMS, [], {}, ["e4 own trials 0-63: time limit"]))
     body = Elements(page[page.index("<body>") :]).text.strip()

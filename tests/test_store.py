@@ -195,6 +195,31 @@ def test_changed_code_is_other_code(tmp_path: Path) -> None:
     assert store.code(one) == store.code(one, one) != store.code(two)
 
 
+@pytest.mark.parametrize("page", ["experiments/e19_bound.py", "studies/gpt.py"])
+def test_code_reaches_into_packages(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def changed(path: Path) -> bytes:
+        return path.read_text().encode() + b"#" * (path == store.PACKAGE / "theory/relaxation.py")
+
+    before = store.code(store.PACKAGE / page)
+    store._source.cache_clear()
+    monkeypatch.setattr(Path, "read_bytes", changed)
+    after = store.code(store.PACKAGE / page)
+    store._source.cache_clear()
+    assert after != before
+
+
+def test_code_of_two_pages_of_one_name_is_that_of_both(tmp_path: Path) -> None:
+    pages = [tmp_path / folder / "page.py" for folder in "ab"]
+    for page in pages:
+        page.parent.mkdir()
+        page.write_text(f"name = {page.parent.name!r}")
+    assert store.code(*pages) not in {store.code(page) for page in pages}
+
+
+def test_code_is_the_same_wherever_the_package_is_installed() -> None:
+    assert store._place(store.PACKAGE / "theory" / "inputs.py") == "theory/inputs.py"
+
+
 def test_chunks_do_not_show_in_the_bytes() -> None:
     assert store.parquet(pa.concat_tables([ROWS[:1], ROWS[1:]])) == store.parquet(ROWS)
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from kappascope.files import archives, folders, headers
-from kappascope.files.formats import HEAD, Malformed, kind, quoted
+from kappascope.files.formats import AGAIN, HEAD, Malformed, kind, quoted
 from kappascope.files.machine import Asks
 from kappascope.files.pieces import File, Piece, Unreadable
 from kappascope.files.trees import Found, Tree
@@ -31,7 +31,6 @@ _LONGEST_INDEX = 1 << 25  # bytes: the index of 300,000 tensors
 _LONGEST_CONFIG = 1 << 22
 _MOST_SHARDS = 10_000
 _FORMATS = {"safetensors": "safetensors", "zip": "PyTorch", "pickle": "PyTorch, before 1.6"}
-_AGAIN = "download it again"
 _REPAIR = "download the index again"
 _STATE_DICT = "save model.state_dict() where you trust it"
 
@@ -249,9 +248,7 @@ def _joined(folder: Path, wanted: _Wanted, path: Path) -> Checkpoint:
             loaded.pop(shard, None)
             faults.append(Fault(shard, _lost(error, names)))
     if not loaded:
-        raise Malformed(
-            f"no shard can be read: {quoted(faults[0].name)} {faults[0].reason}", _AGAIN
-        )
+        raise Malformed(f"no shard can be read: {quoted(faults[0].name)} {faults[0].reason}", AGAIN)
     tree: Tree = {}
     for shard, (found, _) in loaded.items():
         faults += _place(tree, found.tree, wanted[shard], shard)
@@ -266,7 +263,7 @@ def _joined(folder: Path, wanted: _Wanted, path: Path) -> Checkpoint:
 def _check_unmixed(loaded: Mapping[str, tuple[Found, str]]) -> None:
     *before, last = [form for _, form in loaded.values()]
     if before and (before[0] == "safetensors") != (last == "safetensors"):
-        raise Malformed(f"is {last} among shards that are {before[0]}", _AGAIN)
+        raise Malformed(f"is {last} among shards that are {before[0]}", AGAIN)
 
 
 def _lost(error: Malformed | OSError, names: list[str]) -> str:
@@ -280,7 +277,7 @@ def _place(tree: Tree, found: Tree, names: list[str], shard: str) -> Iterator[Fa
         if name not in found:
             yield Fault(name, f"not in {quoted(shard)}, where the index has it")
         elif name in tree:
-            raise Malformed(f"duplicate tensor name {quoted(name)} in {quoted(shard)}", _AGAIN)
+            raise Malformed(f"duplicate tensor name {quoted(name)} in {quoted(shard)}", AGAIN)
         else:
             tree[name] = found[name]
 

@@ -15,16 +15,16 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from enum import StrEnum
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kappascope.clinic import MODULES
-from kappascope.engines import ONE_THREAD, Done, Engine, Here, Processes
-from kappascope.terminal import clean, draw, progress, say, tell, waiting
+from kappascope.clinic import MODULES, Depth, Severity
+from kappascope.engines import CORES, ONE_THREAD, Done, Engine, Here, Processes
+from kappascope.prose import OUTCOMES, clean
+from kappascope.terminal import draw, progress, say, tell, waiting
 
 if TYPE_CHECKING:  # what needs torch is loaded when there is work
     from kappascope.clinic.diagnosing import Choice
@@ -45,9 +45,7 @@ LABORATORY = (  # what workers need; torch's optimizers load its compiler, which
 )  # fmt: skip
 CONCLUSION = ("scipy.stats", "matplotlib.figure")  # what we need ourselves when trials are done
 LONGEST = 240  # characters of an error line
-CORES = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 ADVICE = "see whether the file is whole"
-OUTCOMES = ("holds", "fails", "undecided", "ill-posed")
 
 
 class Interrupted(BaseException):
@@ -211,22 +209,6 @@ def _provided(studies: Sequence[Study]) -> list[Study]:
     return ready
 
 
-class Spectrum(StrEnum):
-    """How much of the spectra is taken."""
-
-    auto = "auto"
-    full = "full"
-    none = "none"
-
-
-class Severity(StrEnum):
-    """How bad a finding is."""
-
-    info = "info"
-    warning = "warning"
-    critical = "critical"
-
-
 @app.command()
 def diagnose(
     paths: Annotated[
@@ -241,9 +223,9 @@ def diagnose(
         list[str] | None, typer.Option(help="No tensors whose name has or matches this.")
     ] = None,
     spectrum: Annotated[
-        Spectrum,
+        Depth,
         typer.Option(help="Ask for all singular values up to size 2048, or always, or never."),
-    ] = Spectrum.auto,
+    ] = "auto",
     reference: Annotated[
         str | None, typer.Option(help="A checkpoint to compare every component with.")
     ] = None,
@@ -269,7 +251,7 @@ def diagnose(
     from kappascope.clinic.diagnosis import document
     from kappascope.store import strict
 
-    choice = Choice(tuple(include or ()), tuple(exclude or ()), spectrum.value)
+    choice = Choice(tuple(include or ()), tuple(exclude or ()), spectrum)
     with _answering(as_json):
         _writable([*paths, reference] if reference else paths, html, table)
         pairs = zip(paths, [reference, *paths[:-1]], strict=True)
@@ -373,7 +355,7 @@ def _judged(found: Sequence[Diagnosis], fail_on: Severity | None) -> None:
     """The exit code, if it is not 0."""
     from kappascope.store import Refusal
 
-    bad = [one for each in found for one in (each.above(fail_on.value) if fail_on else ())]
+    bad = [one for each in found for one in (each.above(fail_on) if fail_on else ())]
     if bad:
         count = "1 finding" if len(bad) == 1 else f"{len(bad)} findings"
         wrong = f"{count} of severity {fail_on} or worse, first {bad[0].rule}"

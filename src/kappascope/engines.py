@@ -20,10 +20,10 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
-from threading import Thread
+from threading import RLock, Thread, get_ident
 from types import ModuleType
 from typing import Any, Generic, Protocol, TypeVar, cast, final
 
@@ -34,6 +34,7 @@ ONE_THREAD = {
     **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
     "OMP_WAIT_POLICY": "passive",
 }
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 
@@ -89,6 +90,10 @@ class Processes:
     retries: int = 1  # a process killed for its memory may find more of it the second time
     memory: int | None = None
     loaded: tuple[str, ...] = ("torch", "scipy.linalg")  # modules that no process loads again
+
+    def __post_init__(self) -> None:
+        if self.jobs < 1:
+            raise ValueError(f"expected jobs of 1 or more, got {self.jobs}: nothing would be done")
 
     def run(self, work: Callable[[T], object], items: Sequence[T]) -> Generator[Done[T]]:
         """Every process takes the next item when it has done its last."""
@@ -270,20 +275,47 @@ def _failed(item: T, error: BaseException, seconds: float) -> Done[T]:
     return Done(item, seconds, text, error)
 
 
+@dataclass
+class _Solo:
+    """Which threads asked for one thread each, and what there was before the first of them did."""
+
+    lock: RLock = field(default_factory=RLock)  # a forgotten engine may end while it is held
+    askers: list[int] = field(default_factory=list)
+    names: dict[str, str | None] = field(default_factory=dict)
+    threads: int = 1
+
+    def begin(self, torch: Any) -> int:
+        """Ask, and give what to end with."""
+        with self.lock:
+            if not self.askers:
+                self.names = {name: os.environ.get(name) for name in ONE_THREAD}
+                self.threads = torch.get_num_threads() if torch else 1
+                os.environ.update(ONE_THREAD)
+            self.askers.append(asker := get_ident())
+            if torch:
+                torch.set_num_threads(1)  # of this thread alone
+        return asker
+
+    def end(self, torch: Any, asker: int) -> None:
+        """Put back what was this thread's, and with the last one to leave what was everybody's."""
+        with self.lock:
+            self.askers.remove(asker)
+            if torch and asker not in self.askers:
+                torch.set_num_threads(self.threads)
+            for name, value in () if self.askers else self.names.items():
+                os.environ.pop(name, None)
+                os.environ.update({} if value is None else {name: value})
+
+
+_SOLO = _Solo()
+
+
 @contextmanager
 def _one_thread() -> Iterator[None]:
     """Give one thread to this process's torch and to every process it starts, for a while."""
-    before = dict(os.environ)
-    os.environ.update(ONE_THREAD)
     torch: Any = sys.modules.get("torch")
-    threads = torch.get_num_threads() if torch else 1
+    asker = _SOLO.begin(torch)
     try:
-        if torch:
-            torch.set_num_threads(1)
         yield
     finally:
-        for name in ONE_THREAD:
-            os.environ.pop(name)
-        os.environ.update(before)
-        if torch:
-            torch.set_num_threads(threads)
+        _SOLO.end(torch, asker)

@@ -250,17 +250,21 @@ def verdicts(experiments: Iterable[Experiment], rows: Table) -> dict[str, list[d
 def _checked(figure: Printed, rows: Table) -> dict[str, Any]:
     try:
         return check(figure, rows)
-    except Exception:  # whatever a measure does when there is nothing to measure
-        return check(
-            replace(figure, measure=lambda _: [math.nan] * len(ends(figure.printed))), rows
-        )
+    except Exception as error:  # whatever a measure does when there is nothing to measure
+        unknown = [math.nan] * len(ends(figure.printed))
+        record = check(replace(figure, measure=lambda _: unknown), rows)
+        return record | {"agreement": f"{record['agreement']}: {_reason(error)}"}
 
 
 def _judged(claim: Claim, rows: Table) -> Verdict:
     try:
         return judge(claim, rows)
     except Exception as error:
-        kind = "" if type(error) is LookupError else f"{type(error).__name__}: "  # no such rows
-        why = f"Not measured: {kind}{error}"
         about = claim.id, claim.experiment, claim.sentence, claim.source
+        why = f"Not measured: {_reason(error)}"
         return Verdict(*about, "undecided", None, None, 0, why)
+
+
+def _reason(error: Exception) -> str:
+    """What a measure says of rows that are not there, or what went wrong in it."""
+    return str(error) if type(error) is LookupError else f"{type(error).__name__}: {error}"

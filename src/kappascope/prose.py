@@ -9,13 +9,13 @@ from typing import Any
 Record = Mapping[str, Any]
 """A claim or a printed figure as ``verdicts.json`` keeps it."""
 
-OUTCOMES = ("holds", "fails", "undecided", "ill-posed")
 VERBS = {
     "holds": ("holds", "hold"),
     "fails": ("fails", "fail"),
     "undecided": ("is undecided", "are undecided"),
     "ill-posed": ("is ill-posed", "are ill-posed"),
 }
+OUTCOMES = tuple(VERBS)
 PROPER = {"frobenius": "Frobenius", "sgd": "SGD", "adam": "Adam", "svd": "SVD", "relu": "ReLU"}
 PROPER |= {"adamw": "AdamW", "muon": "Muon"}
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -56,6 +56,15 @@ def number(value: float | None, digits: int = 3) -> str:
     else:
         text = f"{text.partition('e')[0]}×10{str(exponent).translate(RAISED)}"
     return text.replace("-", "−")
+
+
+def clean(text: str) -> str:
+    r"""Text without the characters that would move a cursor or hide what follows.
+
+    >>> clean("red \x1b[31m")
+    'red ?[31m'
+    """
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def cell(text: str) -> str:

@@ -24,6 +24,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+PACKAGE = Path(__file__).parent
 # What pages import to judge and draw rows, not to make them.
 JUDGES = ("lab", "claims", "measures", "statistics", "figures")
 SHOWING = "_exhibits"  # how pages end that draw the rows of a study
@@ -128,13 +129,19 @@ def code(*pages: Path) -> str:
     >>> code(Path(__file__)) == code(Path(__file__), Path(__file__))
     True
     """
-    found: dict[str, str] = {}
+    found: dict[Path, str] = {}
     todo = list(pages)
     while todo:
         page = todo.pop()
-        found[page.name], imported = _source(page)
-        todo += [path for path in imported if path.name not in found]
-    return digest(found)
+        found[page], imported = _source(page)
+        todo += [path for path in imported if path not in found]
+    return digest(sorted((_place(page), one) for page, one in found.items()))
+
+
+def _place(page: Path) -> str:
+    """Where a page stands in the package, wherever that is installed; a name, if outside it."""
+    inside = page.is_relative_to(PACKAGE)
+    return page.relative_to(PACKAGE).as_posix() if inside else page.name
 
 
 @cache
@@ -147,9 +154,9 @@ def _source(page: Path) -> tuple[str, tuple[Path, ...]]:
             _, _, module = str(node.module).partition(".")
             inside = [f"{module}.{alias.name}".lstrip(".") for alias in node.names]
             names |= {module, *inside}  # a module itself, or modules of a package
-    making = {name for name in names - set(JUDGES) if not name.endswith(SHOWING)}
-    places = [Path(__file__).parent.joinpath(*name.split(".")) for name in making]
-    modules = [place.with_suffix(".py") for place in places if place.name]
+    making = {name for name in names - {"", *JUDGES} if not name.endswith(SHOWING)}
+    places = [PACKAGE.joinpath(*name.split(".")) for name in making]
+    modules = [path for one in places for path in (one.with_suffix(".py"), one / "__init__.py")]
     return hashlib.sha256(data).hexdigest(), tuple(path for path in modules if path.is_file())
 
 

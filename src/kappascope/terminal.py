@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import typer
 
+from kappascope.prose import clean
+
 if TYPE_CHECKING:  # the command starts without it
     from rich.console import RenderableType
 
@@ -46,15 +48,6 @@ def draw(what: RenderableType) -> None:
         no_wrap, overflow = getattr(what, "no_wrap", None), getattr(what, "overflow", None)
         console.print(what, crop=False, no_wrap=no_wrap, overflow=overflow)
     tell(drawn.get().rstrip("\n"))
-
-
-def clean(text: str) -> str:
-    r"""Text without the characters that would move a cursor or hide what follows.
-
-    >>> clean("red \x1b[31m")
-    'red ?[31m'
-    """
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 @contextmanager

@@ -12,10 +12,12 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from kappascope.clinic import glance
 from kappascope.clinic.diagnosis import Diagnosis
-from kappascope.clinic.examination import Examination
-from kappascope.clinic.findings import SEVERITIES, Finding
-from kappascope.prose import number
+from kappascope.clinic.facts import kappa
+from kappascope.clinic.findings import Finding
+from kappascope.clinic.glance import Row
+from kappascope.prose import Record, clean, number
 
 ROWS = 24  # of the table: what a screen holds
 WIDEST = 60  # characters of a name
@@ -33,8 +35,8 @@ def plain(text: str, most: int = 10_000) -> str:
     >>> plain("a\x1b[31mb"), plain("layers.0.self_attn.q_proj.weight", most=16)
     ('a?[31mb', '…n.q_proj.weight')
     """
-    clean = "".join(c if c.isprintable() else "?" for c in text)
-    return clean if len(clean) <= most else f"…{clean[-(most - 1) :]}"
+    whole = clean(text)
+    return whole if len(whole) <= most else f"…{whole[-(most - 1) :]}"
 
 
 def table(diagnosis: Diagnosis, width: int) -> RenderableType:
@@ -42,10 +44,8 @@ def table(diagnosis: Diagnosis, width: int) -> RenderableType:
 
     Names get the room they need, at the cost of some columns.
     """
-    own = _own(diagnosis)
-    rows = sorted(diagnosis.matrices, key=lambda row: _badness(row, own.get(row.name, ())))
-    rows = rows[: -ROWS - 1 : -1]
-    cells = [[*_cells(row), _mark(own.get(row.name, ()))] for row in rows]
+    rows = glance.ranked(_told(diagnosis))[:ROWS]
+    cells = [[*_cells(row), _mark(row)] for row in rows]
     widths = [max(map(len, column)) for column in zip(HEADS, *cells, strict=True)]
     width -= 2  # at its edges
     kept = _kept([min(widths[0], WIDEST), *widths[1:]], width)
@@ -103,52 +103,39 @@ def _kept(widths: Sequence[int], width: int) -> list[int]:
     return kept
 
 
-def _own(diagnosis: Diagnosis) -> dict[str, list[Finding]]:
-    found: dict[str, list[Finding]] = {}
+def _told(diagnosis: Diagnosis) -> Iterator[Record]:
+    """The matrices as the page has them, without what is not looked at here."""
+    own: dict[str, list[Record]] = {}
     for one in diagnosis.findings:
-        found.setdefault(one.subject, []).append(one)
-    return found
+        own.setdefault(one.subject, []).append(vars(one))
+    for row in diagnosis.matrices:
+        yield {**vars(row), "findings": own.get(row.name, ())}
 
 
-def _badness(row: Examination, own: Sequence[Finding]) -> tuple[float, ...]:
-    worst = max((SEVERITIES.index(one.severity) for one in own), default=-1)
-    return row.failed, worst, _excess(row) or 0.0
-
-
-def _excess(row: Examination) -> float | None:
-    """How many times kappa is that of a random matrix of this shape, at least."""
-    kappa = row.condition_number if row.resolved else row.condition_number_low
-    usual = row.null_condition_number
-    return None if kappa is None or usual is None else kappa / usual
-
-
-def _cells(row: Examination) -> Iterator[Text]:
-    yield Text(plain(row.name))
-    yield Text("×".join(map(str, row.shape)))
+def _cells(row: Row) -> Iterator[Text]:
+    matrix = row.matrix
+    yield Text(plain(matrix["name"]))
+    yield Text("×".join(map(str, matrix["shape"])))
     if row.failed:
         yield from (Text("–") for _ in range(5))
         yield Text("failed", COLOURS["critical"])
         return
-    yield Text(_kappa(row))
-    excess = _excess(row)
-    yield Text("–" if excess is None else f"{excess:.2g}" if excess < 99.5 else f"{excess:,.0f}")
-    yield Text("–" if row.effective_rank is None else f"{row.effective_rank}/{min(row.shape)}")
-    yield Text(number(row.stable_rank))
-    yield Text(number(row.spectral_gap, 2))
-    yield Text(number(row.alpha))
+    yield Text(kappa(row))
+    yield Text(_times(row.ratio))
+    rank = matrix["effective_rank"]
+    yield Text("–" if rank is None else f"{rank}/{min(matrix['shape'])}")
+    yield Text(number(matrix["stable_rank"]))
+    yield Text(number(matrix["spectral_gap"], 2))
+    yield Text(number(matrix["alpha"]))
 
 
-def _kappa(row: Examination) -> str:
-    """Kappa with as much of its interval as says something."""
-    if row.condition_number is not None and row.resolved:
-        return number(row.condition_number)
-    low = row.condition_number_low
-    return "–" if low is None else f"> {number(low)}"
+def _times(ratio: float | None) -> str:
+    return "–" if ratio is None else f"{ratio:.2g}" if ratio < 99.5 else f"{ratio:,.0f}"
 
 
-def _mark(found: Sequence[Finding]) -> Text:
-    worst = max(found, key=lambda one: SEVERITIES.index(one.severity), default=None)
-    return Text(worst.rule, COLOURS[worst.severity]) if worst else Text("")
+def _mark(row: Row) -> Text:
+    worst = next((one for one in row.matrix["findings"] if one["severity"] == row.severity), None)
+    return Text(worst["rule"], COLOURS[row.severity]) if worst else Text("")
 
 
 def lines(diagnosis: Diagnosis) -> Iterator[Text]:

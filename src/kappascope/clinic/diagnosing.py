@@ -1,7 +1,8 @@
 """Examine all matrices of a model or a checkpoint.
 
 A checkpoint's bytes are parsed and its matrices factorized in other processes with limits of time
-and memory; here only rows of numbers and text arrive. A model in memory is examined in place.
+and memory; here only rows of numbers and text arrive. A model in memory is examined in place,
+unless it is compared with a checkpoint: then its matrices go where that is read.
 
 >>> from torch import nn
 >>> found = diagnose(nn.Linear(3, 2))
@@ -13,31 +14,36 @@ from __future__ import annotations
 
 import fnmatch
 import math
-import os
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Protocol, TypeAlias, final
+from typing import Protocol, final, get_args
 
 import torch
 
 from kappascope.chains import Chain, Ends, Links, links, obstacle
-from kappascope.clinic import MODULES
-from kappascope.clinic.diagnosis import Diagnosis
-from kappascope.clinic.examination import Depth, Examination, examine
-from kappascope.clinic.places import GIGABYTE, File, Memory, Opened, Place, Source, place
-from kappascope.engines import Done, Engine, Here, Processes
+from kappascope.clinic import MODULES, Depth
+from kappascope.clinic.diagnosis import Diagnosis, Row
+from kappascope.clinic.examination import Examination, examine
+from kappascope.clinic.places import (
+    GIGABYTE,
+    File,
+    Memory,
+    Opened,
+    Place,
+    Portion,
+    Source,
+    place,
+)
+from kappascope.engines import CORES, Done, Engine, Here, Processes
 from kappascope.matrices import Logical, Plan, Skipped, Unit
 from kappascope.products import Attention, Product, attention
 from kappascope.store import Refusal
 
-Row: TypeAlias = Examination | Product | Chain
-
 LIBRARIES = GIGABYTE // 2  # what torch and scipy hold before any tensor is read
 UNCHOSEN = "not chosen"  # why a matrix is skipped that the user did not ask for
 SLOWEST = 2e9  # floating point operations a second: any machine does more
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+WORKER = Processes(1, retries=0, loaded=MODULES)  # what fails on a file will fail again
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,11 @@ class Choice:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     spectrum: Depth = "auto"
+
+    def __post_init__(self) -> None:
+        if self.spectrum not in get_args(Depth):
+            told = ", ".join(get_args(Depth))
+            raise ValueError(f"expected one of {told} for spectrum, got {self.spectrum!r}")
 
     def takes(self, name: str) -> bool:
         """Whether a matrix of this name is wanted."""
@@ -74,6 +85,10 @@ class Task(Protocol):
     def effort(self) -> float:
         """Seconds that are more than enough for it."""
 
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """The stored tensors that are read for it."""
+
     def rows(self, model: Opened, reference: Opened | None, spectrum: Depth) -> Iterator[Row]:
         """What is measured."""
 
@@ -93,6 +108,11 @@ class Weight:
     def effort(self) -> float:
         """A full SVD of each."""
         return _effort(self.unit)
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """One."""
+        return (self.unit,)
 
     @property
     def bytes(self) -> int:
@@ -147,7 +167,12 @@ class Heads:
     @property
     def effort(self) -> float:
         """No more than that of its matrices."""
-        return sum(map(_effort, self.layer.units))
+        return sum(map(_effort, self.units))
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """Of its projections."""
+        return self.layer.units
 
     def rows(self, model: Opened, reference: Opened | None, spectrum: Depth) -> Iterator[Row]:
         """Two for each head."""
@@ -172,7 +197,12 @@ class Sequel:
     @property
     def effort(self) -> float:
         """Nothing where the product is not formed."""
-        return 0.0 if obstacle(self.layers.widths) else sum(map(_effort, self.layers.units))
+        return 0.0 if obstacle(self.layers.widths) else sum(map(_effort, self.units))
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """One for each layer, or fewer."""
+        return self.layers.units
 
     def bound(self) -> Chain:
         """What is known where the product is not formed: nothing needs to be read for that."""
@@ -248,11 +278,17 @@ class Case:
                 yield Sequel(one, {name: known[name] for name in names})
 
     def _run(self, tasks: tuple[Task, ...]) -> Generator[Done[Task]]:
-        work = partial(_work, self.model, self.reference, self.choice.spectrum)
-        with closing(self.engine.run(work, tasks)) as ended:
+        orders = [self._order(task) for task in tasks]
+        with closing(self.engine.run(_Order.rows, orders)) as ended:
             for done in ended:
-                result = list(done.item.failed(_reason(done))) if done.failure else done.result
-                yield replace(done, result=result)
+                task = done.item.task
+                result = list(task.failed(_reason(done))) if done.failure else done.result
+                yield Done(task, done.seconds, done.failure, done.error, result)
+
+    def _order(self, task: Task) -> _Order:
+        names = [part.name for unit in task.units for part in unit.parts]
+        reference = self.reference.portion(names) if self.reference else None
+        return _Order(task, self.model.portion(names), reference, self.choice.spectrum)
 
     def concluded(self, rows: Iterable[Row]) -> Diagnosis:
         """The diagnosis, with the rows in the order of the model."""
@@ -285,11 +321,21 @@ def _plain(value: object) -> object:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _work(model: Place, reference: Place | None, spectrum: Depth, task: Task) -> list[Row]:
-    return list(task.rows(model.opened(), reference.opened() if reference else None, spectrum))
+@dataclass(frozen=True)
+class _Order:
+    """A task with all that it takes, to be done in whichever process."""
+
+    task: Task
+    model: File | Portion
+    reference: File | Portion | None
+    spectrum: Depth
+
+    def rows(self) -> list[Row]:
+        other = self.reference.opened() if self.reference else None
+        return list(self.task.rows(self.model.opened(), other, self.spectrum))
 
 
-def _reason(done: Done[Task]) -> str:
+def _reason(done: Done[_Order]) -> str:
     """Why a task failed, in the words of a user."""
     if isinstance(done.error, MemoryError) or "not enough memory" in done.failure:
         return "more memory needed than a worker may use"
@@ -308,7 +354,7 @@ def case(
     >>> [task.effort for task in case({"fc.weight": torch.eye(1000)}).tasks]
     [64.0]
     """
-    choice = choice or Choice()
+    choice, workers = choice or Choice(), replace(WORKER, jobs=jobs)
     model, other = place(source), None if reference is None else place(reference)
     summary = _summary(model)
     if other:
@@ -322,11 +368,12 @@ def case(
     tasks: list[Task] = [*weights, *heads]
     tasks.sort(key=lambda task: task.effort, reverse=True)
     engine: Engine = Here()
-    if isinstance(model, File):
+    sides = [one for one in (model, other) if one is not None]
+    if files := [one for one in sides if isinstance(one, File)]:
         largest = max((one.bytes for one in weights), default=0)
-        room = max(GIGABYTE, 3 * largest) * (2 if other else 1)
+        held = 2 * len(sides) - len(files)  # what is sent from memory is held as sent, too
         slowest = max((task.effort for task in tasks), default=0.0)
-        engine = _confined(jobs, slowest, room)
+        engine = _confined(workers, slowest, max(GIGABYTE, 3 * largest) * held)
     return Case(model, other, choice, summary, tuple(tasks), engine)
 
 
@@ -336,14 +383,14 @@ def _weights(plan: Plan, choice: Choice) -> Iterator[Weight]:
             yield Weight(unit, chosen)
 
 
-def _confined(jobs: int, limit: float, room: int) -> Processes:
-    return Processes(jobs, limit, retries=0, memory=LIBRARIES + room, loaded=MODULES)
+def _confined(workers: Processes, limit: float, room: int) -> Processes:
+    return replace(workers, limit=limit, memory=LIBRARIES + room)
 
 
 def _summary(model: Place) -> Summary:
     if isinstance(model, Memory):
         return Summary.of(model)
-    (done,) = _confined(1, model.patience, GIGABYTE).run(Summary.of, [model])
+    (done,) = _confined(WORKER, model.patience, GIGABYTE).run(Summary.of, [model])
     if not done.failure:
         return done.result
     if isinstance(done.error, Refusal):
@@ -359,20 +406,25 @@ def diagnose(
     source: Source,
     reference: Source | None = None,
     *,
-    include: Iterable[str] = (),
-    exclude: Iterable[str] = (),
+    include: str | Iterable[str] = (),
+    exclude: str | Iterable[str] = (),
     spectrum: Depth = "auto",
     jobs: int = CORES,
 ) -> Diagnosis:
     """Examine every matrix of a checkpoint, a model or a state dict, and apply all rules.
 
     With a ``reference`` each matrix also gets the errors of its components against the matrix of
-    that name there. ``jobs`` processes read a checkpoint; a model in memory is examined here.
+    that name there. If either is a checkpoint, ``jobs`` processes read and examine; models in
+    memory are examined here.
 
     >>> import torch
     >>> found = diagnose({"a.weight": 2 * torch.eye(3)}, reference={"a.weight": torch.eye(3)})
     >>> found.matrices[0].errors["frobenius_norm"], found.matrices[0].errors["condition_number"]
     (1.0, 0.0)
     """
-    taken = case(source, reference, Choice(tuple(include), tuple(exclude), spectrum), jobs)
+    taken = case(source, reference, Choice(_patterns(include), _patterns(exclude), spectrum), jobs)
     return taken.concluded(row for done in taken.examine() for row in done.result)
+
+
+def _patterns(given: str | Iterable[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)

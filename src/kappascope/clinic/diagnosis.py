@@ -7,19 +7,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
 from kappascope import store
 from kappascope.chains import Chain
-from kappascope.clinic import findings
+from kappascope.clinic import SEVERITIES, findings
 from kappascope.clinic.examination import Examination
-from kappascope.clinic.findings import SEVERITIES, Finding
+from kappascope.clinic.findings import Finding
 from kappascope.matrices import Skipped
 from kappascope.products import Product
 from kappascope.prose import number
 
+Row: TypeAlias = Examination | Product | Chain
 SCHEMA = "kappascope.diagnosis/1"
 LEADING = "=+-@\t\r"  # a spreadsheet takes what begins so for a formula
 
@@ -50,7 +51,7 @@ class Diagnosis:
     @cached_property
     def failed(self) -> tuple[Skipped, ...]:
         """What should have been examined and could not be, and why."""
-        rows: tuple[Examination | Product, ...] = (*self.matrices, *self.products)
+        rows: tuple[Row, ...] = (*self.matrices, *self.products, *self.chains)
         bad = [one for one in rows if one.status.startswith("failed")]
         failures = [Skipped(one.name, one.status.removeprefix("failed: ")) for one in bad]
         return (*self.faults, *failures, *(one for one in self.skipped if one.lost))

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,11 +20,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kappascope import components, spectra, tails
+from kappascope.clinic import Depth
 from kappascope.components import Components
 from kappascope.theory import GaussianNull, MarchenkoPastur, tracy_widom_cdf
-
-Depth: TypeAlias = Literal["auto", "full", "none"]
-"""How much of the spectrum is taken: all of it up to a size, always, or never."""
 
 FULL = 2048  # up to this many singular values "auto" takes them all: about half a second
 THRESHOLDS = (0.001, 0.01, 0.1)  # of the effective rank; the middle one is the paper's

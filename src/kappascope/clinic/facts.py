@@ -98,8 +98,8 @@ def kappa(row: Row) -> str:
     >>> kappa(Row({"condition_number": 12.0})), kappa(Row({"condition_number_low": 9.0}))
     ('12.0', '≥ 9.00')
     """
-    bound = row.matrix.get("condition_number") is None and row.kappa not in (None, math.inf)
-    return f"≥ {number(row.kappa)}" if bound else number(row.kappa)
+    least = row.bounded and row.kappa not in (None, math.inf)
+    return f"≥ {number(row.kappa)}" if least else number(row.kappa)
 
 
 def shown(value: Any) -> str:

@@ -10,13 +10,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from kappascope.chains import Chain
-from kappascope.clinic import model_rules  # noqa: F401 - registers its rules
+from kappascope.clinic import SEVERITIES, Severity, model_rules  # noqa: F401 - registers rules
 from kappascope.clinic.examination import Examination
 from kappascope.clinic.prescriptions import Prescription, is_left_alone, prescribe
-from kappascope.clinic.rules import MODEL_RULES, RULES, Model, Severity, Symptom
+from kappascope.clinic.rules import MODEL_RULES, RULES, Model, Symptom
 from kappascope.products import Product
-
-SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
+from kappascope.clinic import SEVERITIES
 from kappascope.components import Components
 from kappascope.prose import number
 from kappascope.theory import GaussianNull
@@ -29,7 +30,7 @@ KINDS = (
 """Columns in the order in which data flow; kinds not named here come after these."""
 FACTORS = (1.5, 3, 10, 100, 1000)  # of kappa over its null; chance alone gives a square one 3
 MOVES = (1e-3, 1e-2, 0.1, 1)  # of relative errors; below the first even bfloat16 hides a move
-RANKS = {"critical": 3, "warning": 2, "info": 1}
+RANKS: Mapping[str, int] = {severity: rank for rank, severity in enumerate(SEVERITIES, 1)}
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,18 @@ class Row:
         return max(found, key=lambda s: RANKS.get(s, 0), default="")
 
     @property
+    def bounded(self) -> bool:
+        """Whether of the condition number no more is known than the least that it can be."""
+        return self.unresolved or self.matrix.get("condition_number") is None
+
+    @property
     def kappa(self) -> float | None:
-        """The condition number, infinite for a singular matrix, or the least that it can be."""
-        known: float | None = self.matrix.get("condition_number")
+        """The condition number, infinite for a singular matrix, or the least that it can be.
+
+        >>> Row({"condition_number": 900.0, "condition_number_low": 30.0, "resolved": False}).kappa
+        30.0
+        """
+        known: float | None = None if self.bounded else self.matrix["condition_number"]
         least: float | None = self.matrix.get("condition_number_low")
         why = str((self.matrix.get("reasons") or {}).get("condition_number"))
         infinite = math.inf if why.startswith("infinite") else None
@@ -80,20 +90,24 @@ class Row:
 
     @cached_property
     def ratio(self) -> float | None:
-        """The condition number over that of a random matrix of this shape."""
+        """The condition number, or its least, over that of a random matrix of this shape."""
         shape = self.matrix.get("shape") or ()
         if not self.kappa or len(shape) != 2 or min(shape) < 1:
             return None
-        return self.kappa / math.exp(GaussianNull(*shape).log_condition_number)
+        usual = self.matrix.get("null_condition_number")  # a tenth of a second where it is not told
+        return self.kappa / (usual or math.exp(GaussianNull(*shape).log_condition_number))
 
     @property
     def level(self) -> int | None:
-        """How many of FACTORS its ratio exceeds, or (negative) its inverse does."""
+        """How many of FACTORS its ratio exceeds, or (negative) its inverse does.
+
+        What is only bounded is not shown below chance, where it need not be.
+        """
         if self.ratio is None:
             return None
         if self.ratio >= 1:
             return bisect_right(FACTORS, self.ratio)
-        return -bisect_right(FACTORS, 1 / self.ratio)
+        return 0 if self.bounded else -bisect_right(FACTORS, 1 / self.ratio)
 
     @property
     def size(self) -> int:
@@ -172,10 +186,10 @@ def _compared(row: Row) -> str:
         return str(row.matrix["status"])
     if row.ratio is None:
         return str((row.matrix.get("reasons") or {}).get("condition_number") or "κ unknown")
-    z = row.matrix.get("null_z")
-    beside = "" if z is None else f" (z {number(z)})"
-    times = f"{number(row.ratio, 2)} times that of a random matrix of its shape"
-    return f"κ {number(row.kappa)}, {times}{beside}"
+    z, least = row.matrix.get("null_z"), "at least " if row.bounded else ""
+    beside = "" if z is None or row.bounded else f" (z {number(z)})"
+    times = f"{least}{number(row.ratio, 2)} times that of a random matrix of its shape"
+    return f"κ {least}{number(row.kappa)}, {times}{beside}"
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kappascope.chains import Chain
+from kappascope.clinic import Severity
 from kappascope.clinic.examination import Examination
 from kappascope.clinic.prescriptions import Flaw
-from kappascope.clinic.rules import GRAVE, NOTABLE, Model, Severity, Symptom, model_rule
+from kappascope.clinic.rules import GRAVE, NOTABLE, Model, Symptom, model_rule
 from kappascope.products import Product
 from kappascope.prose import number
 from kappascope.theory import GaussianNull

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kappascope import pages
-from kappascope.clinic import glance
+from kappascope.clinic import SEVERITIES, glance
 from kappascope.clinic.facts import (
     breakable,
     columns,
@@ -27,14 +27,13 @@ from kappascope.clinic.facts import (
     shown,
     sortable,
 )
-from kappascope.clinic.glance import Row
+from kappascope.clinic.glance import RANKS, Row
 from kappascope.prose import Record
 
 PLOTTED = 1000  # spectra on one page: 2 kB each, and a page beyond 5 MB opens slowly
 LISTED = 200  # findings of one rule: nobody reads more, and the table has them all
 ROWS = 100  # of the table that are laid out at once: a thousand take a phone a second
 TOLD = ("severity", "rule", "evidence", "advice", "snippet")  # of a finding, beside its matrix
-SEVERITIES = ("critical", "warning", "info")
 EMPTY: Mapping[str, Any] = {
     "source": "", "matrices": [], "products": [], "chains": [], "skipped": [], "failed": [],
     "findings": [], "summary": {}, "reference": None, "provenance": {},
@@ -59,7 +58,7 @@ def page(document: Mapping[str, Any]) -> str:
         change=glance.change(rows),
         trajectory=glance.trajectory(known["trajectory"]),
         groups=groups(told),
-        severities=SEVERITIES,
+        severities=SEVERITIES[::-1],
         listed=LISTED,
         at_once=ROWS,
         data=_data(rows, plots),
@@ -181,8 +180,7 @@ def groups(told: Iterable[Record]) -> list[Group]:
     found: dict[tuple[str, str], list[Record]] = {}
     for one in told:
         found.setdefault((str(one.get("severity")), str(one.get("rule"))), []).append(one)
-    ranks = {severity: rank for rank, severity in enumerate(SEVERITIES)}
-    ordered = sorted(found.items(), key=lambda item: ranks.get(item[0][0], len(ranks)))
+    ordered = sorted(found.items(), key=lambda item: -RANKS.get(item[0][0], 0))
     return [Group(severity, rule, those) for (severity, rule), those in ordered]
 
 

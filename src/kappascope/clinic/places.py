@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -39,12 +39,17 @@ class Opened:
 
     def matrix(self, name: str) -> Tensor | None:
         """The matrix of this name, if there is one."""
-        unit = self._units.get(name)
+        unit = self._holders.get(name)
         found = unit.matrices(self.read) if unit else iter(())
         return next((matrix for logical, matrix in found if logical.name == name), None)
 
+    def units(self, names: Iterable[str]) -> tuple[Unit, ...]:
+        """Those that hold the matrices of these names, as far as there are any."""
+        holders = (self._holders[name] for name in names if name in self._holders)
+        return tuple({unit.paths: unit for unit in holders}.values())
+
     @cached_property
-    def _units(self) -> dict[str, Unit]:
+    def _holders(self) -> dict[str, Unit]:
         return {part.name: unit for unit in self.plan.units for part in unit.parts}
 
 
@@ -70,6 +75,10 @@ class File:
     def opened(self) -> Opened:
         """Parsed, once in each process; to be called where a hostile file does no harm."""
         return _opened(self.path, self.stamp)
+
+    def portion(self, names: Iterable[str]) -> File:
+        """All of it: it is read where the work is done."""
+        return self
 
     @property
     def patience(self) -> float:
@@ -101,8 +110,36 @@ class Memory:
         return type(self.model).__name__
 
     def opened(self) -> Opened:
-        """As it is."""
-        return Opened(plan(self.model), reader(self.model))
+        """As it is, looked over once."""
+        return self._opened
+
+    @cached_property
+    def _opened(self) -> Opened:
+        read = reader(self.model)
+        # where every dtype can be computed with: some devices have no float64
+        return Opened(plan(self.model), lambda path: read(path).detach().cpu())
+
+    def portion(self, names: Iterable[str]) -> Portion:
+        """What of it is needed for the matrices of these names."""
+        opened = self.opened()
+        return Portion(opened.units(names), opened.read)
+
+
+@dataclass(frozen=True, eq=False)
+class Portion:
+    """Some tensors of a model in memory; they are copied when they are sent to another process."""
+
+    units: tuple[Unit, ...]
+    read: Read
+
+    def opened(self) -> Opened:
+        """With nothing else in it."""
+        return Opened(Plan(self.units, ()), self.read)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        paths = [path for unit in self.units for path in unit.paths]
+        tensors = {path: self.read(path).clone() for path in paths}  # a view would send its whole
+        return Portion, (self.units, tensors.__getitem__)
 
 
 Place: TypeAlias = File | Memory

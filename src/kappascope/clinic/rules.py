@@ -13,20 +13,18 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from scipy.special import betaincinv, chdtri, gammaincinv
 
 from kappascope.chains import Chain
+from kappascope.clinic import Severity
 from kappascope.clinic.examination import Examination, Spread
 from kappascope.clinic.freshness import can_tell, is_fresh, is_orthogonal, usual_distance
 from kappascope.clinic.prescriptions import Flaw, is_left_alone
 from kappascope.products import Product
 from kappascope.prose import number
 from kappascope.theory import GaussianNull, MarchenkoPastur
-
-Severity: TypeAlias = Literal["info", "warning", "critical"]
-"""Worth knowing, but nothing to do; somebody should look; the model cannot work as it is."""
 
 FALSE_ALARM = 1e-3  # the share of fresh models that a rule may accuse
 NOTABLE, GRAVE = 10.0, 100.0  # times kappa's usual value: one digit lost beyond chance, and two

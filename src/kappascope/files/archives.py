@@ -16,13 +16,11 @@ from typing import Any
 
 from kappascope.files import pickles
 from kappascope.files.builders import BUILDERS, Storage, storage
-from kappascope.files.formats import Malformed, quoted
+from kappascope.files.formats import AGAIN, SAVE, Malformed, quoted
 from kappascope.files.machine import Pairs, refused
 from kappascope.files.pieces import File, Room
 from kappascope.files.trees import Found, Grower
 
-_AGAIN = "download or save it again"
-_SAVE = "where you trust it: torch.save(model.state_dict(), ...) or safetensors"
 _MOST_MEMBERS = 65_535  # what a zip directory counts without its extension for more
 _LONGEST_DIRECTORY = 1 << 24  # bytes: 256 for each member
 _BOMB_SIZE, _BOMB_RATIO = 1 << 26, 100  # weights hardly shrink: more is made to fill a memory
@@ -35,7 +33,7 @@ class _Cautious(io.FileIO):
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is not None and size > _LONGEST_DIRECTORY:
-            raise Malformed("a zip archive with an oversized directory", _AGAIN)
+            raise Malformed("a zip archive with an oversized directory", AGAIN)
         return super().read(size) or b""
 
 
@@ -53,7 +51,7 @@ def zipped(file: File) -> Found:
     """
     rooms = _members(file)
     if not rooms:
-        raise Malformed("an empty zip archive", _AGAIN)
+        raise Malformed("an empty zip archive", AGAIN)
     mains = [name for name in rooms if re.fullmatch(r"([^/]+/)?data\.pkl", name)]
     if len(mains) != 1:
         raise _other_archive(rooms)
@@ -63,7 +61,7 @@ def zipped(file: File) -> Found:
     if (order := rooms.get(f"{root}byteorder")) and order.size < 64 and order.read() == b"big":
         raise Malformed("its numbers are big-endian", "save it again on a little-endian machine")
     if data.size > pickles.MOST_BYTES:
-        raise Malformed(f"its pickle has {data.size} bytes without any tensor", _SAVE)
+        raise Malformed(f"its pickle has {data.size} bytes without any tensor", SAVE)
     loaded = pickles.load(data.read(), BUILDERS, storage)
 
     def locate(it: Storage) -> Room | str:
@@ -82,16 +80,16 @@ def _members(file: File) -> dict[str, Room]:
                 raise Malformed(f"a zip archive of {len(infos)} members", "save as safetensors")
             rooms = [(info.orig_filename, _room(file, info, stream)) for info in infos]
         except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError, IndexError) as error:
-            raise Malformed("truncated or damaged zip archive", _AGAIN) from error
+            raise Malformed("truncated or damaged zip archive", AGAIN) from error
         except (OverflowError, KeyError, EOFError) as error:
-            raise Malformed("damaged zip archive", _AGAIN) from error
+            raise Malformed("damaged zip archive", AGAIN) from error
     last = 0
     for name, room in sorted(rooms, key=lambda pair: pair[1].begin):
         if room.begin < last:
-            raise Malformed(f"member {quoted(name)} of the zip archive overlaps another", _AGAIN)
+            raise Malformed(f"member {quoted(name)} of the zip archive overlaps another", AGAIN)
         last = room.begin + (room.size if room.packed is None else room.packed)
     if len({name for name, _ in rooms}) < len(rooms):
-        raise Malformed("a zip archive with two members of one name", _AGAIN)
+        raise Malformed("a zip archive with two members of one name", AGAIN)
     return dict(rooms)
 
 
@@ -113,7 +111,7 @@ def _room(file: File, info: zipfile.ZipInfo, stream: io.FileIO) -> Room:
     same = stream.read(lengths[0]) == name.encode("utf-8" if info.flag_bits & 1 << 11 else "cp437")
     fits = 0 <= packed <= file.size - begin and size >= 0 and (size == packed or not stored)
     if local[:4] != b"PK\3\4" or not same or not fits:
-        raise Malformed(f"damaged zip archive: {quoted(name)} is not where it should be", _AGAIN)
+        raise Malformed(f"damaged zip archive: {quoted(name)} is not where it should be", AGAIN)
     return Room(file, begin, size, None if stored else packed, info.CRC)
 
 
@@ -124,7 +122,7 @@ def _other_archive(names: dict[str, Room]) -> Malformed:
             "a TorchScript archive, which is code",
             "where you trust it: torch.save(torch.jit.load(...).state_dict(), ...)",
         ),
-        r"archive_format$|serialized_exported_program": ("a torch.export archive", _SAVE),
+        r"archive_format$|serialized_exported_program": ("a torch.export archive", SAVE),
         r"model\.weights\.h5$": ("a Keras model", "convert it to safetensors first"),
         r"\.npy$": ("a NumPy archive (.npz)", "save it with safetensors or torch.save"),
         r"(^|/)data\.pkl$": ("a zip archive with several checkpoints", "give one of them"),
@@ -189,7 +187,7 @@ def _begin(load: Callable[[int], pickles.Loaded]) -> int:
     version = load(magic.end)
     system = load(version.end)
     if version.value != _VERSION:
-        raise Malformed(f"a format of torch that is not {_VERSION}", _SAVE)
+        raise Malformed(f"a format of torch that is not {_VERSION}", SAVE)
     if isinstance(system.value, Pairs) and ("little_endian", False) in system.value:
         raise Malformed("its numbers are big-endian", "save it again on a little-endian machine")
     return system.end
@@ -198,16 +196,16 @@ def _begin(load: Callable[[int], pickles.Loaded]) -> int:
 def _rooms(file: File, keys: Any, at: int, seen: dict[str, Storage]) -> Iterator[tuple[str, Room]]:
     """The storages in the order of their keys: how many numbers, then the numbers."""
     if type(keys) is not list:
-        raise Malformed("damaged: a list of storages was expected after its pickle", _AGAIN)
+        raise Malformed("damaged: a list of storages was expected after its pickle", AGAIN)
     with file.opened() as descriptor:
         for key in keys:
             if not isinstance(key, str) or key not in seen:
-                raise Malformed(f"a storage {quoted(key)} that no tensor uses", _AGAIN)
+                raise Malformed(f"a storage {quoted(key)} that no tensor uses", AGAIN)
             dtype = seen[key].dtype
             count = int.from_bytes(os.pread(descriptor, 8, at), "little")
             size = count * (dtype.itemsize if dtype else 1)
             at += 8
             if at + size > file.size:
-                raise Malformed(f"truncated: need {at + size} bytes, have {file.size}", _AGAIN)
+                raise Malformed(f"truncated: need {at + size} bytes, have {file.size}", AGAIN)
             yield key, Room(file, at, size)
             at += size

@@ -12,11 +12,9 @@ from typing import Any
 
 import torch
 
-from kappascope.files.formats import Malformed, quoted
+from kappascope.files.formats import SAVE, Malformed, quoted
 from kappascope.files.machine import Builders, Inert, Name, Pairs, built, refused
 from kappascope.files.pieces import Unreadable
-
-_SAVE = "where you trust it: torch.save(model.state_dict(), ...) or safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,7 @@ def storage(identity: Any) -> Any:
         case ("storage", Name(text=kind), str(key), str(), int(count), *rest) if count >= 0:
             form = re.fullmatch(r"torch\.(cuda\.|storage\.)?_?(\w+)Storage", kind)
             if not form or form[2] not in {*_STORAGES, "Untyped"}:
-                raise Malformed(f"a storage of unknown type {quoted(kind)}", _SAVE)
+                raise Malformed(f"a storage of unknown type {quoted(kind)}", SAVE)
             dtype = _STORAGES.get(form[2])
             match rest:
                 case [(_, int(shift), _)]:

@@ -34,8 +34,9 @@ def quoted(name: object) -> str:
     return repr(text if len(text) <= 53 else text[:50] + "...")
 
 
+AGAIN = "download or save it again"
+SAVE = "where you trust it: torch.save(model.state_dict(), ...) or safetensors"
 _UNPACK = "unpack it and give what is inside"
-_AGAIN = "download it again"
 _CONVERT = "convert it to safetensors first"
 
 # (pattern at the beginning, what it is, what to do); the first that fits
@@ -65,7 +66,7 @@ _SIGNS = [
      "give the PyTorch or safetensors file it was made from"),
     (rb"\x0a(?s:.)\x08?\x01?(?s:.{0,40})(?:saved_model|serve)", "a TensorFlow model", _CONVERT),
     (rb"\s*[{\[]", "JSON text", "give the weights or the folder they are in"),
-    (rb"\0{64}", "all zeros at its beginning", _AGAIN),
+    (rb"\0{64}", "all zeros at its beginning", AGAIN),
 ]  # fmt: skip
 
 
@@ -79,7 +80,7 @@ def kind(head: bytes) -> str:
     kappascope.files.formats.Malformed: a Git LFS pointer, not the file it stands for (git lfs pull)
     """
     if not head:
-        raise Malformed("is empty", _AGAIN)
+        raise Malformed("is empty", AGAIN)
     # First, for the length of a header may begin with the bytes of any other sign.
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= LONGEST_HEADER:
         return "safetensors"

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kappascope.files.formats import LONGEST_HEADER, Malformed, quoted
+from kappascope.files.formats import AGAIN, LONGEST_HEADER, Malformed, quoted
 from kappascope.files.pieces import File, Piece, Room, Unreadable
 
 # The names of number formats, the bits a number takes, and torch's name (None: it has none).
@@ -43,7 +43,6 @@ _DTYPES: dict[str, tuple[int, torch.dtype | None]] = {
     "I64": (64, torch.int64),
     "U64": (64, torch.uint64),
 }
-_AGAIN = "download or save it again"
 # A million tensors of four dimensions; more brackets and commas would only fill the memory.
 _MOST_BRACKETS, _MOST_COMMAS = 4_000_000, 10_000_000
 
@@ -91,9 +90,9 @@ def parsed(text: bytes, what: str = "header") -> dict[str, Any]:
         )
     except (ValueError, RecursionError) as error:
         why = "nested too deep" if isinstance(error, RecursionError) else "not valid JSON in UTF-8"
-        raise Malformed(f"{what} is {why}", _AGAIN) from error
+        raise Malformed(f"{what} is {why}", AGAIN) from error
     if not isinstance(value, dict):
-        raise Malformed(f"{what} is not a JSON object", _AGAIN)
+        raise Malformed(f"{what} is not a JSON object", AGAIN)
     return value
 
 
@@ -101,7 +100,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise Malformed(f"duplicate tensor name {quoted(twice)}", _AGAIN)
+        raise Malformed(f"duplicate tensor name {quoted(twice)}", AGAIN)
     return found
 
 
@@ -112,7 +111,7 @@ def _no_number(text: str) -> float:
 def _check_metadata(metadata: Any) -> None:
     texts = metadata.values() if isinstance(metadata, dict) else [None]
     if not all(isinstance(text, str) for text in texts):
-        raise Malformed("__metadata__ is not an object of texts", _AGAIN)
+        raise Malformed("__metadata__ is not an object of texts", AGAIN)
 
 
 def _length(file: File) -> int:
@@ -131,7 +130,7 @@ def _length(file: File) -> int:
         wrong = "not a safetensors file: its header does not begin with {"
     else:
         return length
-    raise Malformed(wrong, _AGAIN)
+    raise Malformed(wrong, AGAIN)
 
 
 def _whole(value: Any, most: int = 1 << 63) -> bool:
@@ -140,7 +139,7 @@ def _whole(value: Any, most: int = 1 << 63) -> bool:
 
 def _entry(name: str, value: Any) -> _Entry:
     def malformed(wrong: str) -> Malformed:
-        return Malformed(f"tensor {quoted(name)}: {wrong}", _AGAIN)
+        return Malformed(f"tensor {quoted(name)}: {wrong}", AGAIN)
 
     try:
         name.encode()
@@ -169,13 +168,13 @@ def _check_places(entries: list[_Entry], start: int, size: int) -> None:
     for entry in sorted(entries, key=lambda entry: (entry.begin, entry.end)):
         if entry.begin != last:
             wrong = "overlaps the one before it" if entry.begin < last else "comes after a hole"
-            raise Malformed(f"tensor {quoted(entry.name)} {wrong}", _AGAIN)
+            raise Malformed(f"tensor {quoted(entry.name)} {wrong}", AGAIN)
         last = entry.end
     if start + last > size:
-        raise Malformed(f"truncated: need {start + last} bytes, have {size}", _AGAIN)
+        raise Malformed(f"truncated: need {start + last} bytes, have {size}", AGAIN)
     if start + last < size:
         after = quoted(max(entries, key=lambda entry: entry.end).name) if entries else "the header"
-        raise Malformed(f"{size - start - last} bytes too many after {after}", _AGAIN)
+        raise Malformed(f"{size - start - last} bytes too many after {after}", AGAIN)
 
 
 def _leaf(entry: _Entry, file: File, start: int) -> Piece | Unreadable:

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from kappascope.files import trust
-from kappascope.files.formats import Malformed, quoted
+from kappascope.files.formats import AGAIN, Malformed, quoted
 
 Builders: TypeAlias = Mapping[str, Callable[..., Any]]
-_AGAIN = "download or save it again"
 _LONGEST_NAME = 300  # letters of a module's name, and of a name in it
 _MOST_GIVEN = 16  # values that a builder is given; to hand over a million time and again would take
 # Names that tell no more than a dtype, a kind of storage, or a plain type.
@@ -73,12 +72,12 @@ def built(builders: Builders, name: str, given: tuple[Any, ...]) -> Any:
     (2, 3)
     """
     if len(given) > _MOST_GIVEN:
-        raise Malformed(f"damaged pickle: {name} is given {len(given)} values", _AGAIN)
+        raise Malformed(f"damaged pickle: {name} is given {len(given)} values", AGAIN)
     try:
         return builders[name](*given)
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         wrong = f"damaged pickle: {name} cannot be called this way"
-        raise Malformed(wrong, _AGAIN) from error
+        raise Malformed(wrong, AGAIN) from error
 
 
 @dataclass
@@ -98,7 +97,7 @@ class Machine:
         """The next bytes."""
         end = self.at + size
         if not self.at <= end <= len(self.data):
-            raise Malformed("truncated: its pickle ends early", _AGAIN)
+            raise Malformed("truncated: its pickle ends early", AGAIN)
         taken = self.data[self.at : end]
         self.at = end
         return taken

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
-from kappascope.files.formats import Malformed
+from kappascope.files.formats import AGAIN, Malformed
 from kappascope.files.machine import Asks, Builders, Machine, Pairs, refused
 
 # 100,000 tensors take about 2.5 million steps; a step makes at most one object of about 100 bytes.
@@ -54,7 +54,7 @@ def load(
         short = machine.at >= len(data) or isinstance(error, struct.error)
         what = "truncated: its pickle ends early" if short else "damaged pickle"
         wrong = f"{what}, at byte {machine.at}"
-        raise Malformed(wrong, "download or save it again") from error
+        raise Malformed(wrong, AGAIN) from error
 
 
 def _run(machine: Machine) -> Any:

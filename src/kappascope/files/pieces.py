@@ -14,11 +14,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kappascope.files.formats import Malformed
+from kappascope.files.formats import AGAIN, Malformed
 
 _BLOCK = 1 << 20  # bytes inflated at a time
 _MOST_DIMENSIONS = 64  # what torch's own loops can take
-_AGAIN = "download or save it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,7 @@ class Room:
             else:
                 _inflate(_blocks(descriptor, self.begin, self.packed), view, skip)
         if self.checksum and len(view) == self.size and zlib.crc32(view) != self.checksum:
-            raise Malformed("damaged: the checksum of its content is another", _AGAIN)
+            raise Malformed("damaged: the checksum of its content is another", AGAIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +180,7 @@ def _fill(descriptor: int, view: memoryview, begin: int) -> None:
         count = os.preadv(descriptor, [view[done:]], begin + done)
         if not count:
             have = begin + done
-            raise Malformed(f"truncated: need {begin + len(view)} bytes, have {have}", _AGAIN)
+            raise Malformed(f"truncated: need {begin + len(view)} bytes, have {have}", AGAIN)
         done += count
 
 
@@ -198,12 +197,10 @@ def _inflate(blocks: Iterable[bytes], view: memoryview, skip: int) -> None:
             try:
                 data = inflater.decompress(rest, _BLOCK)
             except zlib.error as error:
-                raise Malformed(f"damaged: {error}", _AGAIN) from error
+                raise Malformed(f"damaged: {error}", AGAIN) from error
             rest = inflater.unconsumed_tail
             new = data[max(0, -at) : len(view) - at]
             view[max(0, at) : max(0, at) + len(new)] = new
             at += len(data)
     if at < len(view):
-        raise Malformed(
-            f"truncated: {len(view) - at} bytes of a packed storage are missing", _AGAIN
-        )
+        raise Malformed(f"truncated: {len(view) - at} bytes of a packed storage are missing", AGAIN)

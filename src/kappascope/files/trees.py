@@ -9,13 +9,11 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from kappascope.files.builders import Storage, View
-from kappascope.files.formats import Malformed, quoted
+from kappascope.files.formats import AGAIN, SAVE, Malformed, quoted
 from kappascope.files.machine import Inert, Name, Pairs
 from kappascope.files.pickles import Loaded
 from kappascope.files.pieces import Piece, Room, Unreadable
 
-_AGAIN = "download or save it again"
-_SAVE = "where you trust it: torch.save(model.state_dict(), ...) or safetensors"
 _MOST_NODES = 1_000_000  # of the tree: 100,000 tensors with their optimizer's state, twice
 _DEEPEST = 32  # checkpoints nest two or three levels; one that contains itself never ends
 
@@ -50,13 +48,13 @@ class Grower:
         tree = self._node(loaded.value, 0)
         if not self.tensors:
             asked = ", ".join([quoted(kind) for kind in self.kinds][:2])
-            raise Malformed(f"holds no tensors{'; it asks for ' if asked else ''}{asked}", _SAVE)
+            raise Malformed(f"holds no tensors{'; it asks for ' if asked else ''}{asked}", SAVE)
         return Found(tree if isinstance(tree, dict) else {"0": tree}, self.kinds)
 
     def _node(self, value: Any, depth: int) -> Any:
         self.nodes += 1
         if self.nodes > _MOST_NODES:
-            raise Malformed(f"more than {_MOST_NODES} values beside one another", _SAVE)
+            raise Malformed(f"more than {_MOST_NODES} values beside one another", SAVE)
         if isinstance(value, View | Unreadable):
             self.tensors += 1
             return self._leaf(value) if isinstance(value, View) else value
@@ -80,7 +78,7 @@ class Grower:
         for key, value in pairs:
             label = _label(key, len(tree))
             if label in tree:
-                raise Malformed(f"duplicate name {quoted(label)}", _AGAIN)
+                raise Malformed(f"duplicate name {quoted(label)}", AGAIN)
             tree[label] = self._node(value, depth + 1)
         return tree
 
