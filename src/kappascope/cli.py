@@ -23,7 +23,7 @@ import typer
 
 from kappascope.clinic import MODULES, Depth, Severity
 from kappascope.engines import CORES, ONE_THREAD, Done, Engine, Here, Processes
-from kappascope.prose import OUTCOMES, clean
+from kappascope.prose import OUTCOMES, clean, unmeasured
 from kappascope.terminal import draw, progress, say, tell, waiting
 
 if TYPE_CHECKING:  # what needs torch is loaded when there is work
@@ -517,8 +517,9 @@ def _table(experiments: Sequence[Experiment], verdicts: dict[str, Any]) -> None:
         names["all"] = "of several"
     for name, title in names.items():
         claims = [row["verdict"] for row in verdicts["claims"] if row["experiment"] == name]
-        figures = [row["matches"] for row in verdicts["figures"] if row["experiment"] == name]
-        matched = f"{sum(figures)} of {len(figures)}" if figures else ""
+        figures = [row for row in verdicts["figures"] if row["experiment"] == name]
+        taken = [row["matches"] for row in figures if not unmeasured(row)]
+        matched = f"{sum(taken)} of {len(taken)}" if taken else "not measured" if figures else ""
         counts = (str(claims.count(outcome)) for outcome in OUTCOMES)
         table.add_row(title, *counts, *([matched] if compared else []))
     draw(table)

@@ -99,6 +99,7 @@ def note(axes: Axes, series: Sequence[Series]) -> str:
     notes = list(dict.fromkeys(one.note for one in series))
     if notes == ["no trials"]:
         axes.text(0.5, 0.5, "no trials", ha="center", transform=axes.transAxes, color=FAINT)
+        axes.set(xticks=[], yticks=[])
     return " / ".join(notes)
 
 

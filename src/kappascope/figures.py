@@ -165,7 +165,10 @@ def arms(
             heights = drawing.lanes(row, len(one.levels))
             axes.plot(one.shown.T, heights, color=FAINT, linewidth=0.4, alpha=0.5)
             drawing.strip(axes, heights, one, printed)
-        tags = [(words(level), INK) for level in series[0].levels]
+        names = [words(level) for level in series[0].levels]
+        if len(names) == 2:
+            names = [f"upper: {names[0]}", f"lower: {names[1]}"]
+        tags = [(name, INK) for name in names]
         return drawing.across(axes, series, [words(name) for name in components], tags)
 
     return draw

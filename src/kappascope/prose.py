@@ -114,13 +114,17 @@ def tally(claims: Sequence[Record]) -> str:
 
     >>> tally([{"verdict": "holds"}])
     'Of 1 claim, 1 holds, 0 fail, 0 are undecided and 0 are ill-posed.'
+    >>> tally([{"verdict": "undecided", "explanation": "Not measured: no rows"}])[-52:]
+    'ill-posed; 1 of the undecided was not measured here.'
     """
     if not claims:
         return "In this run no claim was judged."
     found = [claim["verdict"] for claim in claims]
     counts = [_plural(found.count(outcome), *VERBS[outcome]) for outcome in OUTCOMES]
     many = _plural(len(claims), "claim", "claims")
-    return f"Of {many}, {', '.join(counts[:-1])} and {counts[-1]}."
+    absent = sum(map(unmeasured, claims))
+    left = f"; {_plural(absent, 'of the undecided was', 'of the undecided were')} not measured here"
+    return f"Of {many}, {', '.join(counts[:-1])} and {counts[-1]}{left if absent else ''}."
 
 
 def _prominent(claims: Sequence[Record]) -> str:
@@ -138,10 +142,22 @@ def _prominent(claims: Sequence[Record]) -> str:
 def _matched(printed: Sequence[Record]) -> str:
     if not printed:
         return "No printed figure was compared."
-    missed = sum(not one["matches"] for one in printed)
+    absent, matched = sum(map(unmeasured, printed)), sum(bool(one["matches"]) for one in printed)
+    missed = len(printed) - matched - absent
     left = f"; {_plural(missed, 'differs', 'differ')}" if missed else ""
+    left += f"; {_plural(absent, 'was', 'were')} not measured here" if absent else ""
     many = _plural(len(printed), "figure", "figures")
-    return f"Of {many} that the paper prints, {len(printed) - missed} come out as printed{left}."
+    return f"Of {many} that the paper prints, {matched} come out as printed{left}."
+
+
+def unmeasured(record: Record) -> bool:
+    """Whether the trials that a claim or figure speaks of were not run.
+
+    >>> unmeasured({"agreement": "not measured: there are no rows with size 512"})
+    True
+    """
+    told = record.get("agreement") or record.get("explanation") or ""
+    return str(told).lower().startswith("not measured")
 
 
 def _plural(count: int, one: str, more: str) -> str:

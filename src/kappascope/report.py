@@ -22,7 +22,7 @@ from kappascope import figures, pages
 from kappascope.claims import Printed, check, ends
 from kappascope.engines import Engine, Here
 from kappascope.lab import Exhibit, Experiment, Study
-from kappascope.prose import OUTCOMES, Record, measured, number, tally, verdict
+from kappascope.prose import OUTCOMES, Record, measured, number, tally, unmeasured, verdict
 from kappascope.statistics import Estimate, Summary, Table, summary, tail_index
 
 if TYPE_CHECKING:
@@ -325,12 +325,17 @@ def paragraphs(text: str) -> list[str]:
 
 
 def _opening(report: Report) -> Sequence[str]:
-    """The verdict on the paper in three sentences, and one on the questions beyond it."""
+    """The verdict on the paper in three sentences, one on the questions beyond it, one on gaps."""
     further = {one.id for one in report.sections if one.beyond}
     beyond = [claim for claim in report.claims if claim["experiment"] in further]
     paper = [claim for claim in report.claims if claim["experiment"] not in further]
     told = verdict(paper, report.figures) if paper or not beyond else ()
-    return (*told, f"Beyond the paper: {tally(beyond)}") if beyond else told
+    gaps = any(map(unmeasured, (*report.claims, *report.figures)))
+    more = {
+        f"Beyond the paper: {tally(beyond)}": bool(beyond),
+        "What was not measured needs trials that this run, small or partial, left out.": gaps,
+    }
+    return (*told, *(sentence for sentence, applies in more.items() if applies))
 
 
 def render(report: Report) -> str:

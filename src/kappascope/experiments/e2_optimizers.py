@@ -1,7 +1,7 @@
 """Experiment 2: SGD against Adam (Section 4.2).
 
 Does Adam learn the components that SGD does not? Both get the same targets, starts and batches,
-and 200 steps. The paper's explanation of the difference is tested in ``e2_mechanism``.
+and 200 steps. The paper's explanation of the difference is tested by the claim e2.mechanism.
 """
 
 from collections.abc import Iterator

@@ -2,7 +2,7 @@
 
 How much gradient does each singular value receive, and does that decide what is learned? Every
 fifth step, the slope of the batch loss along each singular direction is recorded. Whether its
-imbalance keeps kappa from converging is tested by interventions, in ``e3_cause``.
+imbalance keeps kappa from converging is tested by interventions (claim e3.cause).
 """
 
 from collections.abc import Iterator
