@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -292,6 +293,24 @@ def until(holds: Callable[[], bool], seconds: float = 120) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_an_early_interrupt_of_the_terminal_is_one_line(tmp_path: Path) -> None:
+    arguments = [sys.executable, str(TOYS), "reproduce", "2", "--out", str(tmp_path)]
+    group: dict[str, Any] = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    with subprocess.Popen(arguments, **group) as driver:
+        # as Ctrl-C does, to all: the server of processes is there, and loads its modules
+        until(lambda: len(descendants(driver.pid)) >= 3 or driver.poll() is not None)
+        os.killpg(driver.pid, signal.SIGINT)
+        errors = driver.stderr.read() if driver.stderr else ""
+        assert driver.wait(30) == 130
+    assert errors.count("\n") == 1 and "stopped early" in errors
+
+
+def test_help_names_every_study(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["study", "--help"]) == 0
+    told = " ".join(capsys.readouterr().out.replace("│", "").split())
+    assert " or ".join(", ".join(lab.studies()).rsplit(", ", 1)) in told
 
 
 def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:

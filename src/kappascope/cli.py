@@ -117,7 +117,10 @@ def reproduce(
 @app.command("study")
 def networks(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="One of the studies; all if none.")
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", help="teacher, digits, gpt or pretrained; all of them if none."
+        ),
     ] = None,
     *,
     quick: Annotated[bool, typer.Option("--quick", help="In small form: minutes.")] = False,

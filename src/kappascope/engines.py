@@ -21,7 +21,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from threading import RLock, Thread, get_ident
 from types import ModuleType
@@ -139,6 +139,7 @@ class Processes:
 
     def warm(self) -> None:
         """Start the server that processes are forked from; it loads while we do something else."""
+        resource_tracker.ensure_running()  # or the server will, and hear Ctrl-C again after that
         with _one_thread(), _deaf():
             multiprocessing.get_context("forkserver").set_forkserver_preload(list(self.loaded))
             forkserver.ensure_running()
