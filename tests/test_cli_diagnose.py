@@ -6,16 +6,18 @@ import math
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 import torch
+from rich.console import Console
 
 from kappascope import cli
 from kappascope.clinic import glance
-from kappascope.clinic.bulletin import lines, plain, table
+from kappascope.clinic.bulletin import lines, plain, table, trajectory
 from kappascope.clinic.diagnosing import diagnose
 from kappascope.clinic.facts import kappa
 from kappascope.store import Refusal
@@ -315,6 +317,7 @@ def test_a_very_narrow_terminal_still_tells_numbers() -> None:
     found = diagnose({"model.layers.0.self_attn.q_proj.weight": 3 * torch.eye(9)})
     narrow = table(found, 40)
     assert [column.header for column in narrow.columns] == ["matrix", "κ", "finding"]
+    assert "then κ over chance" in str(narrow.caption) and not table(found, 200).caption
 
 
 def test_the_verdict_counts_in_words_that_fit() -> None:
@@ -326,3 +329,77 @@ def test_the_verdict_counts_in_words_that_fit() -> None:
 def test_chance_is_told_as_it_was_examined_and_not_worked_out_again() -> None:
     row = glance.Row({"shape": [640, 480], "condition_number": 6.0, "null_condition_number": 2.0})
     assert row.ratio == 3.0
+
+
+def test_a_vector_that_is_not_finite_fails_a_run_that_asks_for_it(run: Run, tmp_path: Path) -> None:
+    torch.save(weights(bias=torch.tensor([1.0, math.nan])), tmp_path / "model.pt")
+    code, output, errors = run(tmp_path / "model.pt", "--fail-on", "critical")
+    assert code == 1 and "critical: non-finite in bias" in output
+    assert "bias: 1 finding of severity critical" in one_line(errors)
+
+
+def test_an_ill_step_of_a_trajectory_is_named(run: Run, saved: Path, tmp_path: Path) -> None:
+    torch.save(weights(w=torch.full((2, 2), math.nan)), tmp_path / "ill.pt")
+    code, output, errors = run(tmp_path / "ill.pt", saved, "--fail-on", "critical")
+    assert code == 1 and "ill.pt: w: 1 finding" in one_line(errors)
+    assert "1 critical; the worst is non-finite in w." in " ".join(output.split())
+    assert any("ill.pt" in line and line.split()[-2:] == ["1", "critical"]
+               for line in output.splitlines())  # fmt: skip
+
+
+def test_objects_beside_the_tensors_are_no_matrices_that_failed(run: Run, tmp_path: Path) -> None:
+    torch.save({"state_dict": weights(), "args": Namespace(lr=1)}, tmp_path / "model.ckpt")
+    code, output, errors = run(tmp_path / "model.ckpt")
+    assert code == 3 and "2 matrices were examined; 1 object of another class was" in output
+    assert "could not be examined" not in output and "failed:" not in output
+    assert "args: object of class argparse.Namespace (every tensor was read" in one_line(errors)
+
+
+def test_attention_without_a_number_of_heads_is_told_of(run: Run, tmp_path: Path) -> None:
+    names = [f"h.0.attn.{name}_proj.weight" for name in "qkvo"]
+    torch.save({name: torch.randn(8, 8) for name in names}, tmp_path / "model.pt")
+    output = " ".join(run(tmp_path / "model.pt")[1].split())
+    assert "No QK and OV products: number of heads unknown (h.0.attn); a config.json" in output
+    (tmp_path / "config.json").write_text('{"hidden_size": 8, "num_attention_heads": 2}')
+    assert "No QK" not in run(tmp_path / "model.pt")[1]
+
+
+def test_what_the_reference_does_not_have_is_named(run: Run, saved: Path, tmp_path: Path) -> None:
+    torch.save(weights(b=torch.eye(3), c=torch.eye(2)), tmp_path / "more.pt")
+    torch.save(weights(c=torch.eye(4)), tmp_path / "other.pt")
+    output = run(tmp_path / "more.pt", "--reference", tmp_path / "other.pt")[1]
+    assert "not compared: b: not in the reference" in output
+    assert "not compared: c: the reference has another shape: (4, 4), not (2, 2)" in output
+
+
+def test_numbers_of_one_matrix_are_told_of_it_alone() -> None:
+    torch.manual_seed(0)
+    found = diagnose({f"{i}.weight": torch.randn(64, 64) for i in range(3)})
+    (told,) = [str(line) for line in lines(found) if "untrained" in str(line)]
+    first = found.findings[0]
+    assert f"untrained in {first.subject}: {first.evidence}; likewise in 2 more." in told
+
+
+def test_code_that_treats_two_findings_is_told_once() -> None:
+    weight = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    weight[:, 3] *= 100
+    told = [str(line) for line in lines(diagnose({"up_proj.weight": weight}))]
+    assert sum("Try Multipliers" in line for line in told) == 2
+    assert sum("corrections.Multipliers" in line for line in told) == 1
+
+
+def test_a_trajectory_fits_a_narrow_terminal() -> None:
+    found = [diagnose({f"{k}.weight": torch.randn(9, 7) for k in "ab"}) for _ in range(3)]
+    narrow, wide = trajectory(found, 60), trajectory(found, 200)
+    assert Console(width=60).measure(narrow).minimum <= 60
+    assert len(narrow.columns) < len(wide.columns) == 7
+
+
+def test_a_table_has_the_gravest_severity_and_the_rules(run: Run, tmp_path: Path) -> None:
+    torch.save(weights(w=torch.full((2, 2), math.nan)), tmp_path / "model.pt")
+    run(tmp_path / "model.pt", "--table", tmp_path / "t.csv")
+    rows = list(csv.DictReader((tmp_path / "t.csv").read_text().splitlines()))
+    assert [(row["severity"], row["findings"]) for row in rows if row["name"] == "w"] == [
+        ("critical", "non-finite")
+    ]
+    assert all(row["findings"] == "" for row in rows if row["name"] != "w")

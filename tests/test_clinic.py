@@ -252,7 +252,7 @@ def test_any_field_may_be_null_or_missing() -> None:
     known = document([*nulls[1:], *bare[1:]])
     html = page(known)
     told = {title for _, a in Elements(html).tags if (title := a.get("title"))}
-    assert {f"no {name}" for name in ("alpha", "null_z", "spectral_gap", "row_norms")} <= told
+    assert {f"no {name}" for name in ("alpha", "stable_rank", "spectral_gap", "row_norms")} <= told
     for field in known:
         assert page({**known, field: None}).startswith("<!doctype html>")
 
@@ -322,6 +322,21 @@ def test_findings_are_told_once_gravest_first() -> None:
         ("warning", "norm-dispersion"),
         ("info", "like-initial"),
     ]
+
+
+def test_long_lists_tell_how_long_they_are() -> None:
+    products = [{"name": f"h.0.attn[qk.{k}]", "kind": "QK", "condition_number": 2.0} for k in "abc"]
+    skipped = [{"name": f"{k}.bias", "reason": "one-dimensional"} for k in range(30)]
+    told = text(page(document(trained(1), products=products, skipped=skipped)))
+    assert "3 products." in told and "30 items; the list scrolls." in told
+
+
+def test_the_table_has_the_column_by_which_it_is_sorted() -> None:
+    kappas = {"a": 4.0, "b": 400.0, "c": 40.0}
+    many = [{"name": n, "shape": [9, 9], "condition_number": k, "null_condition_number": 4.0,
+             "resolved": True} for n, k in kappas.items()]  # fmt: skip
+    cells = [a for _, a in Elements(page(document(many))).tags if a.get("data-label") == "× chance"]
+    assert [cell["data-value"] for cell in cells] == ["100", "10", "1"]
 
 
 def test_a_finding_of_the_model_needs_no_matrix() -> None:
@@ -675,6 +690,9 @@ def test_a_trajectory_is_drawn(browser: Any, addresses: Any) -> None:
     charts = ward.page.locator("#trajectory svg")
     assert [charts.nth(k).locator(".curve").count() for k in range(charts.count())] == [9, 9]
     assert charts.first.locator(".dot").count() == 9 * 6
+    named = [name for name in charts.first.locator("text").all_text_contents() if "step" in name]
+    assert len(named) == 3  # every other one of six
+    assert ward.page.locator("#trajectory table").first.locator("tbody tr").count() == 6
     ward.context.close()
     assert ward.complaints == []
 

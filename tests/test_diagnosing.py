@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import kappascope
+from kappascope import corrections
 from kappascope.chains import Chain
 from kappascope.clinic import diagnosing, places
 from kappascope.clinic.diagnosing import Choice, Weight, case, diagnose
@@ -106,6 +107,40 @@ def test_what_is_not_finite_fails_alone() -> None:
     assert found.findings[0].severity == "critical"
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_vector_that_is_not_finite_is_critical_in_a_file_and_in_memory(
+    value: float, tmp_path: Path
+) -> None:
+    sick = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    sick[0].bias.data[2] = sick[1].running_var[0] = value
+    torch.save({"model": sick.state_dict(), "mask": torch.tensor([-math.inf])}, tmp_path / "x.pt")
+    for found in (diagnose(sick), diagnose(tmp_path / "x.pt", jobs=1)):
+        told = {one.subject: one.evidence for one in found.above("critical")}
+        assert told == {"0.bias": "non-finite (1 of 4), first at [2]",
+                        "1.running_var": "non-finite (1 of 4), first at [0]"}  # fmt: skip
+        assert {one.name for one in found.failed} == set(told)
+        assert Skipped("0.bias", "one-dimensional") in found.skipped
+    assert not diagnose(sick, exclude=["bias", "var"]).failed
+
+
+def test_a_flattened_model_is_not_read_as_a_vector() -> None:
+    flat = torch.full((1,), math.nan).expand(2**40)
+    assert not diagnose({"flat": flat, "w": torch.eye(2)}).failed
+
+
+def test_a_vector_that_cannot_be_read_is_lost_and_the_others_are_not() -> None:
+    def read(path: tuple[str, ...]) -> torch.Tensor:
+        if path == ("a",):
+            raise Refusal(2, "x.pt", "truncated", "download it again")
+        return torch.tensor([math.nan])
+
+    opened = places.Opened(plan({}), read, vectors={"a": ("a",), "b": ("b",)})
+    assert list(opened.unsound()) == [
+        Skipped("a", "cannot be read: truncated"),
+        Skipped("b", "non-finite (1 of 1), first at [0]"),
+    ]
+
+
 def test_a_chain_that_fails_is_among_what_failed_and_one_left_out_is_not() -> None:
     torch.manual_seed(0)
     huge = 1e307 * torch.randn(4, 4, dtype=torch.float64)  # their product overflows
@@ -180,6 +215,27 @@ def test_the_document_is_strict_json_with_the_fields_of_its_schema(found: Diagno
         assert "plot" not in matrix and "errors" not in matrix
         assert set(matrix["row_norms"]) == {"min", "median", "max", "cv"}
     assert "plot" in found.document(plots=True)["matrices"][0]
+
+
+def test_the_document_has_every_finding_and_each_matrix_its_own(found: Diagnosis) -> None:
+    told = found.document()
+    assert [one["subject"] for one in told["findings"]] == [one.subject for one in found.findings]
+    names = {row.name for row in found.matrices}
+    own = [one for matrix in told["matrices"] for one in matrix["findings"]]
+    assert own and all(one in told["findings"] for one in own)
+    assert len(own) == sum(one["subject"] in names for one in told["findings"])
+
+
+def test_the_worst_that_is_named_is_the_first_of_the_table() -> None:
+    values = torch.ones(40, dtype=torch.float64)
+    weights = {}
+    for name, smallest in (("a", 1e-5), ("b", 1e-9), ("c", 1e-7)):
+        values[-1] = smallest
+        weights[f"{name}.weight"] = 2 * torch.diag(values).flip(0)
+    found = diagnose(weights)
+    assert [row.name for row in found.ranked] == ["b.weight", "c.weight", "a.weight"]
+    assert found.findings[0].subject == "b.weight"
+    assert f"the worst is {found.findings[0].rule} in b.weight" in str(found)
 
 
 def test_an_infinite_kappa_is_null_with_a_reason() -> None:
@@ -310,3 +366,55 @@ def test_what_is_sent_to_a_process_is_no_more_than_a_task_needs() -> None:
     flat = torch.zeros(2**20)
     weights = {f"{k}.weight": flat[9 * k : 9 * k + 9].view(3, 3) for k in range(9)}
     assert len(pickle.dumps(places.Memory(weights).portion(["0.weight"]))) < 10_000
+
+
+@pytest.mark.parametrize("name", ["Multipliers", "Hybrid", "SingularValueMultipliers"])
+def test_a_checkpoint_of_a_model_under_correction_is_read_as_its_layers_use_it(
+    name: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 9), nn.Unflatten(1, (1, 9)), nn.Conv1d(1, 4, 3), nn.Flatten(),
+                        nn.Linear(28, 28), nn.ReLU(), nn.Linear(28, 5))  # fmt: skip
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    getattr(corrections, name)().attach(net, optimizer)
+    for _ in range(9):
+        optimizer.zero_grad()
+        net(torch.randn(8, 6)).square().mean().backward()
+        optimizer.step()
+    torch.save({"model": net.state_dict()}, tmp_path / "x.pt")
+    used = {f"{k}.weight": net[k].weight.detach() for k in (0, 2, 4, 6)}
+    original = net[0].parametrizations.weight.original
+    assert not torch.allclose(used["0.weight"], original, rtol=1e-5)
+    found, there = diagnose(tmp_path / "x.pt", used, jobs=1), diagnose(net.state_dict())
+    assert [row.name for row in found.matrices] == list(used)
+    assert all(row.errors["overall_matrix"] < 1e-6 for row in found.matrices)
+    assert found.matrices[0].sigma_min == there.matrices[0].sigma_min
+    factors = [one for one in found.skipped if ".weight.0." in one.name]
+    assert factors and {one.reason for one in factors} <= {f"read as {key}" for key in used}
+
+
+def test_factors_that_may_belong_to_either_side_are_not_applied_but_told() -> None:
+    key = "conv.parametrizations.weight"
+    kept = {f"{key}.original": torch.randn(4, 4, 3, 3), f"{key}.0.rows": 2 * torch.ones(4)}
+    found = diagnose(kept)
+    assert [row.name for row in found.matrices] == ["conv.weight"]
+    (lost,) = found.failed
+    assert lost.name == f"{key}.0.rows" and "of conv.weight that is not applied" in lost.reason
+
+
+def test_weights_of_other_parametrizations_are_left_as_they_are() -> None:
+    layer = nn.utils.parametrizations.spectral_norm(nn.Linear(3, 4))
+    found = diagnose(layer.state_dict())
+    assert [row.name for row in found.matrices] == ["parametrizations.weight.original"]
+
+
+def test_a_diagnosis_is_printed_as_its_summary(found: Diagnosis) -> None:
+    assert str(found).splitlines() == [f"Diagnosis of {found.source}", *found.verdict]
+
+
+def test_a_step_that_is_ill_is_told_of_in_the_verdict_on_the_whole_way() -> None:
+    ill, well = diagnose({"a.weight": torch.full((3, 3), math.nan)}), diagnose(nn.Linear(3, 3))
+    told = document([ill, well])
+    assert "in dict: 1 critical; the worst is non-finite in a.weight" in told["summary"]["verdict"]
+    assert "Before" not in document([well, well])["summary"]["verdict"]
+    assert told["trajectory"][0]["findings"][0]["rule"] == "non-finite"

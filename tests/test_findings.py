@@ -3,6 +3,7 @@
 import ast
 import fnmatch
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -18,7 +19,9 @@ from kappascope.clinic.findings import Finding, findings
 from kappascope.clinic.freshness import is_fresh, usual_distance
 from kappascope.clinic.prescriptions import LEFT_ALONE, MEASURED, Flaw, prescribe
 from kappascope.clinic.rules import MODEL_RULES, RULES
+from kappascope.matrices import Skipped
 from kappascope.products import Product
+from kappascope.theory import GaussianNull
 from nursery import FAMILIES, examined, multiplied
 
 HEADS = {"hidden_size": 64, "num_attention_heads": 4}
@@ -80,7 +83,7 @@ ILL: dict[str, tuple[Callable[[], Tensor], str]] = {
 
 def test_every_rule_has_an_example() -> None:
     assert set(ILL) == set(RULES)
-    assert set(MODEL_RULES) == {"duplicates", "exploding-product"}
+    assert set(MODEL_RULES) == {"non-finite", "duplicates", "exploding-product"}
 
 
 @pytest.mark.parametrize("rule", ILL)
@@ -212,9 +215,29 @@ def test_dead_rows_are_not_told_again_as_rank_or_dispersion() -> None:
 
 
 def test_scale_and_shape_together_get_the_hybrid() -> None:
-    both = with_values(torch.logspace(0, -4, 32, dtype=torch.float64), 400, 32)
+    values = torch.ones(32, dtype=torch.float64)
+    values[-4:] = 1e-4
+    both = with_values(values, 400, 32)
     found = {one.rule: one for one in sick(both * (1.5 * gaussian(400, 1)).exp())}
     assert found["ill-conditioned"].correction == "Hybrid"
+
+
+def test_what_is_told_of_kappa_and_of_rank_is_one_story() -> None:
+    values = torch.logspace(0, -12, 64, dtype=torch.float64)
+    found = {one.rule: one for one in sick(with_values(values, 64, 64).float())}
+    assert found["rank-deficient"].snippet == found["ill-conditioned"].snippet
+    (low,) = re.findall(r"kappa, at least (\S+),", found["ill-conditioned"].evidence)
+    assert low in found["unresolved"].evidence
+    assert "do not act" not in found["unresolved"].advice
+
+
+def test_kappa_that_is_not_known_is_not_treated_for_a_trifle() -> None:
+    row = examine("up.weight", with_values(torch.linspace(1, 1e-7, 64).double(), 64, 300))
+    low = 20 * math.exp(GaussianNull(64, 300).log_condition_number)  # remarkable, not grave
+    open_ = replace(row, condition_number_low=low, condition_number_high=None, resolved=False)
+    found = {one.rule: one for one in findings([open_])}
+    assert (found["ill-conditioned"].severity, found["ill-conditioned"].snippet) == ("info", "")
+    assert found["unresolved"].severity == "warning"
 
 
 def test_a_square_matrix_needs_far_more_kappa_than_a_wide_one() -> None:
@@ -258,6 +281,13 @@ def test_without_a_full_spectrum_rules_still_work() -> None:
 
 
 # --- the model ------------------------------------------------------------------------------------
+
+
+def test_a_vector_that_is_not_finite_is_critical_and_one_that_is_lost_is_no_finding() -> None:
+    bad = Skipped("ln.bias", "non-finite (1 of 8), first at [2]")
+    (found,) = findings([], unsound=[bad, Skipped("ln.weight", "cannot be read: truncated")])
+    assert (found.rule, found.severity, found.subject) == ("non-finite", "critical", "ln.bias")
+    assert found.evidence == bad.reason
 
 
 def test_equal_matrices_are_told_once() -> None:
@@ -329,13 +359,24 @@ class Small(nn.Module):
         self.embedding = nn.Embedding(20, 8)
 
 
+def _is_joined(row: Examination) -> bool:
+    return row.part_of is not None and not row.name.startswith("experts[")
+
+
+def test_nothing_is_prescribed_that_would_act_on_more_than_the_part_that_is_ill() -> None:
+    part = Examination("attn.in_proj_weight[q]", (8, 8), "float32", "ok", part_of="attn.in_proj")
+    told = prescribe(Flaw.RANK, part)
+    assert (told.correction, told.snippet) == (None, "")
+    assert "attn.in_proj as a whole: split it" in told.advice
+
+
 @pytest.mark.parametrize("flaw", Flaw)
 def test_every_snippet_runs_and_treats_its_layer_alone(flaw: Flaw) -> None:
     torch.manual_seed(0)
     model = Small()
     for row in examined(model):
         told = prescribe(flaw, row)
-        if row.kind in LEFT_ALONE:
+        if row.kind in LEFT_ALONE or _is_joined(row):
             assert (told.correction, told.snippet) == (None, "")
             continue
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -388,7 +429,7 @@ def test_large_numbers_are_written_as_a_reader_writes_them() -> None:
 @pytest.mark.parametrize("name", ["w[a]", "blocks[0].weight", "w[a][q]"])
 def test_code_to_copy_names_the_weight_brackets_and_all(name: str) -> None:
     whole = Examination(name, (8, 8), "float32", "ok")
-    part = Examination(f"{name}[q]", (4, 8), "float32", "ok", part_of=name)
+    part = Examination(f"{name}[3]", (4, 8), "float32", "ok", part_of=name)
     for row in (whole, part):
         call = prescribe(Flaw.SHAPE, row).snippet.splitlines()[1]
         pattern = ast.parse(call.partition("where=")[2].rstrip(")"), mode="eval").body

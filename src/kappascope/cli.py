@@ -46,6 +46,7 @@ LABORATORY = (  # what workers need; torch's optimizers load its compiler, which
 CONCLUSION = ("scipy.stats", "matplotlib.figure")  # what we need ourselves when trials are done
 LONGEST = 240  # characters of an error line
 ADVICE = "see whether the file is whole"
+TRUSTED = "every tensor was read; save model.state_dict() where you trust it"
 
 
 class Interrupted(BaseException):
@@ -345,9 +346,12 @@ def _show(found: Sequence[Diagnosis], written: Sequence[Path]) -> None:
 
     from kappascope.clinic import bulletin
 
+    width = Console().width
     if len(found) > 1:
-        draw(bulletin.trajectory(found))
-    draw(bulletin.table(found[-1], Console().width))
+        draw(bulletin.trajectory(found, width))
+        for line in bulletin.earlier(found):
+            draw(line)
+    draw(bulletin.table(found[-1], width))
     for line in bulletin.lines(found[-1]):
         draw(line)
     for path in written:
@@ -358,14 +362,21 @@ def _judged(found: Sequence[Diagnosis], fail_on: Severity | None) -> None:
     """The exit code, if it is not 0."""
     from kappascope.store import Refusal
 
-    bad = [one for each in found for one in (each.above(fail_on) if fail_on else ())]
+    bad = [(each, one) for each in found for one in (each.above(fail_on) if fail_on else ())]
     if bad:
+        step, first = bad[0]
         count = "1 finding" if len(bad) == 1 else f"{len(bad)} findings"
-        wrong = f"{count} of severity {fail_on} or worse, first {bad[0].rule}"
-        raise Refusal(1, bad[0].subject, f"{wrong}: {bad[0].evidence}", bad[0].advice)
+        wrong = f"{count} of severity {fail_on} or worse, first {first.rule}"
+        given = f"{step.source}: {first.subject}" if len(found) > 1 else first.subject
+        raise Refusal(1, given, f"{wrong}: {first.evidence}", first.advice)
     for each in found:
         if each.failed and not each.analysed:
             raise Refusal(2, each.source, f"nothing analysed: {_first(each.failed)}", ADVICE)
+        if each.failed and len(each.unbuilt) == len(each.failed):
+            count = "1 object" if len(each.failed) == 1 else f"{len(each.failed)} objects"
+            told = _first(each.failed).partition(": only")[0]
+            wrong = f"{count} not built, first {told}"
+            raise Refusal(3, each.source, wrong, TRUSTED)
         if each.failed:
             count = "1 item" if len(each.failed) == 1 else f"{len(each.failed)} items"
             wrong = f"{count} not analysed, first {_first(each.failed)}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from statistics import median
 
 from rich.box import SIMPLE_HEAD
@@ -13,19 +12,22 @@ from rich.table import Table
 from rich.text import Text
 
 from kappascope.clinic import glance
-from kappascope.clinic.diagnosis import Diagnosis
+from kappascope.clinic.diagnosis import Diagnosis, before
 from kappascope.clinic.facts import kappa
 from kappascope.clinic.findings import Finding
 from kappascope.clinic.glance import Row
-from kappascope.prose import Record, clean, number
+from kappascope.prose import clean, number
 
 ROWS = 24  # of the table: what a screen holds
 WIDEST = 60  # characters of a name
 HEADS = "matrix", "shape", "κ", "× chance", "rank", "stable", "gap", "α", "finding"
 OPTIONAL = 7, 6, 5, 1  # columns that make room for names, the first to go first
 SPARE = 4, 3  # those that go where a name has not even the room to be told from others
+STEPS = "step", "matrices", "median κ", "largest κ", "Δ log κ", "Δ matrix", "findings"
+SPARE_STEPS = 3, 1, 4, 2
 NARROWEST = 20  # characters that tell it
 GAP = 3  # between columns
+HEADLESS = "number of heads unknown"  # why products are skipped that need not be
 COLOURS = {"critical": "bold red", "warning": "yellow", "info": "dim"}
 
 
@@ -44,7 +46,7 @@ def table(diagnosis: Diagnosis, width: int) -> RenderableType:
 
     Names get the room they need, at the cost of some columns.
     """
-    rows = glance.ranked(_told(diagnosis))[:ROWS]
+    rows = diagnosis.ranked[:ROWS]
     cells = [[*_cells(row), _mark(row)] for row in rows]
     widths = [max(map(len, column)) for column in zip(HEADS, *cells, strict=True)]
     width -= 2  # at its edges
@@ -56,60 +58,65 @@ def table(diagnosis: Diagnosis, width: int) -> RenderableType:
     for name, *rest in cells:
         row = [Text(plain(name.plain.removesuffix(".weight"), room)), *rest]
         drawn.add_row(*(row[i] for i in kept))
+    if HEADS.index("× chance") not in kept:
+        drawn.caption, drawn.caption_justify = "worst first: by finding, then κ over chance", "left"
     return drawn
 
 
-def trajectory(found: Sequence[Diagnosis]) -> RenderableType:
+def trajectory(found: Sequence[Diagnosis], width: int) -> RenderableType:
     """One row a step: what kappa is and how far log kappa and the matrix have gone since the last.
 
     Changes are medians over the matrices that both steps have.
     """
-    heads = "step", "matrices", "median κ", "largest κ", "Δ log κ", "Δ matrix", "findings"
-    drawn = Table(*heads, box=SIMPLE_HEAD, pad_edge=False)
-    drawn.columns[0].min_width = NARROWEST // 2
-    for column in drawn.columns[1:]:
-        column.justify = "right"
-    names = [Path(one.source).name for one in found]
-    names = names if len(set(names)) == len(names) else [one.source for one in found]
-    for name, one in zip(names, found, strict=True):
-        kappas = [row.condition_number for row in one.analysed if row.condition_number is not None]
-        cells = (
-            str(len(one.analysed)),
-            number(median(kappas) if kappas else None),
-            number(max(kappas, default=None)),
-            number(_moved(one, "log_condition_number")),
-            number(_moved(one, "overall_matrix")),
-            str(len(one.findings)),
-        )
-        drawn.add_row(Text(plain(name, NARROWEST)), *cells)
+    told = [
+        {
+            "source": one.source,
+            "matrices": [vars(row) for row in one.matrices],
+            "summary": one.summary,
+        }
+        for one in found
+    ]
+    cells = [
+        [
+            plain(one.name, NARROWEST),
+            str(one.matrices),
+            *(number(value) for value in (one.median, one.largest, one.log_change, one.change)),
+            one.findings,
+        ]
+        for one in glance.steps(told)
+    ]
+    widths = [max(map(len, column)) for column in zip(STEPS, *cells, strict=True)]
+    kept = _fitting(list(range(len(STEPS))), widths, SPARE_STEPS, width - 2)
+    drawn = Table(*(STEPS[i] for i in kept), box=SIMPLE_HEAD, pad_edge=False)
+    for column in drawn.columns:
+        column.no_wrap, column.justify = True, "right"
+    drawn.columns[0].justify = "left"
+    for row in cells:
+        drawn.add_row(*(Text(row[i]) for i in kept))
     return drawn
 
 
-def _moved(diagnosis: Diagnosis, component: str) -> float | None:
-    """The middle change of a component since the reference."""
-    changes = [row.errors[component] for row in diagnosis.analysed if row.errors]
-    known = [change for change in changes if change is not None]
-    return median(known) if known else None
+def earlier(found: Sequence[Diagnosis]) -> Iterator[Text]:
+    """A line for every step before the last with something wrong."""
+    for sentence in before(found):
+        yield Text(plain(sentence), COLOURS["warning"])
 
 
 def _kept(widths: Sequence[int], width: int) -> list[int]:
     """The columns that fit, or cannot be done without."""
-    kept = list(range(len(widths)))
-    short = [min(widths[0], NARROWEST), *widths[1:]]
-    for sizes, columns in ((widths, OPTIONAL), (short, SPARE)):
-        for one in columns:
-            if sum(sizes[i] + GAP for i in kept) > width:
-                kept.remove(one)
-    return kept
+    kept = _fitting(list(range(len(widths))), widths, OPTIONAL, width)
+    return _fitting(kept, [min(widths[0], NARROWEST), *widths[1:]], SPARE, width)
 
 
-def _told(diagnosis: Diagnosis) -> Iterator[Record]:
-    """The matrices as the page has them, without what is not looked at here."""
-    own: dict[str, list[Record]] = {}
-    for one in diagnosis.findings:
-        own.setdefault(one.subject, []).append(vars(one))
-    for row in diagnosis.matrices:
-        yield {**vars(row), "findings": own.get(row.name, ())}
+def _fitting(
+    kept: Sequence[int], widths: Sequence[int], spare: Sequence[int], width: int
+) -> list[int]:
+    """Those kept that are left when spare ones have gone until the rest fits."""
+    left = list(kept)
+    for one in spare:
+        if sum(widths[i] + GAP for i in left) > width:
+            left.remove(one)
+    return left
 
 
 def _cells(row: Row) -> Iterator[Text]:
@@ -143,23 +150,42 @@ def lines(diagnosis: Diagnosis) -> Iterator[Text]:
     hidden = len(diagnosis.matrices) - ROWS
     if hidden > 0:
         yield Text(f"{hidden} more matrices; --html or --table shows all of them.", "dim")
-    for sentence in (*diagnosis.notes, *diagnosis.verdict):
+    for sentence in (*diagnosis.notes, *diagnosis.verdict, *_without_products(diagnosis)):
         yield Text(plain(sentence))
     for name, reason in _failed(diagnosis):
         yield Text(f"failed: {plain(name, WIDEST)}: {plain(reason)}", COLOURS["critical"])
     yield from _moves(diagnosis)
+    shown: set[str] = set()
     for group in _groups(diagnosis.findings):
         yield _paragraph(group)
-        if group[0].snippet and group[0].severity != "info":
-            code = textwrap.indent(group[0].snippet.rstrip(), "    ")
+        snippet = group[0].snippet
+        if snippet and snippet not in shown and group[0].severity != "info":
+            shown.add(snippet)  # several rules may find what one correction treats
+            code = textwrap.indent(snippet.rstrip(), "    ")
             yield Text(code, "cyan", no_wrap=True, overflow="ignore")
 
 
+def _without_products(diagnosis: Diagnosis) -> Iterator[str]:
+    """Why attention has no products, where a word about its heads would give them."""
+    unknown = [one for one in diagnosis.skipped if one.reason.startswith(HEADLESS)]
+    if unknown:
+        layers = [plain(one.name.partition("[")[0], WIDEST) for one in unknown]
+        advice = "a config.json beside the file, or the model in memory, tells them"
+        yield f"No QK and OV products: {HEADLESS} ({_listed(layers)}); {advice}."
+
+
+def _listed(names: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
+
+
 def _failed(diagnosis: Diagnosis, most: int = 8) -> Iterator[tuple[str, str]]:
-    for one in diagnosis.failed[:most]:
+    """What was to be examined; objects of foreign classes are none of it, and in the notes."""
+    lost = [one for one in diagnosis.failed if one not in diagnosis.unbuilt]
+    for one in lost[:most]:
         yield one.name, one.reason.removeprefix("failed: ")
-    if len(diagnosis.failed) > most:
-        yield "…", f"{len(diagnosis.failed) - most} more, all in --json"
+    if len(lost) > most:
+        yield "…", f"{len(lost) - most} more, all in --json"
 
 
 def _moves(diagnosis: Diagnosis) -> Iterator[Text]:
@@ -182,6 +208,18 @@ def _moves(diagnosis: Diagnosis) -> Iterator[Text]:
             where = f" ({plain(name, WIDEST)})" if most else ""
             told = f"{component.replace('_', ' ')} {number(middle)}, {number(most)}{where}"
             yield Text(f"    {told}")
+    yield from _uncompared(diagnosis)
+
+
+def _uncompared(diagnosis: Diagnosis) -> Iterator[Text]:
+    """Which matrices have no twin in the reference, by the reason."""
+    reasons: dict[str, list[str]] = {}
+    for row in diagnosis.matrices:
+        if not row.errors:
+            reason = row.reasons.get("errors") or row.status
+            reasons.setdefault(reason, []).append(plain(row.name, WIDEST))
+    for reason, names in reasons.items():
+        yield Text(f"    not compared: {_listed(names)}: {plain(reason)}", COLOURS["warning"])
 
 
 def _groups(findings: Sequence[Finding]) -> list[list[Finding]]:
@@ -193,9 +231,9 @@ def _groups(findings: Sequence[Finding]) -> list[list[Finding]]:
 
 def _paragraph(group: Sequence[Finding]) -> Text:
     first = group[0]
-    more = f" and {len(group) - 1} more" if len(group) > 1 else ""
+    more = f"; likewise in {len(group) - 1} more" if len(group) > 1 else ""
     text = Text(f"{first.severity}: {first.rule}", COLOURS[first.severity])
-    text.append(f" in {plain(first.subject, WIDEST)}{more}: {plain(first.evidence)}.", "default")
+    text.append(f" in {plain(first.subject, WIDEST)}: {plain(first.evidence)}{more}.", "default")
     if first.advice:
         advice = plain(first.advice)
         text.append(f" {advice[:1].upper()}{advice[1:]}.", "default")

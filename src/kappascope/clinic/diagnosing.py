@@ -224,7 +224,7 @@ class Sequel:
 
 @dataclass(frozen=True)
 class Summary:
-    """What can be said of a model without a look at its numbers."""
+    """What can be said of a model without a look at the numbers of its matrices."""
 
     plan: Plan
     attention: tuple[Attention, ...]
@@ -232,6 +232,7 @@ class Summary:
     skipped: tuple[Skipped, ...]
     faults: tuple[Skipped, ...]
     notes: tuple[str, ...]
+    unsound: tuple[Skipped, ...]
 
     @classmethod
     def of(cls, model: Place) -> Summary:
@@ -239,7 +240,8 @@ class Summary:
         found = model.opened()
         layers, without = attention(found.plan, found.config)
         skipped = (*found.plan.skipped, *without)
-        return cls(found.plan, layers, links(found.plan), skipped, found.faults, found.notes)
+        told = (skipped, found.faults, found.notes, tuple(found.unsound()))
+        return cls(found.plan, layers, links(found.plan), *told)
 
 
 @dataclass(frozen=True)
@@ -311,6 +313,7 @@ class Case:
             chains=tuple(chains),
             skipped=(*self.summary.skipped, *passed),
             faults=self.summary.faults,
+            unsound=tuple(one for one in self.summary.unsound if self.choice.takes(one.name)),
             notes=self.summary.notes,
             reference=str(self.reference) if self.reference else None,
             settings={name: _plain(value) for name, value in vars(self.choice).items()},

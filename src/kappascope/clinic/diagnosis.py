@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -13,7 +14,7 @@ import pyarrow as pa
 
 from kappascope import store
 from kappascope.chains import Chain
-from kappascope.clinic import SEVERITIES, findings
+from kappascope.clinic import SEVERITIES, findings, glance
 from kappascope.clinic.examination import Examination
 from kappascope.clinic.findings import Finding
 from kappascope.matrices import Skipped
@@ -22,6 +23,7 @@ from kappascope.prose import number
 
 Row: TypeAlias = Examination | Product | Chain
 SCHEMA = "kappascope.diagnosis/1"
+_OBJECT = re.compile(r"(an )?object of (a )?class")  # what readers of pickles call such
 LEADING = "=+-@\t\r"  # a spreadsheet takes what begins so for a formula
 
 
@@ -29,8 +31,9 @@ LEADING = "=+-@\t\r"  # a spreadsheet takes what begins so for a formula
 class Diagnosis:
     """Every matrix of one model, and what was found of it.
 
-    ``faults`` are the parts of a checkpoint that could not be opened, ``failed`` all that should
-    have been examined and could not be.
+    ``faults`` are the parts of a checkpoint that could not be opened, ``unsound`` the biases and
+    other vectors that are not finite, ``failed`` all that should have been examined and could not
+    be.
     """
 
     source: str
@@ -39,14 +42,40 @@ class Diagnosis:
     chains: tuple[Chain, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     faults: tuple[Skipped, ...] = ()
+    unsound: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
     reference: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        """The summary in a few lines.
+
+        >>> print(Diagnosis("toy.pt"))
+        Diagnosis of toy.pt
+        Nothing could be examined.
+        """
+        return "\n".join((f"Diagnosis of {self.source}", *self.notes, *self.verdict))
+
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """What the rules say, worst first."""
-        return findings.findings(self.matrices, self.products, self.chains)
+        """What the rules say, worst first, of equally grave ones in the order of the table."""
+        rows = {row.name: place for place, row in enumerate(self.ranked)}
+        grave = {severity: -place for place, severity in enumerate(SEVERITIES)}
+        last = len(rows)
+        return tuple(
+            sorted(self._found, key=lambda f: (grave[f.severity], rows.get(f.subject, last)))
+        )
+
+    @cached_property
+    def _found(self) -> tuple[Finding, ...]:
+        return findings.findings(self.matrices, self.products, self.chains, self.unsound)
+
+    @cached_property
+    def ranked(self) -> tuple[glance.Row, ...]:
+        """The matrices as a table has them, worst first, each with its findings."""
+        own = _by_subject(self._found)
+        told = ({**vars(row), "findings": own.get(row.name, ())} for row in self.matrices)
+        return tuple(glance.ranked(told))
 
     @cached_property
     def failed(self) -> tuple[Skipped, ...]:
@@ -54,7 +83,17 @@ class Diagnosis:
         rows: tuple[Row, ...] = (*self.matrices, *self.products, *self.chains)
         bad = [one for one in rows if one.status.startswith("failed")]
         failures = [Skipped(one.name, one.status.removeprefix("failed: ")) for one in bad]
-        return (*self.faults, *failures, *(one for one in self.skipped if one.lost))
+        lost = (one for one in self.skipped if one.lost)
+        return (*self.faults, *failures, *self.unsound, *lost)
+
+    @property
+    def unbuilt(self) -> tuple[Skipped, ...]:
+        """Those of ``failed`` that are objects of foreign classes, of which tensors alone are read.
+
+        >>> Diagnosis("x", skipped=(Skipped("args", "object of class a.B"),)).unbuilt == ()
+        False
+        """
+        return tuple(one for one in self.failed if _OBJECT.match(one.reason))
 
     @property
     def analysed(self) -> tuple[Examination, ...]:
@@ -86,20 +125,34 @@ class Diagnosis:
         tensors = sum(row.part_of is None for row in self.analysed)
         parts = len(self.analysed) - tensors
         split = f" and {_count(parts, 'part')} of them" if parts else ""
-        failed = f"; {len(self.failed)} could not be examined" if self.failed else ""
+        lost = len(self.failed) - len(self.unbuilt)
+        failed = f"; {lost} could not be examined" if lost else ""
+        if many := len(self.unbuilt):
+            objects = _count(many, "object of another class was", "objects of other classes were")
+            failed += f"; {objects} not built"
         were = "was" if tensors == 1 and not parts else "were"
         return f"{_count(tensors, 'matrix', 'matrices')}{split} {were} examined{failed}."
 
     @property
     def _health(self) -> str:
-        counts = Counter(one.severity for one in self.findings)
-        words = {"critical": ("critical", "critical"), "warning": ("warning",), "info": ("note",)}
-        told = [_count(counts[one], *words[one]) for one in reversed(SEVERITIES) if counts[one]]
         if not self.above("warning"):
-            notes = f" ({_count(counts['info'], 'note')})" if counts["info"] else ""
-            return f"No rule found anything wrong{notes}."
+            return f"No rule found anything wrong{f' ({self.tally})' if self.findings else ''}."
+        return f"Findings: {self.ills}"
+
+    @property
+    def ills(self) -> str:
+        """How much was found, and the worst of it.
+
+        >>> Diagnosis("toy.pt", unsound=(Skipped("b", "non-finite (1 of 2)"),)).ills
+        '1 critical; the worst is non-finite in b.'
+        """
         worst = self.findings[0]
-        return f"Findings: {', '.join(told)}; the worst is {worst.rule} in {worst.subject}."
+        return f"{self.tally}; the worst is {worst.rule} in {worst.subject}."
+
+    @property
+    def tally(self) -> str:
+        """Findings by severity, in words."""
+        return glance.tally(Counter(one.severity for one in self.findings))
 
     @property
     def _trust(self) -> str:
@@ -122,18 +175,17 @@ class Diagnosis:
         >>> Diagnosis("nothing").document()["summary"]["analysed"]
         0
         """
-        own: dict[str, list[Finding]] = {}
-        for one in self.findings:
-            own.setdefault(one.subject, []).append(one)
-        names = {row.name for row in self.matrices}
+        own = _by_subject(self.findings)
         return {
             "schema": SCHEMA,
             "source": self.source,
             "reference": self.reference,
-            "matrices": [_row(row, own.get(row.name, ()), plots) for row in self.matrices],
+            "matrices": [
+                _row(row, plots) | {"findings": own.get(row.name, [])} for row in self.matrices
+            ],
             "products": [_product(one) for one in self.products],
             "chains": [_chain(one) for one in self.chains],
-            "findings": [asdict(one) for one in self.findings if one.subject not in names],
+            "findings": [asdict(one) for one in self.findings],
             "skipped": [{"name": one.name, "reason": one.reason} for one in self.skipped],
             "failed": [{"name": one.name, "reason": one.reason} for one in self.failed],
             "summary": self.summary,
@@ -164,9 +216,16 @@ class Diagnosis:
         >>> Diagnosis("nothing").table().num_rows
         0
         """
-        rows = [_flat(_row(row, (), plots=False)) for row in self.matrices]
+        own = {row.name: _told(row) for row in self.ranked}
+        rows = [_flat(_row(row, plots=False)) | own[row.name] for row in self.matrices]
         names = list(dict.fromkeys(name for row in rows for name in row)) or ["name"]
         return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
+
+
+def _told(row: glance.Row) -> dict[str, Any]:
+    """The gravest severity and the rules that spoke, as a table has them."""
+    rules = (one["rule"] for one in row.matrix["findings"])
+    return {"severity": row.severity or None, "findings": "; ".join(rules)}
 
 
 def _count(number: int, one: str, more: str = "") -> str:
@@ -186,8 +245,15 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _row(row: Examination, own: Sequence[Finding], plots: bool) -> dict[str, Any]:
-    told = asdict(row) | {"findings": [asdict(one) for one in own]}
+def _by_subject(found: Iterable[Finding]) -> dict[str, list[dict[str, Any]]]:
+    own: dict[str, list[dict[str, Any]]] = {}
+    for one in found:
+        own.setdefault(one.subject, []).append(asdict(one))
+    return own
+
+
+def _row(row: Examination, plots: bool) -> dict[str, Any]:
+    told = asdict(row)
     if not plots:
         del told["plot"]
     if row.errors is None and "errors" not in row.reasons:
@@ -234,7 +300,7 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
             flat[name] = "; ".join(f"{key}: {why}" for key, why in value.items())
         elif name == "shape":
             flat["rows"], flat["columns"] = value
-        elif name != "findings":
+        else:
             flat[name] = value
     return flat
 
@@ -271,12 +337,26 @@ def document(found: Sequence[Diagnosis], plots: bool = False) -> dict[str, Any]:
     last = found[-1].document(plots)
     if len(found) > 1:
         last["trajectory"] = [_step(one) for one in found]
+        last["summary"]["verdict"] = "\n".join((*found[-1].verdict, *before(found)))
     return last
+
+
+def before(found: Sequence[Diagnosis]) -> Iterator[str]:
+    """What is wrong with the steps before the last, which the verdict on that does not tell.
+
+    >>> bad = Skipped("fc.bias", "non-finite (1 of 2), first at [0]")
+    >>> list(before([Diagnosis("1.pt", unsound=(bad,)), Diagnosis("2.pt")]))
+    ['Before the last, in 1.pt: 1 critical; the worst is non-finite in fc.bias.']
+    """
+    for one in found[:-1]:
+        if one.above("warning"):
+            yield f"Before the last, in {one.source}: {one.ills}"
 
 
 def _step(one: Diagnosis) -> dict[str, Any]:
     whole = one.document()
-    return {name: whole[name] for name in ("source", "reference", "matrices", "summary")}
+    told = ("source", "reference", "matrices", "findings", "failed", "summary")
+    return {name: whole[name] for name in told}
 
 
 def joined(found: Sequence[Diagnosis]) -> pa.Table:

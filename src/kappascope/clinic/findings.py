@@ -14,6 +14,7 @@ from kappascope.clinic import SEVERITIES, Severity, model_rules  # noqa: F401 - 
 from kappascope.clinic.examination import Examination
 from kappascope.clinic.prescriptions import Prescription, is_left_alone, prescribe
 from kappascope.clinic.rules import MODEL_RULES, RULES, Model, Symptom
+from kappascope.matrices import Skipped
 from kappascope.products import Product
 
 
@@ -35,7 +36,10 @@ class Finding:
 
 
 def findings(
-    rows: Iterable[Examination], products: Iterable[Product] = (), chains: Iterable[Chain] = ()
+    rows: Iterable[Examination],
+    products: Iterable[Product] = (),
+    chains: Iterable[Chain] = (),
+    unsound: Iterable[Skipped] = (),
 ) -> tuple[Finding, ...]:
     """What all rules say, worst first.
 
@@ -45,7 +49,7 @@ def findings(
     >>> [(one.rule, one.severity) for one in found]
     [('non-finite', 'critical')]
     """
-    model = Model(tuple(rows), tuple(products), tuple(chains))
+    model = Model(tuple(rows), tuple(products), tuple(chains), tuple(unsound))
     found = [_finding(*case) for case in _cases(model)]
     return tuple(sorted(found, key=lambda one: -SEVERITIES.index(one.severity)))
 

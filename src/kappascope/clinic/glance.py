@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import PurePath
 from statistics import median
 from typing import Any
 
@@ -299,6 +300,68 @@ def moved(error: float) -> int:
     return bisect_right(MOVES, error)
 
 
+@dataclass(frozen=True)
+class Step:
+    """A checkpoint of a trajectory: its condition numbers, and how far it is from the last."""
+
+    name: str
+    matrices: int
+    median: float | None
+    largest: float | None
+    log_change: float | None  # of the condition number
+    change: float | None  # of the matrix
+    findings: str  # the gravest, counted
+
+
+def steps(checkpoints: Sequence[Mapping[str, Any]]) -> list[Step]:
+    """What there is to say of each, medians over its matrices.
+
+    >>> errors = {"log_condition_number": 0.5, "overall_matrix": 0.1}
+    >>> matrix = {"shape": [2, 2], "condition_number": 3.0, "errors": errors}
+    >>> steps([{"source": "run/1.pt", "matrices": [matrix]}])
+    [Step(name='1.pt', matrices=1, median=3.0, largest=3.0, log_change=0.5, change=0.1, ...)]
+    """
+    return [_step(name, one) for name, one in zip(sources(checkpoints), checkpoints, strict=True)]
+
+
+def _step(name: str, one: Mapping[str, Any]) -> Step:
+    rows = [row for row in map(Row, one["matrices"]) if not row.failed]
+    kappas = [row.kappa for row in rows]
+    errors = [row.matrix.get("errors") or {} for row in rows]
+    return Step(
+        name,
+        len(rows),
+        middle(kappas),
+        max((kappa for kappa in kappas if kappa is not None), default=None),
+        middle(each.get("log_condition_number") for each in errors),
+        middle(each.get("overall_matrix") for each in errors),
+        tally((one.get("summary") or {}).get("by_severity") or {}).partition(",")[0] or "none",
+    )
+
+
+def sources(checkpoints: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Their names, without folders where that tells them apart.
+
+    >>> sources([{"source": "run/1.pt"}, {"source": "run/2.pt"}]), sources([{}])
+    (('1.pt', '2.pt'), ('1',))
+    """
+    whole = tuple(str(one.get("source") or place) for place, one in enumerate(checkpoints, 1))
+    last = tuple(PurePath(name).name or name for name in whole)
+    return last if len(set(last)) == len(last) else whole
+
+
+def tally(counts: Mapping[str, int]) -> str:
+    """Findings by severity, the gravest first.
+
+    >>> tally({"info": 1, "critical": 2})
+    '2 critical, 1 note'
+    """
+    words = {"critical": ("critical",) * 2, "warning": ("warning", "warnings")}
+    words["info"] = ("note", "notes")
+    known = [(counts.get(severity, 0), words[severity]) for severity in reversed(SEVERITIES)]
+    return ", ".join(f"{many} {word[many != 1]}" for many, word in known if many)
+
+
 def trajectory(checkpoints: Sequence[Mapping[str, Any]]) -> dict[str, Grid]:
     """Medians over the matrices of a kind, one column a checkpoint, of kappa and of the norm.
 
@@ -306,10 +369,10 @@ def trajectory(checkpoints: Sequence[Mapping[str, Any]]) -> dict[str, Grid]:
     >>> trajectory(steps)["frobenius_norm"].lines
     (('up', (1, 2)),)
     """
-    sources = tuple(str(one.get("source", place)) for place, one in enumerate(checkpoints, 1))
+    names = sources(checkpoints)
     kinds = sorted({kind(m) for one in checkpoints for m in one["matrices"]}, key=_order)
     return {
-        field: Grid(sources, tuple((k, _path(checkpoints, k, field)) for k in kinds))
+        field: Grid(names, tuple((k, _path(checkpoints, k, field)) for k in kinds))
         for field in ("condition_number", "frobenius_norm")
     }
 

@@ -11,10 +11,18 @@ from kappascope.chains import Chain
 from kappascope.clinic import Severity
 from kappascope.clinic.examination import Examination
 from kappascope.clinic.prescriptions import Flaw
-from kappascope.clinic.rules import GRAVE, NOTABLE, Model, Symptom, model_rule
+from kappascope.clinic.rules import DIVERGED, GRAVE, NOTABLE, Model, Symptom, model_rule
 from kappascope.products import Product
 from kappascope.prose import number
 from kappascope.theory import GaussianNull
+
+
+@model_rule
+def non_finite(model: Model) -> Iterator[Symptom]:
+    """As of matrices, so of biases, gains and other vectors: what goes past them is lost."""
+    for one in model.unsound:
+        if one.reason.startswith("non-finite"):
+            yield Symptom("critical", one.reason, DIVERGED, subject=one.name)
 
 
 @model_rule
@@ -72,7 +80,7 @@ def _explodes(
     times = _times_usual(kappa, widths, model.chance)
     if times >= NOTABLE:
         severity: Severity = "warning" if times >= GRAVE else "info"
-        value = number(it.condition_number)
+        value = f"{'' if kappa == it.condition_number else 'of at least '}{number(kappa)}"
         evidence = f"kappa {value} of the product is at least {times:,.0f} times"
         said = f"{evidence} that of random factors"
         yield Symptom(severity, said, flaw=Flaw.SHAPE, subject=it.name, about=about)

@@ -32,6 +32,7 @@ from kappascope.prose import Record
 
 PLOTTED = 1000  # spectra on one page: 2 kB each, and a page beyond 5 MB opens slowly
 LISTED = 200  # findings of one rule: nobody reads more, and the table has them all
+IN_VIEW = 13  # rows of a list with a scroll bar that are seen at once, by the style's height
 ROWS = 100  # of the table that are laid out at once: a thousand take a phone a second
 TOLD = ("severity", "rule", "evidence", "advice", "snippet")  # of a finding, beside its matrix
 EMPTY: Mapping[str, Any] = {
@@ -57,9 +58,11 @@ def page(document: Mapping[str, Any]) -> str:
         heat=glance.heat(rows),
         change=glance.change(rows),
         trajectory=glance.trajectory(known["trajectory"]),
+        steps=glance.steps(known["trajectory"]),
         groups=groups(told),
         severities=SEVERITIES[::-1],
         listed=LISTED,
+        in_view=IN_VIEW,
         at_once=ROWS,
         data=_data(rows, plots),
     )
@@ -139,11 +142,11 @@ def findings(document: Record) -> list[Record]:
     """
     owned = [
         {**f, "place": m["place"]} for m in document["matrices"] for f in m.get("findings") or ()
-    ]
+    ]  # again, unless the document is of an older version
     places = {m.get("name"): m["place"] for m in document["matrices"]}
     model = [{**f, "place": places.get(f.get("subject"))} for f in document["findings"]]
     once = {
-        tuple(one.get(k) for k in ("rule", "subject", "evidence")): one for one in owned + model
+        tuple(one.get(k) for k in ("rule", "subject", "evidence")): one for one in model + owned
     }
     return list(once.values())
 

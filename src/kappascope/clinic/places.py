@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from kappascope import checkpoints
 from kappascope.matrices import Plan, Skipped, Unit, plan, reader
 from kappascope.store import Refusal
-from kappascope.weights.inventory import Read
+from kappascope.weights.factored import merged
+from kappascope.weights.inventory import Path as Keys
+from kappascope.weights.inventory import Read, vectors
 
 Model: TypeAlias = nn.Module | Mapping[Any, Any]
 Source: TypeAlias = str | Path | Model
@@ -36,6 +38,23 @@ class Opened:
     config: Mapping[str, Any] | None = None
     faults: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
+    vectors: Mapping[str, Keys] = field(default_factory=dict)
+
+    def unsound(self) -> Iterator[Skipped]:
+        """The vectors that cannot be read or are not finite: no matrices, but all pass them.
+
+        >>> import torch
+        >>> list(Memory({"fc.bias": torch.tensor([1.0, float("nan")])}).opened().unsound())
+        [Skipped(name='fc.bias', reason='non-finite (1 of 2), first at [1]')]
+        """
+        for name, path in self.vectors.items():
+            try:
+                vector = self.read(path)
+            except Refusal as refusal:
+                yield Skipped(name, f"cannot be read: {refusal.args[2]}")
+                continue
+            if found := _unsound(vector):
+                yield Skipped(name, found)
 
     def matrix(self, name: str) -> Tensor | None:
         """The matrix of this name, if there is one."""
@@ -51,6 +70,14 @@ class Opened:
     @cached_property
     def _holders(self) -> dict[str, Unit]:
         return {part.name: unit for unit in self.plan.units for part in unit.parts}
+
+
+def _unsound(vector: Tensor) -> str:
+    """How many numbers of a vector are none, and where."""
+    if vector.is_meta:  # saved or made without values
+        return ""
+    bad = (~vector.double().isfinite()).flatten().nonzero().flatten().tolist()
+    return f"non-finite ({len(bad)} of {vector.numel()}), first at [{bad[0]}]" if bad else ""
 
 
 @dataclass(frozen=True)
@@ -96,8 +123,9 @@ class File:
 def _opened(path: str, stamp: int) -> Opened:
     found = checkpoints.open(Path(path))
     faults = tuple(Skipped(*fault) for fault in found.faults)
-    planned = plan(found.contents, found.config)
-    return Opened(planned, found.read, found.config, faults, found.notes)
+    whole = merged(found.contents, found.read)
+    planned, small = plan(whole.contents, found.config), vectors(whole.contents)
+    return Opened(planned, whole.read, found.config, faults, found.notes, small)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,8 +144,15 @@ class Memory:
     @cached_property
     def _opened(self) -> Opened:
         read = reader(self.model)
-        # where every dtype can be computed with: some devices have no float64
-        return Opened(plan(self.model), lambda path: read(path).detach().cpu())
+
+        def here(path: Keys) -> Tensor:
+            # where every dtype can be computed with: some devices have no float64
+            return read(path).detach().cpu()
+
+        if isinstance(self.model, nn.Module):
+            return Opened(plan(self.model), here, vectors=vectors(self.model))
+        whole = merged(self.model, here)
+        return Opened(plan(whole.contents), whole.read, vectors=vectors(whole.contents))
 
     def portion(self, names: Iterable[str]) -> Portion:
         """What of it is needed for the matrices of these names."""

@@ -125,6 +125,8 @@ def prescribe(flaw: Flaw, *rows: Examination) -> Prescription:
     if kind in LEFT_ALONE:
         return Prescription(None, "", f"leave it alone: {LEFT_ALONE[kind]}")
     correction, arguments = _choice(flaw, rows[0].shape, kind)
+    if joined := next((row for row in rows if _is_joined(row)), None):
+        return Prescription(None, "", _SPLIT.format(stored(joined), correction))
     where = [glob.escape(name) for name in dict.fromkeys(map(stored, rows))]
     selected = repr(where if len(where) > 1 else where[0])
     call = f"corrections.{correction}({arguments}).attach(model, optimizer, where={selected})"
@@ -132,6 +134,13 @@ def prescribe(flaw: Flaw, *rows: Examination) -> Prescription:
     return Prescription(correction, _SNIPPET.format(call=call), advice)
 
 
+def _is_joined(row: Examination) -> bool:
+    """Whether it is one of several below one another; those of a stack are treated one by one."""
+    label = row.name.rstrip("']").rpartition("[")[2]
+    return row.part_of is not None and not label.isdigit()
+
+
+_SPLIT = "corrections act on {} as a whole: split it into layers of its own before you try {}"
 _SNIPPET = """\
 from kappascope import corrections
 handle = {call}

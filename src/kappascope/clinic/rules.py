@@ -22,6 +22,7 @@ from kappascope.clinic import Severity
 from kappascope.clinic.examination import Examination, Spread
 from kappascope.clinic.freshness import can_tell, is_fresh, is_orthogonal, usual_distance
 from kappascope.clinic.prescriptions import Flaw, is_left_alone
+from kappascope.matrices import Skipped
 from kappascope.products import Product
 from kappascope.prose import number
 from kappascope.theory import GaussianNull, MarchenkoPastur
@@ -60,6 +61,7 @@ class Model:
     rows: tuple[Examination, ...]
     products: tuple[Product, ...] = ()
     chains: tuple[Chain, ...] = ()
+    unsound: tuple[Skipped, ...] = ()  # vectors
 
     @property
     def chance(self) -> float:
@@ -106,8 +108,10 @@ def non_finite(row: Examination, model: Model) -> Symptom | None:
     evidence = row.status.removeprefix("failed: ")
     if "mask" in row.name:
         return Symptom("info", evidence, "fine in a mask, which adds minus infinity to logits")
-    advice = "the file is damaged or training diverged: go back to an earlier checkpoint"
-    return Symptom("critical", evidence, advice)
+    return Symptom("critical", evidence, DIVERGED)
+
+
+DIVERGED = "the file is damaged or training diverged: go back to an earlier checkpoint"
 
 
 @rule
@@ -242,12 +246,22 @@ def ill_conditioned(row: Examination, model: Model) -> Symptom | None:
     times = _times_usual(row, row.condition_number_low or row.condition_number, model)
     if times < NOTABLE:
         return None
-    m, n = row.shape
-    kappa = number(row.condition_number)
-    evidence = f"kappa {kappa} is beyond chance: at least {times:,.0f} times that"
-    flaw = Flaw.BOTH if uneven_norms(row, model) else Flaw.SHAPE
+    (m, n), known = row.shape, row.resolved or row.condition_number_low is None
+    kappa = number(row.condition_number if known else row.condition_number_low)
+    what = f"kappa {kappa}" if known else f"kappa, at least {kappa},"
+    usual = f"at least {times:,.0f} times that of a random {m} x {n} matrix"
+    evidence = f"{what} is beyond chance: {usual}"
+    if times < GRAVE and not known:
+        return Symptom("info", evidence, "no need to act, and no way to tell how large it is")
     severity: Severity = "warning" if times >= GRAVE else "info"
-    return Symptom(severity, f"{evidence} of a random {m} x {n} matrix", flaw=flaw)
+    return Symptom(severity, evidence, flaw=_flaw(row, model))
+
+
+def _flaw(row: Examination, model: Model) -> Flaw:
+    """What makes kappa large: one matrix, one treatment, whichever rule speaks of it."""
+    if rank_deficient(row, model):
+        return Flaw.RANK
+    return Flaw.BOTH if uneven_norms(row, model) else Flaw.SHAPE
 
 
 def _times_usual(row: Examination, kappa: float | None, model: Model) -> float:
@@ -273,7 +287,10 @@ def unresolved(row: Examination, model: Model) -> Symptom | None:
         return None
     top = "infinity" if high is None else number(high)
     evidence = f"{row.storage} leaves kappa open between {number(low)} and {top}"
-    grave = _times_usual(row, kappa, model) >= GRAVE > _times_usual(row, low, model)
+    least = _times_usual(row, low, model)
+    if least >= GRAVE:
+        return Symptom("info", evidence, "that it is large is certain, how large is not")
+    grave = _times_usual(row, kappa, model) >= GRAVE
     advice = "do not act on kappa; examine a checkpoint with more digits"
     return Symptom("warning" if grave else "info", evidence, advice)
 

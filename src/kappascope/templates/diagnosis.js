@@ -319,9 +319,12 @@ const path = (source) => {
     positive([...row.cells].slice(1).map((cell, k) => [k + 1, parseFloat(cell.dataset.value)]))]);
   const points = lines.flatMap(([, found]) => found);
   if (!points.length) return make("p", { class: "absent" }, `${source.dataset.title}: not known at any checkpoint.`);
-  const many = source.tHead.rows[0].cells.length - 1;
-  const across = axis([1, Math.max(many, 2)], LEFT, WIDE - RIGHT, false);
-  across.ticks = across.ticks.filter(([x]) => Number.isInteger(x));
+  const names = [...source.tHead.rows[0].cells].slice(1).map((cell) => cell.textContent);
+  const many = names.length, edge = Math.max(0.5, many / 10); // room for half a name at either end
+  const across = axis([1 - edge, many + edge], LEFT, WIDE - RIGHT, false);
+  const every = Math.ceil(many / 5);
+  across.ticks = names.map((name, k) => [k + 1, name.length > 12 ? `…${name.slice(-11)}` : name])
+    .filter((_, k) => k % every === 0);
   const up = axis(points.map(([, y]) => y), HIGH - BOTTOM, TOP, true);
   const picture = box(`${source.dataset.title}, median of each kind`, across, up, "checkpoint");
   lines.forEach(([, found], k) => picture.append(make("g", { class: tint(k) }, line(found, across, up, "curve"),

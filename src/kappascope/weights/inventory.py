@@ -25,6 +25,7 @@ Read: TypeAlias = Callable[[Path], Tensor]
 Firsts: TypeAlias = dict[Hashable, tuple[str, Callable[[], Any]]]  # a name, and what it named
 
 MODEL_KEYS = {"state_dict", "model_state_dict", "model_state", "model", "module"}
+LONGEST = 1 << 22  # numbers of a vector: a bias has 300,000 at most, a flattened model billions
 DEEPEST = 8  # checkpoints nest two or three levels; one that contains itself never ends
 
 
@@ -239,6 +240,23 @@ def _objections(tensor: Tensor) -> Iterator[tuple[bool, str]]:
     yield tensor.ndim == 0, "scalar"
     yield tensor.ndim == 1, "one-dimensional"
     yield tensor.numel() == 0, "empty"
+
+
+def vectors(source: Contents) -> dict[str, Path]:
+    """Where biases, gains and other numbers in a row are, or single ones; masks are no weights.
+
+    >>> vectors({"fc.weight": torch.eye(2), "fc.bias": torch.ones(2), "steps": torch.tensor(3)})
+    {'fc.bias': ('fc.bias',)}
+    """
+    small = ("one-dimensional", "scalar")
+    return {
+        stored.name: stored.path
+        for stored in walk(source)
+        if stored.reason != "optimizer state"
+        and objection(stored.value) in small
+        and stored.value.numel() <= LONGEST
+        and "mask" not in stored.name  # which is to add minus infinity
+    }
 
 
 def bystander(stored: Stored) -> str | None:

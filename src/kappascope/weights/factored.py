@@ -1,0 +1,183 @@
+"""Weights saved while a correction was attached: the original and its factors, put together again.
+
+An attached correction keeps a weight as ``X.parametrizations.weight.original`` with factors of rows
+and columns, or of singular values, beside it. What the layer uses is their product, and that is
+what is read here, as ``X.weight``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from kappascope.weights.inventory import DEEPEST, Path, Read
+
+Shape: TypeAlias = tuple[int, ...]
+_FACTOR = re.compile(r"(?P<of>(.+\.)?parametrizations\.\w+)\.(?P<step>\d+)\.(?P<what>\w+)")
+_FORMS = ({"rows"}, {"columns"}, {"rows", "columns"}, {"values", "basis", "age"})
+_CONV1D = re.compile(r"(^|\.)(c_(attn|fc|proj)|q_attn)\.parametrizations")  # GPT-2 stores (in, out)
+_OPEN = "a factor of {} that is not applied: shapes do not tell to which side it belongs"
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Contents with the weights in place of their makings, and how to read them."""
+
+    contents: Mapping[Any, Any]
+    read: Read
+
+
+@dataclass(frozen=True)
+class _Part:
+    """In the place of a tensor that is read with another, or should be."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """The path of an original, and those of its factors, step by step."""
+
+    original: Path
+    steps: tuple[Mapping[str, Path], ...]
+
+    def read(self, read: Read) -> Tensor:
+        weight = read(self.original)
+        for step in self.steps:
+            weight = _applied(weight, {what: read(path) for what, path in step.items()})
+        return weight
+
+
+def merged(contents: Mapping[Any, Any], read: Read) -> Merged:
+    """``contents`` as the layers use them; the same where no correction was attached.
+
+    >>> import torch
+    >>> from kappascope.weights.inventory import reader
+    >>> kept = {"fc.parametrizations.weight.original": torch.ones(2, 3)}
+    >>> kept["fc.parametrizations.weight.0.rows"] = torch.tensor([1.0, 2.0])
+    >>> found = merged(kept, reader(kept))
+    >>> list(found.contents), found.read(("fc.weight",))[1]
+    (['fc.weight', 'fc.parametrizations.weight.0.rows'], tensor([2., 2., 2.]))
+    """
+    recipes: dict[Path, _Recipe] = {}
+    whole = _level(contents, (), recipes)
+    if not recipes:
+        return Merged(contents, read)
+
+    def made(path: Path) -> Tensor:
+        return recipes[path].read(read) if path in recipes else read(path)
+
+    return Merged(whole, made)
+
+
+def _level(
+    contents: Mapping[Any, Any], at: Path, recipes: dict[Path, _Recipe]
+) -> Mapping[Any, Any]:
+    """One mapping and those in it; a mapping of another's making is asked for its keys alone."""
+    found = dict(_found(contents)) if any(map(_is_factor, contents)) else {}
+    taken: dict[Any, Any] = {}
+    for key, steps in found.items():
+        whole = key.replace("parametrizations.", "").removesuffix(".original")
+        if whole in contents:
+            continue
+        shapes = [{what: _shape(contents[name]) for what, name in one.items()} for one in steps]
+        fits = all(_fits(key, _shape(contents[key]), one) for one in shapes)
+        paths = [{what: (*at, name) for what, name in one.items()} for one in steps if fits]
+        recipes[*at, whole] = _Recipe((*at, key), tuple(paths))
+        reason = f"read as {whole}" if fits else _OPEN.format(whole)
+        taken |= {name: _Part(reason) for one in steps for name in one.values()} | {key: whole}
+    if not isinstance(contents, dict):
+        return _replaced(contents, taken) if taken else contents
+    inner = {
+        key: _level(value, (*at, key), recipes)
+        for key, value in contents.items()
+        if isinstance(value, dict) and len(at) < DEEPEST
+    }
+    return _replaced({**contents, **inner}, taken)
+
+
+def _replaced(contents: Mapping[Any, Any], taken: Mapping[Any, Any]) -> dict[Any, Any]:
+    """In the same order, originals under the names of their weights."""
+    pairs = ((key, taken.get(key), value) for key, value in contents.items())
+    return {
+        new if isinstance(new, str) else key: new if isinstance(new, _Part) else value
+        for key, new, value in pairs
+    }
+
+
+def _is_factor(key: object) -> bool:
+    return isinstance(key, str) and ".parametrizations." in f".{key}"
+
+
+def _found(contents: Mapping[Any, Any]) -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """The originals, each with its factors step by step, as far as all of them are known here."""
+    steps: dict[str, dict[int, dict[str, str]]] = {}
+    for key in filter(_is_factor, contents):
+        if factor := _FACTOR.fullmatch(key):
+            own = steps.setdefault(f"{factor['of']}.original", {})
+            own.setdefault(int(factor["step"]), {})[factor["what"]] = key
+    for original, kept in steps.items():
+        in_order = [kept[step] for step in sorted(kept)]
+        if original in contents and all(set(one) in _FORMS for one in in_order):
+            yield original, in_order
+
+
+def _shape(value: object) -> Shape:
+    return tuple(value.shape) if isinstance(value, Tensor) else ()
+
+
+def _fits(key: str, weight: Shape, step: Mapping[str, Shape]) -> bool:
+    """Whether shapes alone tell how the factors go into the weight."""
+    side = _side(weight, step) if len(weight) > 1 else None
+    if side is None or weight[0] != weight[1]:
+        return side is not None
+    # of two sides that are as long, a layer that stores (in, out) means the other one
+    return side == "as it is" and not (len(weight) == 2 and _CONV1D.search(key))
+
+
+def _side(weight: Shape, step: Mapping[str, Shape]) -> str | None:
+    """How a weight is a matrix (..., out, in) that these factors fit."""
+    forms = {"as it is": weight, "kernel": (weight[0], math.prod(weight[1:]))}
+    if len(weight) == 2:
+        forms["turned"] = weight[::-1]
+    return next((side for side, form in forms.items() if _suits(form, step)), None)
+
+
+def _suits(form: Shape, step: Mapping[str, Shape]) -> bool:
+    *stack, rows, columns = form
+    shorter = min(rows, columns)
+    allowed: dict[str, set[Shape]] = {
+        "rows": {(*stack, rows), (*stack, 1)},  # or one factor for all
+        "columns": {(*stack, columns)},
+        "values": {(*stack, shorter)},
+        "basis": {(*stack, shorter, shorter)},
+        "age": {()},
+    }
+    return all(shape in allowed[what] for what, shape in step.items())
+
+
+def _applied(weight: Tensor, step: Mapping[str, Tensor]) -> Tensor:
+    """The weight with the factors of one step, worked out in float64."""
+    side = _side(tuple(weight.shape), {what: tuple(one.shape) for what, one in step.items()})
+    exact, factors = weight.double(), {what: one.double() for what, one in step.items()}
+    matrix = exact.mT if side == "turned" else exact.flatten(1) if side == "kernel" else exact
+    if "basis" in factors:
+        matrix = _stretched(matrix, factors["basis"], factors["values"])
+    if "rows" in factors:
+        matrix = factors["rows"][..., None] * matrix
+    if "columns" in factors:
+        matrix = matrix * factors["columns"][..., None, :]
+    return (matrix.mT if side == "turned" else matrix.reshape(weight.shape)).to(weight.dtype)
+
+
+def _stretched(matrix: Tensor, basis: Tensor, values: Tensor) -> Tensor:
+    """With factors of singular values, in a basis of the shorter side."""
+    tall = matrix.shape[-2] > matrix.shape[-1]
+    wide = matrix.mT if tall else matrix
+    new = wide + basis @ ((values - 1)[..., None] * (basis.mT @ wide))
+    return new.mT if tall else new
