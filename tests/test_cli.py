@@ -307,6 +307,20 @@ def test_an_early_interrupt_of_the_terminal_is_one_line(tmp_path: Path) -> None:
     assert errors.count("\n") == 1 and "stopped early" in errors
 
 
+def test_an_interrupt_that_a_library_turns_into_another_error_is_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loading() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except BaseException as error:
+            raise RecursionError("half loaded") from error
+
+    monkeypatch.setattr(lab, "discover", loading)
+    assert cli.run(["reproduce", "1"]) == 130
+    assert "stopped early" in capsys.readouterr().err
+
+
 def test_help_names_every_study(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["study", "--help"]) == 0
     told = " ".join(capsys.readouterr().out.replace("│", "").split())

@@ -586,18 +586,22 @@ def _refusal(error: BaseException, arguments: Sequence[str]) -> Refusal:
 
 
 @contextmanager
-def _signals() -> Iterator[None]:
-    """Turn the first signal into an exception, so that all is closed; the second ends at once."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
+def _signals() -> Iterator[list[Interrupted]]:
+    """Turn the first signal into an exception, so that all is closed; the second ends at once.
+
+    It is also in the list: a library that is just being loaded may turn it into another.
+    """
+    numbers, came = (signal.SIGINT, signal.SIGTERM), list[Interrupted]()
 
     def first(number: int, frame: FrameType | None) -> None:
         for other in numbers:
             signal.signal(other, lambda number, frame: os._exit(128 + number))
-        raise Interrupted(number)
+        came.append(Interrupted(number))
+        raise came[0]
 
     before = {number: signal.signal(number, first) for number in numbers}
     try:
-        yield
+        yield came
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -608,7 +612,7 @@ def run(arguments: Sequence[str]) -> int:
     os.environ.update(ONE_THREAD)  # before numpy and torch are loaded, or it is too late
     gc.set_threshold(100_000)  # loading torch makes a million objects and no garbage
     command = typer.main.get_command(app)
-    with _signals():
+    with _signals() as came:
         try:
             code = command.main(list(arguments), "kappascope", standalone_mode=False)
             return int(code or 0)
@@ -617,7 +621,7 @@ def run(arguments: Sequence[str]) -> int:
         except BaseException as error:
             if "--debug" in arguments:
                 traceback.print_exc()
-            refusal = _refusal(error, arguments)
+            refusal = _refusal(came[0] if came else error, arguments)
             say(_shortened(f"kappascope: error: {refusal}"))
             return refusal.code
 
