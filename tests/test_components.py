@@ -238,3 +238,25 @@ def test_errors_of_empty_matrices_are_absent(shape) -> None:
     found = errors(torch.zeros(shape), torch.zeros(shape))
     assert set(found) == set(found.absent)
     assert all(value.isnan().all() and value.shape == shape[:-2] for value in found.values())
+
+
+def test_rows_tiny_beside_others_have_norms_of_their_own() -> None:
+    matrix = torch.tensor([[1e200, 1e200], [3e-200, -4e-200]], dtype=torch.float64)
+    rows = torch.tensor([2**0.5 * 1e200, 5e-200], dtype=torch.float64)
+    torch.testing.assert_close(Components(matrix).row_norms, rows, rtol=1e-14, atol=0)
+    torch.testing.assert_close(Components(matrix.mT).column_norms, rows, rtol=1e-14, atol=0)
+    stack = torch.stack([matrix, torch.eye(2).double()])
+    torch.testing.assert_close(Components(stack).row_norms[0], rows, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("scale", [2.0**-1074, 2.0**1021])
+def test_ratios_are_right_at_the_ends_of_float64(scale) -> None:
+    matrix = torch.tensor([[4.0, 1.0], [1.0, 3.0]], dtype=torch.float64)
+    found, plain = Components(matrix * scale), Components(matrix)
+    for name in ("condition_number", "spectral_gap", "effective_rank", "stable_rank"):
+        torch.testing.assert_close(getattr(found, name), getattr(plain, name))
+
+
+def test_an_error_outside_the_range_says_so() -> None:
+    huge = torch.full((2, 2), 1.2e308, dtype=torch.float64).fill_diagonal_(0.5e308)
+    assert "outside float64's range" in errors(-huge, huge).absent["overall_matrix"]

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy.linalg
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -91,6 +92,64 @@ def test_the_estimate_holds_for_random_rounding_and_is_not_wasteful() -> None:
         estimate = precision.rounding_norm(ulps.norm(dim=1), ulps.norm(dim=0))
         ratios.append(float(torch.linalg.matrix_norm(stored - original, 2)) / estimate)
     assert min(ratios) > 0.5 and max(ratios) < 1
+
+
+def structured(n: int, random: np.random.Generator) -> dict[str, np.ndarray]:
+    """Matrices whose entries repeat, and so were rounded alike."""
+    adjacent = (random.uniform(size=(n, n)) < 0.3).astype(float)
+    adjacent = np.triu(adjacent, 1) + np.triu(adjacent, 1).T
+    degrees = 1 / np.sqrt(1 + adjacent.sum(1))
+    built = {
+        "Toeplitz": scipy.linalg.toeplitz(random.uniform(0.5, 0.95) ** np.arange(n)),
+        "circulant": scipy.linalg.circulant(random.standard_normal(n)),
+        "centring": np.eye(n) - random.uniform(0.5, 0.99) / n,
+        "two values": 1.3 * np.eye(n) + random.uniform(-0.1, 0.1) / 3,
+        "graph": np.eye(n) + 0.9 * degrees[:, None] * adjacent * degrees,
+        "blocks": np.kron(np.eye(n // 8), random.standard_normal((8, 8))),
+    }
+    return {kind: a / np.abs(a).max() for kind, a in built.items()}
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("n", [64, 256])
+@pytest.mark.parametrize(
+    ("dtype", "scale"),
+    [(torch.float16, 1.0), (torch.float16, 1e-3), (torch.bfloat16, 1.0), (torch.float32, 1.0)],
+    ids=str,
+)
+def test_entries_that_were_rounded_alike_are_not_taken_for_random(dtype, scale, n, seed) -> None:
+    for kind, original in structured(n, np.random.default_rng([seed, n])).items():
+        found = spectra.vitals(torch.from_numpy(original * scale).to(dtype))
+        slack = 1 + 1e-12 * kappa(original)  # of the SVD that tells kappa
+        assert found.condition_number_low <= kappa(original) * slack, kind
+        assert kappa(original) <= found.condition_number_high * slack, kind
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [1.0, 3e-6])
+def test_random_entries_repeat_no_more_than_chance_makes_them(dtype, scale) -> None:
+    for original in originals((60, 60), np.random.default_rng(0)).values():
+        if abs(original).min() < 0.5:  # not nearly constant
+            assert precision.independent(torch.from_numpy(original * scale).to(dtype), dtype)
+
+
+def test_no_rounding_exceeds_its_bound() -> None:
+    for kind, original in structured(64, np.random.default_rng(0)).items():
+        exact = torch.from_numpy(original)
+        stored = exact.bfloat16().double()
+        bound = precision.rounding_bound([stored[:10], stored[10:]], torch.bfloat16)
+        assert torch.linalg.matrix_norm(stored - exact, 2) <= bound, kind
+
+
+EIGHTS = [torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz]
+
+
+@pytest.mark.parametrize("dtype", EIGHTS, ids=str)
+def test_half_ulps_of_eight_bits_are_half_the_distance_of_neighbours(dtype) -> None:
+    every = torch.arange(1, 127, dtype=torch.uint8).view(dtype).double()
+    finite = every[every.isfinite()]
+    apart = finite.diff()
+    assert torch.equal(2 * precision.half_ulps(finite[:-1], dtype), apart)
 
 
 @given(st.floats(-1e4, 1e4), st.sampled_from([torch.float16, torch.bfloat16, torch.float32]))

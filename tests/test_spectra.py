@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as arrays
 from torch import Tensor
 
 import zoo
-from kappascope import spectra
+from kappascope import panels, spectra
 from kappascope.spectra import Vitals, singular_values, spectrum, vitals
 
 EPS = torch.finfo(torch.float64).eps
@@ -609,3 +609,16 @@ def test_autocast_and_the_default_device_change_nothing(shape) -> None:
 def test_what_is_not_finite_has_no_decomposition(bad) -> None:
     with pytest.raises(spectra.LinAlgError, match="not finite"):
         spectra.decomposition(torch.full((2, 3, 3), bad))
+
+
+def test_panels_of_subnormal_numbers_are_scaled_in_two_steps() -> None:
+    stored = torch.tensor([[4.0, 1.0], [1.0, 3.0]], dtype=torch.float64) * 2.0**-1074
+    exact = next(iter(panels.Panels(stored, -1071).split(2)))
+    assert torch.equal(exact, torch.tensor([[4.0, 1.0], [1.0, 3.0]]).double() / 8)
+
+
+def test_results_compare_without_an_error_and_negated_views_are_read() -> None:
+    ones = torch.ones(3, 2).double()
+    found = vitals(torch.complex(ones, ones).conj().imag)
+    assert found.sigma_max == pytest.approx(6**0.5) and found != vitals(ones)
+    assert spectra.spectrum(torch.zeros(0, 3)).status == "degenerate: empty matrix"

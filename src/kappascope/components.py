@@ -63,7 +63,7 @@ class Components:
         >>> Components(torch.tensor([[3.0, 4.0], [0.0, 1.0]])).row_norms
         tensor([5., 1.], dtype=torch.float64)
         """
-        return self._norms(dim=-1)
+        return self._norms(-1, self.matrix)
 
     @component
     def column_norms(self) -> Float[Tensor, "*stack in"]:
@@ -72,7 +72,7 @@ class Components:
         >>> Components(torch.tensor([[3.0, 0.0], [4.0, 1.0]])).column_norms
         tensor([5., 1.], dtype=torch.float64)
         """
-        return self._norms(dim=-2)
+        return self._norms(-2, self.matrix.mT)
 
     @component
     def singular_values(self) -> Float[Tensor, "*stack rank"]:
@@ -81,7 +81,7 @@ class Components:
         >>> Components(torch.tensor([[0.0, 2.0], [1.0, 0.0]])).singular_values
         tensor([2., 1.], dtype=torch.float64)
         """
-        return spectra.singular_values(self.matrix)
+        return spectra.ldexp(self._values, self._scaled[1][..., None])
 
     @component
     def condition_number(self) -> Float[Tensor, "*stack"]:
@@ -101,7 +101,7 @@ class Components:
         >>> Components(torch.diag(torch.tensor([1.0, 0.1, 0.001]))).effective_rank
         tensor(2., dtype=torch.float64)
         """
-        s, largest = self.singular_values, self._sigma(0)
+        s, largest = self._values, self._sigma(0)
         rounding = spectra.resolution(self.matrix.shape, largest)
         cut = torch.maximum(self.threshold * largest, rounding)
         count = (s > cut[..., None]).sum(-1).to(s.dtype)
@@ -123,7 +123,8 @@ class Components:
         >>> Components(torch.tensor([[3.0, 4.0]])).frobenius_norm
         tensor(5., dtype=torch.float64)
         """
-        return self._norms(dim=(-2, -1))
+        entries, exponent = self._scaled
+        return spectra.ldexp(torch.linalg.matrix_norm(entries), exponent)
 
     @cached_property
     def log_condition_number(self) -> Float[Tensor, "*stack"]:
@@ -165,11 +166,11 @@ class Components:
     @cached_property
     def _relative(self) -> Float[Tensor, "*stack rank"]:
         """Singular values as fractions of the largest."""
-        return self.singular_values / self._sigma(0)[..., None]
+        return self._values / self._sigma(0)[..., None]
 
     def _sigma(self, index: int) -> Float[Tensor, "*stack"]:
-        """One singular value; zero where the matrix has no such value."""
-        s = self.singular_values
+        """A singular value of the scaled matrix; zero where there is no such value."""
+        s = self._values
         exists = -s.shape[-1] <= index < s.shape[-1]
         return s[..., index] if exists else s.new_zeros(s.shape[:-1])
 
@@ -181,12 +182,16 @@ class Components:
     def _scaled(self) -> tuple[Tensor, Tensor]:
         return spectra.scaled(self.matrix)
 
-    def _norms(self, dim: int | tuple[int, int]) -> Tensor:
-        """Norms of the scaled entries, scaled back: squares neither overflow nor vanish."""
+    @cached_property
+    def _values(self) -> Float[Tensor, "*stack rank"]:
+        """Singular values of the scaled matrix: their ratios are right at the ends of float64."""
+        return spectra.singular_values(self._scaled[0])
+
+    def _norms(self, dim: int, vectors: Float[Tensor, "*stack count entries"]) -> Tensor:
+        """Norms along a dimension of the scaled entries, scaled back; ``vectors`` are as given."""
         entries, exponent = self._scaled
         norms = torch.linalg.vector_norm(entries, dim=dim)
-        missing = norms.ndim - exponent.ndim
-        return spectra.ldexp(norms, exponent.reshape((*exponent.shape, *(1,) * missing)))
+        return spectra.norms_restored(norms, vectors.detach(), exponent[..., None])
 
 
 class Errors(dict[str, Tensor]):
@@ -255,4 +260,6 @@ def _reason(name: str, a: Tensor, b: Tensor) -> str:
         for kind, found in (("infinite", values.isinf()), ("undefined", values.isnan())):
             if found.any():
                 return f"the {whose} {name} is {kind}"
+    if (a - b).isinf().any():
+        return f"the error of {name} is outside float64's range"
     return f"the target's {name} is zero"

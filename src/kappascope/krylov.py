@@ -32,6 +32,7 @@ GUARD = 8  # vectors polished together: the wanted ones and a few to separate th
 COUNTABLE = 64  # singular values below the threshold that a Krylov space can count reliably
 BLUNT = 10 * TOLERANCE  # what the error of sigma_1 does to a squared threshold, and then some
 BLURRED = 3e-4  # squaring leaves eps/x^2 of a value x sigma_1: above this, 1e-9 or better
+LOST = 1e-7  # of sigma_1: of what is smaller, an inverse in float64 seldom has eight digits
 SLOW = 0.05  # what is no better known after eight steps needs forty, which all values are worth
 # The ninth of the inverse squares over the first, after three steps: where it is larger, some forty
 # steps and a count of many values would follow. The lower edge of a tall matrix needs but twenty.
@@ -166,7 +167,8 @@ def _bottom(square: _Square, begun: _Space | None, largest: float, cut: float) -
             polished = _polish(square, start, 1, cut**-2 if countable else None)
             smallest, below = polished.values[0] ** -0.5, polished.count(cut**-2)
     except Unresolved as problem:
-        raise Unresolved(str(problem), blurred=settled.blurred(ritz)) from problem
+        blurred = settled.blurred(ritz) or _lost(_Square(square.matrix, torch.float64))
+        raise Unresolved(str(problem), blurred=blurred) from problem
     return _End([smallest], square, below if countable else None)
 
 
@@ -237,9 +239,26 @@ def smallest(a: Dense, wanted: int) -> Float[Tensor, " wanted"]:
     """
     if wanted > GUARD:
         raise Unresolved("more small values than can be polished together")
-    polished = _polish(_Square(a, torch.float64), _random_block(a), wanted)
+    square = _Square(a, torch.float64)
+    if _lost(square):
+        raise Unresolved("so small that an inverse in float64 cannot verify it")
+    polished = _polish(square, _random_block(a), wanted)
     squares = torch.tensor(polished.values[:wanted], dtype=a.dtype, device=a.device)
     return squares.rsqrt().flip(0)
+
+
+def _lost(square: _Square) -> bool:
+    """Whether the pivots say that an inverse in float64 would verify nothing.
+
+    Of a tall matrix they are of no use: its Gram matrix has lost the same digits.
+    """
+    if square.tall:
+        return False
+    try:
+        pivots = square.factors[0].diagonal().abs()
+    except Unresolved:
+        return True
+    return float(pivots.min()) < LOST * float(pivots.max())
 
 
 def _polish(
@@ -260,7 +279,7 @@ def _polish(
         residuals = torch.linalg.vector_norm(image @ c - (v @ c) * theta, dim=0)
         ritz = _Ritz(theta.tolist(), residuals.tolist())
         uncertainty = ritz.uncertainty(wanted)
-        if turn > 2 + COUNTING and uncertainty > previous / 2:
+        if turn > 2 + (COUNTING if cut else 0) and uncertainty > previous / 2:
             break
         if uncertainty < TOLERANCE and cut and more and ritz.count(cut) is None:
             more -= 1
@@ -404,7 +423,8 @@ class _Square:
         diagonal = factor.diagonal().abs()
         tiny = int((~(diagonal > smallest * diagonal.max())).sum())
         if int(info) != 0 or tiny:
-            raise Unresolved(f"singular in {self.dtype}", blurred=tiny > GUARD)
+            # of a tall matrix squared already: what is lost here, the Gram matrix in float64 has
+            raise Unresolved(f"singular in {self.dtype}", blurred=not self.tall or tiny > GUARD)
         return factors
 
     def lower(self) -> _Space:

@@ -60,12 +60,18 @@ class Panels:
 
         New memory for each would take as long as all that is done with it.
         """
-        scale, first = 2.0**-self.exponent, self.stored[:rows]
+        first = self.stored[:rows]
         across = self.stored.stride(0) == 1 != self.stored.stride(1)
         shape = first.mT.shape if across else first.shape
         place = torch.empty(shape, dtype=dtype, device=self.device)
+        # in two steps where one power of two would be too large for a float64
+        steps = (-self.exponent,) if self.exponent > -1000 else (1000, -self.exponent - 1000)
+        scales = [2.0**step for step in steps]
         for panel in self.stored.split(rows):
-            yield (place.mT if across else place)[: len(panel)].copy_(panel).mul_(scale)
+            entries = (place.mT if across else place)[: len(panel)].copy_(panel)
+            for scale in scales:
+                entries.mul_(scale)
+            yield entries
 
     def to(self, dtype: torch.dtype) -> Float[Tensor, "q p"]:
         """A dense copy in another precision."""

@@ -8,14 +8,18 @@ one, and with it the condition number, is known only to that norm.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 GRIDS = (torch.bfloat16, torch.float16, torch.float32)
 EXPONENT_BITS = 0x7FF0_0000_0000_0000  # of a float64: what is left is the power of two below it
+
+SAMPLE = 32  # rows and columns that tell whether entries repeat
 
 # Over all dtypes, shapes from 1x1 on, and uneven rows, the norm of a random rounding never exceeded
 # its estimate (largest ratio 0.997 in the trials of tests/test_precision.py); this is on top.
@@ -37,6 +41,25 @@ class Interval:
     def resolved(self) -> bool:
         """Whether kappa is known to a factor of two."""
         return self.high <= 2 * self.low
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The numbers of a floating type: spaced by ``eps`` in parts of a power of two, from ``tiny``.
+
+    >>> Grid.of(torch.bfloat16).eps
+    0.0078125
+    """
+
+    eps: float
+    tiny: float
+
+    @classmethod
+    def of(cls, dtype: torch.dtype) -> Grid:
+        """As torch has it, but for a type of which it tells half."""
+        info = torch.finfo(dtype)
+        eps = 0.25 if dtype == torch.float8_e5m2fnuz else info.eps  # two bits behind the point
+        return cls(eps, info.tiny)
 
 
 def storage(matrix: Tensor) -> torch.dtype:
@@ -63,7 +86,7 @@ def _roughness(matrix: Tensor, grid: torch.dtype) -> float:
 
 def _can_be_rougher(grid: torch.dtype, than: torch.dtype) -> bool:
     """By its digits, or among small numbers: float16's subnormals are further apart than most."""
-    one, other = torch.finfo(grid), torch.finfo(than)
+    one, other = Grid.of(grid), Grid.of(than)
     return one.eps > other.eps or one.eps * one.tiny > other.eps * other.tiny
 
 
@@ -83,9 +106,50 @@ def half_ulps(
     >>> half_ulps(torch.tensor([1.0, 1.9, 2.0], dtype=torch.float64), torch.bfloat16)
     tensor([0.0039, 0.0039, 0.0078], dtype=torch.float64)
     """
-    info = torch.finfo(dtype)
+    grid = Grid.of(dtype)
     powers = (values.view(torch.int64) & EXPONENT_BITS).view(torch.float64)
-    return powers.clamp_(min=math.ldexp(info.tiny, -exponent)).mul_(info.eps / 2)
+    return powers.clamp_(min=math.ldexp(grid.tiny, -exponent)).mul_(grid.eps / 2)
+
+
+def independent(matrix: Float[Tensor, "out in"], dtype: torch.dtype) -> bool:
+    """Whether entries repeat no more often than chance makes them on the grid of ``dtype``.
+
+    Equal entries were rounded alike: then the errors add up, and no estimate holds that takes them
+    for random. Chance fills, of the M numbers that the grid has between two powers of two, with c
+    entries M (1 - (1 - 1/M)^c) on average. Zeros, which pruning makes, do not count.
+
+    >>> independent(torch.randn(64, 64).bfloat16(), torch.bfloat16)
+    True
+    >>> independent(torch.eye(64) - 1 / 64, torch.float32)
+    False
+    """
+    rows, columns = (np.linspace(0, n - 1, min(n, SAMPLE)).round() for n in matrix.shape)
+    sample = matrix[rows.astype(int)][:, columns.astype(int)].double().abs().numpy(force=True)
+    values, counts = np.unique(sample[sample > 0], return_counts=True)
+    powers, binades = np.unique(np.frexp(values)[1], return_inverse=True)
+    grid = Grid.of(dtype)
+    above = np.clip(powers - 1 - math.log2(grid.tiny), None, 0)  # fewer among the subnormals
+    size = np.exp2(np.maximum(above - math.log2(grid.eps), 0))
+    with np.errstate(divide="ignore"):  # of the last number before zero there is one
+        expected = -size * np.expm1(np.bincount(binades, counts) * np.log1p(-1 / size))
+    return len(values) >= 0.5 * float(expected.sum())
+
+
+def rounding_bound(panels: Iterable[Tensor], dtype: torch.dtype, exponent: int = 0) -> float:
+    """What no rounding exceeds: the smaller of two norms of the half-ulps.
+
+    That of Frobenius, and the root of the largest row sum times the largest column sum.
+
+    >>> rounding_bound([torch.eye(4, dtype=torch.float64)], torch.bfloat16)
+    0.00390625
+    """
+    rows, columns, squares = 0.0, torch.zeros(()), 0.0
+    for panel in panels:
+        ulps = half_ulps(panel, dtype, exponent)
+        rows = max(rows, float(ulps.sum(1).max()))
+        columns = columns.to(ulps) + ulps.sum(0)
+        squares += float(ulps.square().sum())
+    return min(math.sqrt(squares), math.sqrt(rows * float(columns.max())))
 
 
 def rounding_norm(rows: Float[Tensor, " out"], columns: Float[Tensor, " in"]) -> float:

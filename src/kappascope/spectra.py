@@ -24,7 +24,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ from torch import Tensor
 
 from kappascope import krylov, panels, precision
 from kappascope.krylov import BLURRED, EPS, Extremes, Unresolved
-from kappascope.panels import CACHED, COPIED, Dense, Panels
+from kappascope.panels import CACHED, COPIED, FEW, Dense, Panels
 
 SMALL = 768  # up to here a tridiagonal form costs no more than two Krylov spaces
 TINY = 128  # up to here the SVD costs no more than the Gram matrix and its eigenvalues
@@ -43,13 +43,14 @@ MEDIUM = 1024  # up to here OpenBLAS's tridiagonal form beats MKL's eigenvalues
 LARGE = 2400  # from here on MKL's SVD leaves OpenBLAS's behind, threefold at 4096
 NORMAL = torch.finfo(torch.float64).smallest_normal  # below this float64 drops digits
 
+FAINT = 1e-140  # beside the largest entry; squares of such entries vanish
 AUTOCAST = ("cpu", "cuda", "mps", "xpu")  # the devices that have it
 
 LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 """What :func:`decomposition` raises, named once: torch does not say that it exports it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Spectrum:
     """All singular values, largest first, and how they were had.
 
@@ -63,7 +64,7 @@ class Spectrum:
     status: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Vitals:
     """Everything but the full list of singular values. ``None`` marks what is absent.
 
@@ -113,7 +114,9 @@ def spectrum(matrix: Tensor | np.ndarray[Any, Any]) -> Spectrum:
         reason = "outside float64's range"
     if reason:
         return Spectrum(values[:0], f"failed: {reason}")
-    return Spectrum(values, "degenerate: zero matrix" if not values.any() else "ok")
+    if not values.any():
+        return Spectrum(values, f"degenerate: {'zero' if a.numel() else 'empty'} matrix")
+    return Spectrum(values, "ok")
 
 
 @contextlib.contextmanager
@@ -156,6 +159,9 @@ def vitals(
     dtype = precision.storage(given) if given.dtype.is_floating_point else torch.float64
     a, exponent = _workable(given)
     norms = _Norms.of(a, dtype, exponent)
+    if not precision.independent(given, dtype):
+        bound = precision.rounding_bound(a.split(FEW), dtype, exponent)
+        norms = replace(norms, rounding=bound)
     if norms.frobenius == 0:
         return _of_nothing(given, "zero matrix, kappa is undefined")
     try:
@@ -230,6 +236,26 @@ def ldexp(x: Tensor, exponent: Tensor | int) -> Tensor:
     exponent = torch.as_tensor(exponent, device=x.device)
     half = exponent // 2
     return torch.ldexp(torch.ldexp(x, half), exponent - half)
+
+
+def norms_restored(
+    norms: Float[Tensor, "*count"], vectors: Float[Tensor, "*count entries"], exponent: Tensor | int
+) -> Float[Tensor, "*count"]:
+    """Norms of scaled vectors as those of the vectors given, ``2**exponent`` times as long.
+
+    The squares of entries that are tiny beside the largest of all may have vanished: such a vector
+    is scaled on its own.
+
+    >>> given = torch.tensor([[3e200, 4e200], [3e-200, 4e-200]], dtype=torch.float64)
+    >>> a, exponent = scaled(given)
+    >>> norms_restored(torch.linalg.vector_norm(a, dim=1), given, exponent)
+    tensor([5.0000e+200, 5.0000e-200], dtype=torch.float64)
+    """
+    restored, faint = ldexp(norms, exponent), norms < FAINT
+    if faint.any():
+        alone, power = scaled(vectors[faint][:, None])
+        restored[faint] = ldexp(torch.linalg.vector_norm(alone[:, 0], dim=1), power)
+    return restored
 
 
 def check_threshold(threshold: float) -> None:
@@ -327,9 +353,10 @@ def _svd_values(a: Dense) -> Float[Tensor, " p"]:
             return torch.linalg.svdvals(a)
     for driver in ("gesdd", "gesvd"):  # the second is slower and sturdier
         try:
-            # scipy's LAPACK and not torch's: five times faster on small matrices of low rank
+            # scipy's LAPACK and not torch's: five times faster on small matrices of low rank.
+            # The transpose has the same values, and its columns in one piece: no copy.
             values = scipy.linalg.svd(
-                a.numpy(force=True), compute_uv=False, lapack_driver=driver, check_finite=False
+                a.mT.numpy(force=True), compute_uv=False, lapack_driver=driver, check_finite=False
             )
             return torch.as_tensor(values, device=a.device)
         except np.linalg.LinAlgError:
@@ -373,7 +400,10 @@ def _bisected(a: Dense, threshold: float) -> Extremes:
         return len(_eigenvalues(*form, select="v", select_range=limits, tol=first))
 
     if blurred := count(BLURRED):
-        least = float(krylov.smallest(a, blurred)[-1])
+        try:
+            least = float(krylov.smallest(a, blurred)[-1])
+        except Unresolved as problem:  # which the list of all values would meet again
+            raise Unresolved(str(problem), blurred=True) from problem
     else:
         least = math.sqrt(_eigenvalues(*form, select="i", select_range=(0, 0))[0])
     ends = math.sqrt(first), math.sqrt(max(second, 0.0)), least
@@ -385,12 +415,11 @@ def _bisected(a: Dense, threshold: float) -> Extremes:
 
 @dataclass(frozen=True)
 class _Norms:
-    """Euclidean norms of the rows and columns of a scaled matrix, and of the rounding there."""
+    """Euclidean norms of the rows and columns of a scaled matrix; what rounding it amounts to."""
 
     rows: Tensor
     columns: Tensor
-    rounded_rows: Tensor
-    rounded_columns: Tensor
+    rounding: float
 
     @classmethod
     def of(cls, a: Dense, dtype: torch.dtype, exponent: int) -> _Norms:
@@ -402,7 +431,7 @@ class _Norms:
             rows.append(torch.stack([each.sum(1) for each in squares]))
             columns += torch.stack([each.sum(0) for each in squares])
         (row, rounded_row), (column, rounded_column) = torch.cat(rows, 1).sqrt_(), columns.sqrt_()
-        return cls(row, column, rounded_row, rounded_column)
+        return cls(row, column, precision.rounding_norm(rounded_row, rounded_column))
 
     @property
     def frobenius(self) -> float:
@@ -411,11 +440,8 @@ class _Norms:
 
     def unscaled(self, given: Tensor, exponent: int) -> tuple[Tensor | None, Tensor | None]:
         """Row and column norms of the matrix as given; nothing where float64 cannot hold them."""
-        faint = 1e-140  # relative to the largest entry; squares of such entries vanish
-        if min(float(self.rows.min()), float(self.columns.min())) > faint:
-            rows, columns = ldexp(self.rows, exponent), ldexp(self.columns, exponent)
-        else:
-            rows, columns = _norm_of_each(given), _norm_of_each(given.mT)
+        rows = norms_restored(self.rows, given, exponent)
+        columns = norms_restored(self.columns, given.mT, exponent)
         return _representable(rows), _representable(columns)
 
 
@@ -427,9 +453,9 @@ def _report(
     exponent: int,
 ) -> Vitals:
     """The vitals of the matrix as given, from those of the scaled one."""
-    rounding = precision.rounding_norm(norms.rounded_rows, norms.rounded_columns)
     computation = max(given.shape) * EPS * found.largest
-    interval = precision.interval(found.largest, found.smallest, rounding + computation)
+    uncertainty = norms.rounding + computation
+    interval = precision.interval(found.largest, found.smallest, uncertainty)
     singular = found.smallest <= computation
     absolute = {
         "frobenius_norm": norms.frobenius,
@@ -460,7 +486,7 @@ def _report(
         effective_rank=min(given.shape) - found.below,
         spectral_gap=(found.largest - found.second) / found.largest,
         singular_values=_unscaled_values(found.values, exponent),
-        resolution=_unscaled(rounding + computation, exponent),
+        resolution=_unscaled(uncertainty, exponent),
         storage=_name(dtype),
         status="; ".join(note for note, applies in notes.items() if applies),
         method=found.method,
@@ -492,7 +518,7 @@ def as_tensor(given: Tensor | np.ndarray[Any, Any]) -> Tensor:
 
 
 def _as_matrix(matrix: Tensor | np.ndarray[Any, Any]) -> Tensor:
-    tensor = as_tensor(matrix).detach()
+    tensor = as_tensor(matrix).detach().resolve_neg()
     if tensor.ndim != 2:
         raise ValueError(f"expected a matrix, got shape {tuple(tensor.shape)}; pass one at a time")
     return tensor
@@ -524,12 +550,6 @@ def _largest_entry(stack: Float[Tensor, "*stack out in"]) -> Float[Tensor, "*sta
         entries = entries.double()  # torch compares neither float8 nor all integers
     low, high = entries.aminmax() if entries.ndim == 2 else entries.flatten(-2).aminmax(dim=-1)
     return torch.maximum(low.double().abs(), high.double().abs())
-
-
-def _norm_of_each(vectors: Float[Tensor, "count entries"]) -> Float[Tensor, " count"]:
-    """Euclidean norms, each vector scaled on its own."""
-    a, exponent = scaled(vectors[:, None])
-    return ldexp(torch.linalg.vector_norm(a[:, 0], dim=1), exponent)
 
 
 def _representable(x: Tensor) -> Tensor | None:
