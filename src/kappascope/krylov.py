@@ -167,7 +167,9 @@ def _bottom(square: _Square, begun: _Space | None, largest: float, cut: float) -
             polished = _polish(square, start, 1, cut**-2 if countable else None)
             smallest, below = polished.values[0] ** -0.5, polished.count(cut**-2)
     except Unresolved as problem:
-        blurred = settled.blurred(ritz) or _lost(_Square(square.matrix, torch.float64))
+        exact = square if square.dtype == torch.float64 else _Square(square.matrix, torch.float64)
+        follows = exact is not square and min(square.matrix.shape) > WORTHWHILE  # and will tell
+        blurred = settled.blurred(ritz) or (not follows and _lost(exact))
         raise Unresolved(str(problem), blurred=blurred) from problem
     return _End([smallest], square, below if countable else None)
 

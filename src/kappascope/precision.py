@@ -143,7 +143,7 @@ def rounding_bound(panels: Iterable[Tensor], dtype: torch.dtype, exponent: int =
     >>> rounding_bound([torch.eye(4, dtype=torch.float64)], torch.bfloat16)
     0.00390625
     """
-    rows, columns, squares = 0.0, torch.zeros(()), 0.0
+    rows, columns, squares = 0.0, torch.zeros((), device="cpu"), 0.0
     for panel in panels:
         ulps = half_ulps(panel, dtype, exponent)
         rows = max(rows, float(ulps.sum(1).max()))
