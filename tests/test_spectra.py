@@ -599,8 +599,8 @@ def test_autocast_and_the_default_device_change_nothing(shape) -> None:
         found = spectra.vitals(given)
         assert torch.equal(spectra.spectrum(given).values, values)
         assert spectra.vitals(given.numpy()).sigma_min == expected.sigma_min
-        repeated = given[:, :1].expand(shape) + given[:1]  # entries that are rounded alike
-        assert spectra.vitals(repeated.round()).status.startswith("ok")
+        signs = given[:40, :40].sign()  # entries that are rounded alike
+        assert spectra.vitals(signs).status.startswith("ok")
     finally:
         torch.set_default_device(None)
     assert found.condition_number == expected.condition_number
