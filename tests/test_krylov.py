@@ -25,7 +25,7 @@ def reference(matrix: Tensor) -> np.ndarray:
 def fast(request) -> Iterator[None]:
     """Krylov spaces from 65 columns on; with and without the attempt in float64."""
     with (
-        mock.patch.object(spectra, "SMALL", 64),
+        mock.patch.multiple(spectra, SMALL=64, TINY=32),
         mock.patch.object(krylov, "WORTHWHILE", request.param),
     ):
         yield
@@ -72,10 +72,22 @@ def test_gram_is_the_lower_triangle_of_the_square(order, dtype) -> None:
 
 @pytest.mark.parametrize("shape", [(150, 150), (300, 150)])
 @pytest.mark.parametrize("wanted", [1, 3, 8])
-def test_the_smallest_values_are_found_from_the_matrix_itself(shape, wanted) -> None:
-    small = 1e-4 * np.arange(wanted, 0, -1)
+@pytest.mark.parametrize("size", [1e-4, 1e-6])
+def test_the_smallest_values_are_found_from_the_matrix_itself(shape, wanted, size) -> None:
+    """Of a tall one from its triangle: its Gram matrix would not have them."""
+    small = size * np.arange(wanted, 0, -1)
     a = zoo.with_values(np.r_[np.linspace(1, 0.1, 150 - wanted), small], *shape)
-    np.testing.assert_allclose(krylov.smallest(a, wanted), reference(a)[-wanted:], rtol=1e-9)
+    np.testing.assert_allclose(krylov.smallest(a, wanted), reference(a)[-wanted:], rtol=1e-8)
+
+
+@pytest.mark.parametrize(("least", "hopeless"), [(1e-2, False), (1e-5, False), (1e-9, True)])
+def test_pivots_tell_what_no_polish_will_find(least, hopeless) -> None:
+    a = zoo.with_values(np.r_[np.linspace(1, 0.1, 99), least], 100, 100)
+    assert krylov.hopeless(krylov.gram(a)) == hopeless
+
+
+def test_pivots_tell_of_more_blurred_values_than_can_be_polished() -> None:
+    assert krylov.hopeless(krylov.gram(zoo.with_values(np.geomspace(1, 1e-6, 200), 200, 200)))
 
 
 def test_more_small_values_than_fit_a_block_are_left_to_the_svd() -> None:
@@ -100,7 +112,10 @@ def test_a_dense_lower_end_is_given_up_early() -> None:
 def test_a_crowded_tall_matrix_is_not_taken_for_converged() -> None:
     """Errors of a Cholesky factor, squared by it, once passed for digits here."""
     matrix = zoo.crowded(325, 244, 2e-4, 3e5)
-    with mock.patch.object(spectra, "SMALL", 64), mock.patch.object(krylov, "WORTHWHILE", 64):
+    with (
+        mock.patch.multiple(spectra, SMALL=64, TINY=32),
+        mock.patch.object(krylov, "WORTHWHILE", 64),
+    ):
         found, s = spectra.vitals(matrix), reference(matrix)
     assert math.isclose(found.condition_number, s[0] / s[-1], rel_tol=1e-8)
 

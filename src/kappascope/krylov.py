@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kappascope.panels import SHRUNK, Dense, gram, mirror, norm, square_times
+from kappascope.panels import SHRUNK, Dense, gram, mirror, norm, square_times, triangle
 
 EPS = torch.finfo(torch.float64).eps
 
@@ -241,12 +241,26 @@ def smallest(a: Dense, wanted: int) -> Float[Tensor, " wanted"]:
     """
     if wanted > GUARD:
         raise Unresolved("more small values than can be polished together")
-    square = _Square(a, torch.float64)
-    if _lost(square):
-        raise Unresolved("so small that an inverse in float64 cannot verify it")
+    # the Gram matrix of a tall one has lost what is asked for here
+    square = _Square(a if a.shape[0] == a.shape[1] else triangle(a), torch.float64)
     polished = _polish(square, _random_block(a), wanted)
     squares = torch.tensor(polished.values[:wanted], dtype=a.dtype, device=a.device)
     return squares.rsqrt().flip(0)
+
+
+def hopeless(gram: Float[Tensor, "p p"]) -> bool:
+    """Whether pivots of a Gram matrix, its lower triangle, say that :func:`smallest` must give up.
+
+    No pivot is smaller than sigma_min, so a tiny one is proof; some tiny values have none.
+
+    >>> hopeless(torch.diag(torch.tensor([1.0, 1e-16]).double()))
+    True
+    """
+    factor, info = _cholesky(gram)
+    pivots = factor.diagonal()
+    largest = math.sqrt(float(torch.linalg.matrix_norm(gram)))  # sigma_1, or up to p^(1/4) of it
+    blurred = int((pivots < BLURRED * largest).sum())
+    return info != 0 or blurred > GUARD or float(pivots.min()) < LOST * largest
 
 
 def _lost(square: _Square) -> bool:

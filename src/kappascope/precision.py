@@ -123,9 +123,11 @@ def independent(matrix: Float[Tensor, "out in"], dtype: torch.dtype) -> bool:
     >>> independent(torch.eye(64) - 1 / 64, torch.float32)
     False
     """
-    rows, columns = (np.linspace(0, n - 1, min(n, SAMPLE)).round() for n in matrix.shape)
-    sample = matrix[rows.astype(int)][:, columns.astype(int)].double().abs().numpy(force=True)
+    rows, columns = (math.ceil(n / SAMPLE) for n in matrix.shape)
+    sample = matrix[::rows, ::columns].double().abs().numpy(force=True)
     values, counts = np.unique(sample[sample > 0], return_counts=True)
+    if len(values) == sample.size:
+        return True
     powers, binades = np.unique(np.frexp(values)[1], return_inverse=True)
     grid = Grid.of(dtype)
     above = np.clip(powers - 1 - math.log2(grid.tiny), None, 0)  # fewer among the subnormals

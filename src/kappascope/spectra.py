@@ -34,13 +34,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kappascope import krylov, panels, precision
-from kappascope.krylov import BLURRED, EPS, Extremes, Unresolved
+from kappascope.krylov import BLURRED, EPS, GUARD, LOST, Extremes, Unresolved
 from kappascope.panels import CACHED, COPIED, FEW, Dense, Panels
 
-SMALL = 768  # up to here a tridiagonal form costs no more than two Krylov spaces
-TINY = 128  # up to here the SVD costs no more than the Gram matrix and its eigenvalues
+SMALL = 896  # up to here a tridiagonal form costs no more than two Krylov spaces
+SLIGHT = 320  # up to here pivots, a tenth of the work, are asked whether it is worth the while
+TINY = 192  # up to here the SVD costs no more than the Gram matrix and its eigenvalues
 MEDIUM = 1024  # up to here OpenBLAS's tridiagonal form beats MKL's eigenvalues
 LARGE = 2400  # from here on MKL's SVD leaves OpenBLAS's behind, threefold at 4096
+TALL = 1.2  # rows over columns from which a QR factorization first saves time
 NORMAL = torch.finfo(torch.float64).smallest_normal  # below this float64 drops digits
 
 FAINT = 1e-140  # beside the largest entry; squares of such entries vanish
@@ -233,7 +235,8 @@ def ldexp(x: Tensor, exponent: Tensor | int) -> Tensor:
     >>> ldexp(torch.tensor([5e-324], dtype=torch.float64), 1074)
     tensor([1.], dtype=torch.float64)
     """
-    exponent = torch.as_tensor(exponent, device=x.device)
+    if isinstance(exponent, int):
+        return x * 2.0 ** (exponent // 2) * 2.0 ** (exponent - exponent // 2)
     half = exponent // 2
     return torch.ldexp(torch.ldexp(x, half), exponent - half)
 
@@ -311,6 +314,8 @@ def _gram_values(a: Dense) -> Float[Tensor, " p"]:
     try:
         values = _squares(panels.gram(a)).clamp(min=0).sqrt().flip(0)
         if blurred := int((values < BLURRED * values[0]).sum()):
+            if values[-1] < LOST * values[0]:
+                return _svd_values(a)
             values[-blurred:] = krylov.smallest(a, blurred)
     except Unresolved:
         return _svd_values(a)
@@ -346,7 +351,7 @@ def _eigenvalues(
 
 def _svd_values(a: Dense) -> Float[Tensor, " p"]:
     """The plain SVD."""
-    if isinstance(a, Panels):
+    if isinstance(a, Panels) or a.shape[0] > TALL * a.shape[1]:
         a = panels.triangle(a)
     if a.shape[-1] > LARGE:
         with contextlib.suppress(RuntimeError):  # of which torch's LinAlgError is one
@@ -392,20 +397,25 @@ def _bisected(a: Dense, threshold: float) -> Extremes:
     """
     if threshold < 2 * BLURRED:
         raise Unresolved("the threshold lies where squaring blurs")
-    form = _tridiagonal(panels.gram(a))
-    second, first = _eigenvalues(*form, select="i", select_range=(a.shape[1] - 2, a.shape[1] - 1))
+    square, last = panels.gram(a), a.shape[1] - 1
+    if last < SLIGHT and krylov.hopeless(square):
+        raise Unresolved("squaring blurs the smallest values", blurred=True)
+    form = _tridiagonal(square)
+    second, first = _eigenvalues(*form, select="i", select_range=(last - 1, last))
 
     def count(share: float) -> int:
         limits = (-first, share**2 * first)
         return len(_eigenvalues(*form, select="v", select_range=limits, tol=first))
 
-    if blurred := count(BLURRED):
+    if not (blurred := count(BLURRED)):
+        least = math.sqrt(_eigenvalues(*form, select="i", select_range=(0, 0))[0])
+    elif blurred > GUARD or count(LOST):
+        raise Unresolved("squaring blurs the smallest values", blurred=True)
+    else:
         try:
             least = float(krylov.smallest(a, blurred)[-1])
         except Unresolved as problem:  # which the list of all values would meet again
             raise Unresolved(str(problem), blurred=True) from problem
-    else:
-        least = math.sqrt(_eigenvalues(*form, select="i", select_range=(0, 0))[0])
     ends = math.sqrt(first), math.sqrt(max(second, 0.0)), least
     return Extremes(*ends, count(threshold), True, "bisection")
 
@@ -554,6 +564,8 @@ def _largest_entry(stack: Float[Tensor, "*stack out in"]) -> Float[Tensor, "*sta
 
 def _representable(x: Tensor) -> Tensor | None:
     """The tensor, or nothing where float64 cannot hold all digits of an entry."""
+    if x.numel() and NORMAL <= float(x.min()) <= float(x.max()) < math.inf:
+        return x  # as a rule, and in a fraction of the time
     return x if ((x == 0) | ((x >= NORMAL) & x.isfinite())).all() else None
 
 
