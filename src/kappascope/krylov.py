@@ -44,7 +44,7 @@ class Unresolved(ArithmeticError):  # noqa: N818 - an outcome, not an error
     """A method could not verify its own answer; the next one is tried.
 
     ``crowded``: the values are too dense for a Krylov space, and more precision will not help.
-    ``blurred``: so many are so small that the Gram matrix will not tell them apart either.
+    ``blurred``: so many are so small that the Gram matrix, which blurs them, is no way either.
 
     >>> Unresolved("the smallest values are crowded", crowded=True).blurred
     False
@@ -239,19 +239,30 @@ def smallest(a: Dense, wanted: int) -> Float[Tensor, " wanted"]:
     >>> smallest(torch.diag(torch.arange(1.0, 33.0)).double(), 2).round(decimals=6)
     tensor([2., 1.], dtype=torch.float64)
     """
-    if wanted > GUARD:
+    if wanted > COUNTABLE:
         raise Unresolved("more small values than can be polished together")
     # the Gram matrix of a tall one has lost what is asked for here
     square = _Square(a if a.shape[0] == a.shape[1] else triangle(a), torch.float64)
-    polished = _polish(square, _random_block(a), wanted)
+
+    def progress(ritz: _Ritz) -> float:
+        if len(ritz.values) <= wanted:
+            return 0.0
+        uncertainty = ritz.uncertainty(wanted)
+        if ritz.steps >= 8 + wanted // 4 and uncertainty > SLOW:
+            raise Unresolved("too many values near the smallest")
+        return _share(uncertainty, TOLERANCE)
+
+    start = square.lower().until(progress, wanted + GUARD).vectors(wanted + GUARD)
+    polished = _polish(square, start, wanted)
     squares = torch.tensor(polished.values[:wanted], dtype=a.dtype, device=a.device)
     return squares.rsqrt().flip(0)
 
 
 def hopeless(gram: Float[Tensor, "p p"]) -> bool:
-    """Whether pivots of a Gram matrix, its lower triangle, say that :func:`smallest` must give up.
+    """Whether pivots of a Gram matrix, its lower triangle, say that the SVD is sooner done.
 
-    No pivot is smaller than sigma_min, so a tiny one is proof; some tiny values have none.
+    :func:`smallest` would find nothing, or too much. No pivot is smaller than sigma_min, so a tiny
+    one is proof; some tiny values have none.
 
     >>> hopeless(torch.diag(torch.tensor([1.0, 1e-16]).double()))
     True
@@ -329,7 +340,7 @@ class _Settled:
         return done if done < 1 or self._counted(ritz) else 0.9
 
     def blurred(self, ritz: _Ritz) -> bool:
-        """Whether more values than can be polished are too small for the Gram matrix."""
+        """Whether more than a few values are too small for the Gram matrix."""
         return ritz.values[GUARD] > max((BLURRED * self.largest) ** -2, self._noise(ritz))
 
     def _noise(self, ritz: _Ritz) -> float:

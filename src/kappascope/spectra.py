@@ -34,7 +34,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kappascope import krylov, panels, precision
-from kappascope.krylov import BLURRED, EPS, GUARD, LOST, Extremes, Unresolved
+from kappascope.krylov import BLURRED, COUNTABLE, EPS, LOST, Extremes, Unresolved
 from kappascope.panels import CACHED, COPIED, FEW, Dense, Panels
 
 SMALL = 896  # up to here a tridiagonal form costs no more than two Krylov spaces
@@ -409,11 +409,11 @@ def _bisected(a: Dense, threshold: float) -> Extremes:
 
     if not (blurred := count(BLURRED)):
         least = math.sqrt(_eigenvalues(*form, select="i", select_range=(0, 0))[0])
-    elif blurred > GUARD or count(LOST):
+    elif blurred > COUNTABLE or count(LOST):
         raise Unresolved("squaring blurs the smallest values", blurred=True)
     else:
         try:
-            least = float(krylov.smallest(a, blurred)[-1])
+            least = float(krylov.smallest(a, 1))
         except Unresolved as problem:  # which the list of all values would meet again
             raise Unresolved(str(problem), blurred=True) from problem
     ends = math.sqrt(first), math.sqrt(max(second, 0.0)), least
