@@ -373,6 +373,32 @@ def test_a_tridiagonal_form_without_eigenvalues_is_not_the_end(monkeypatch) -> N
     check(found, matrix)
 
 
+LAPACK = {
+    "eigh": (scipy.linalg, np.linalg.LinAlgError),
+    "eigvalsh": (torch.linalg, torch.linalg.LinAlgError),
+    "lu_factor_ex": (torch.linalg, torch.linalg.LinAlgError),
+    "qr": (torch.linalg, torch.linalg.LinAlgError),
+}
+
+
+@pytest.mark.parametrize("name", LAPACK)
+@pytest.mark.parametrize("least", [0.1, 1e-5])
+@pytest.mark.parametrize("limits", [{"SMALL": 896}, {"SMALL": 64, "TINY": 32}, {"MEDIUM": 32}], ids=str)
+def test_what_fails_within_lapack_is_done_another_way(monkeypatch, name, least, limits) -> None:
+    """An eigenproblem of a Krylov space once ended a diagnosis with "Internal Error"."""
+    module, error = LAPACK[name]
+
+    def fails(*arguments: object, **options: object) -> None:
+        raise error("Internal Error.")
+
+    matrix = zoo.with_values(np.r_[np.linspace(1, 0.1, 219), 0.1 * least], 220, 220)
+    wanted = reference(matrix)
+    monkeypatch.setattr(module, name, fails)
+    with mock.patch.multiple(spectra, **limits):
+        np.testing.assert_allclose(spectrum(matrix).values, wanted, rtol=1e-8)
+        assert close(vitals(matrix).sigma_min, wanted[-1], 1e-8)
+
+
 def failing(*drivers: str) -> Callable[..., np.ndarray]:
     original = scipy.linalg.svd
 

@@ -9,8 +9,9 @@ finite, non-zero and scaled.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -24,6 +25,9 @@ from torch import Tensor
 from kappascope.panels import SHRUNK, Dense, gram, mirror, norm, square_times, triangle
 
 EPS = torch.finfo(torch.float64).eps
+
+LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
+"""What torch raises where LAPACK fails, named once: torch does not say that it exports it."""
 
 TOLERANCE = 1e-8  # relative error at which a value is accepted
 BLOCK = 16  # vectors per Krylov block: as fast to multiply as 8 of them, fewer steps than 8
@@ -72,6 +76,22 @@ class Extremes:
     values: Tensor | None = None  # all of them, where the method gives them
 
 
+@contextlib.contextmanager
+def failures_told() -> Iterator[None]:
+    """LAPACK's own failure to converge is one more reason to try the next method.
+
+    >>> with failures_told():
+    ...     np.linalg.cholesky(-np.eye(2))
+    Traceback (most recent call last):
+    kappascope.krylov.Unresolved: LAPACK: Matrix is not positive definite
+    """
+    try:
+        yield
+    except (np.linalg.LinAlgError, LinAlgError) as problem:
+        raise Unresolved(f"LAPACK: {problem}") from problem
+
+
+@failures_told()
 def extremes(a: Dense, threshold: float, certify: bool) -> Extremes:
     """The two ends from two Krylov spaces, each in float32 if that can be verified.
 
@@ -233,6 +253,7 @@ class _Triplets:
         return _Ritz([-value for value in squares.values[::-1]], squares.residuals[::-1])
 
 
+@failures_told()
 def smallest(a: Dense, wanted: int) -> Float[Tensor, " wanted"]:
     """The ``wanted`` smallest singular values, largest of them first.
 

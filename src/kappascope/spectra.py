@@ -34,7 +34,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kappascope import krylov, panels, precision
-from kappascope.krylov import BLURRED, COUNTABLE, EPS, LOST, Extremes, Unresolved
+from kappascope.krylov import (
+    BLURRED,
+    COUNTABLE,
+    EPS,
+    LOST,
+    Extremes,
+    Unresolved,
+    failures_told,
+)
 from kappascope.panels import CACHED, COPIED, FEW, Dense, Panels
 
 SMALL = 896  # up to here a tridiagonal form costs no more than two Krylov spaces
@@ -48,8 +56,8 @@ NORMAL = torch.finfo(torch.float64).smallest_normal  # below this float64 drops 
 FAINT = 1e-140  # beside the largest entry; squares of such entries vanish
 AUTOCAST = ("cpu", "cuda", "mps", "xpu")  # the devices that have it
 
-LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
-"""What :func:`decomposition` raises, named once: torch does not say that it exports it."""
+LinAlgError = krylov.LinAlgError
+"""What :func:`decomposition` raises."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -325,7 +333,8 @@ def _gram_values(a: Dense) -> Float[Tensor, " p"]:
 def _squares(gram: Float[Tensor, "p p"]) -> Float[Tensor, " p"]:
     """Eigenvalues of a symmetric matrix, given by its lower triangle, smallest first."""
     if len(gram) > MEDIUM:
-        return torch.linalg.eigvalsh(gram)
+        with failures_told():
+            return torch.linalg.eigvalsh(gram)
     return torch.as_tensor(_eigenvalues(*_tridiagonal(gram)), device=gram.device)
 
 
@@ -343,10 +352,8 @@ def _eigenvalues(
 ) -> np.ndarray[Any, Any]:
     """Eigenvalues of a tridiagonal matrix, smallest first: all of them, or some by bisection."""
     how: dict[str, Any] = {"lapack_driver": "stebz" if which else "sterf", "check_finite": False}
-    try:
+    with failures_told():
         return np.asarray(scipy.linalg.eigvalsh_tridiagonal(diagonal, beside, **which, **how))
-    except np.linalg.LinAlgError as error:
-        raise Unresolved(str(error)) from error
 
 
 def _svd_values(a: Dense) -> Float[Tensor, " p"]:
