@@ -265,6 +265,15 @@ def smallest(a: Dense, wanted: int) -> Float[Tensor, " wanted"]:
     # the Gram matrix of a tall one has lost what is asked for here
     square = _Square(a if a.shape[0] == a.shape[1] else triangle(a), torch.float64)
 
+    start = _random_block(a) if wanted <= GUARD else _lowest(square, wanted)
+    polished = _polish(square, start, wanted)
+    squares = torch.tensor(polished.values[:wanted], dtype=a.dtype, device=a.device)
+    return squares.rsqrt().flip(0)
+
+
+def _lowest(square: _Square, wanted: int) -> Float[Tensor, "p k"]:
+    """About the last right singular vectors, and a few more to separate them from the rest."""
+
     def progress(ritz: _Ritz) -> float:
         if len(ritz.values) <= wanted:
             return 0.0
@@ -273,10 +282,7 @@ def smallest(a: Dense, wanted: int) -> Float[Tensor, " wanted"]:
             raise Unresolved("too many values near the smallest")
         return _share(uncertainty, TOLERANCE)
 
-    start = square.lower().until(progress, wanted + GUARD).vectors(wanted + GUARD)
-    polished = _polish(square, start, wanted)
-    squares = torch.tensor(polished.values[:wanted], dtype=a.dtype, device=a.device)
-    return squares.rsqrt().flip(0)
+    return square.lower().until(progress, wanted + GUARD).vectors(wanted + GUARD)
 
 
 def hopeless(gram: Float[Tensor, "p p"]) -> bool:

@@ -420,7 +420,7 @@ def _bisected(a: Dense, threshold: float) -> Extremes:
         raise Unresolved("squaring blurs the smallest values", blurred=True)
     else:
         try:
-            least = float(krylov.smallest(a, 1))
+            least = float(krylov.smallest(a, blurred)[-1])
         except Unresolved as problem:  # which the list of all values would meet again
             raise Unresolved(str(problem), blurred=True) from problem
     ends = math.sqrt(first), math.sqrt(max(second, 0.0)), least
