@@ -383,7 +383,9 @@ LAPACK = {
 
 @pytest.mark.parametrize("name", LAPACK)
 @pytest.mark.parametrize("least", [0.1, 1e-5])
-@pytest.mark.parametrize("limits", [{"SMALL": 896}, {"SMALL": 64, "TINY": 32}, {"MEDIUM": 32}], ids=str)
+@pytest.mark.parametrize(
+    "limits", [{"SMALL": 896}, {"SMALL": 64, "TINY": 32}, {"MEDIUM": 32}], ids=str
+)
 def test_what_fails_within_lapack_is_done_another_way(monkeypatch, name, least, limits) -> None:
     """An eigenproblem of a Krylov space once ended a diagnosis with "Internal Error"."""
     module, error = LAPACK[name]

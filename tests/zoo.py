@@ -41,6 +41,22 @@ def power_law(n: int, exponent: float = 0.8, seed: int = 0) -> Tensor:
     return with_values(np.arange(1, n + 1) ** -exponent, n, n, seed)
 
 
+def heavy_tailed(n: int, freedom: float = 2.0, seed: int = 0) -> Tensor:
+    """Student's entries: the squares of the singular values have a tail of exponent 1 + freedom/2.
+
+    Two is what Martin and Mahoney (2021) find at the heavy end of well-trained layers.
+    """
+    return torch.from_numpy(_random(seed).standard_t(freedom, (n, n)))
+
+
+def tailed(n: int, exponent: float = 0.8, seed: int = 0) -> Tensor:
+    """A Gaussian bulk whose largest tenth follows a power law down to the bulk's edge."""
+    u, s, vt = np.linalg.svd(_random(seed).standard_normal((n, n)))
+    top = n // 10
+    s[:top] = s[top] * (top / np.arange(1, top + 1)) ** exponent
+    return torch.from_numpy((u * s) @ vt)
+
+
 def outlier(n: int, size: float, seed: int = 0) -> Tensor:
     random = _random(seed)
     u, v = random.standard_normal(n), random.standard_normal(n)
@@ -191,6 +207,9 @@ def zoo(n: int) -> dict[str, Callable[[], Tensor]]:
         "spiked": lambda: spiked(n),
         "power law 0.5": lambda: power_law(n, 0.5),
         "power law 1.5": lambda: power_law(n, 1.5),
+        "heavy-tailed 2": lambda: heavy_tailed(n),
+        "heavy-tailed 1": lambda: heavy_tailed(n, 1.0),
+        "tailed": lambda: tailed(n),
         "outlier 1e2": lambda: outlier(n, 1e2),
         "outlier 1e4": lambda: outlier(n, 1e4),
         "outlier 1e7": lambda: outlier(n, 1e7),

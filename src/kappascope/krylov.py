@@ -264,7 +264,6 @@ def smallest(a: Dense, wanted: int) -> Float[Tensor, " wanted"]:
         raise Unresolved("more small values than can be polished together")
     # the Gram matrix of a tall one has lost what is asked for here
     square = _Square(a if a.shape[0] == a.shape[1] else triangle(a), torch.float64)
-
     start = _random_block(a) if wanted <= GUARD else _lowest(square, wanted)
     polished = _polish(square, start, wanted)
     squares = torch.tensor(polished.values[:wanted], dtype=a.dtype, device=a.device)

@@ -323,7 +323,7 @@ def _gram_values(a: Dense) -> Float[Tensor, " p"]:
         values = _squares(panels.gram(a)).clamp(min=0).sqrt().flip(0)
         if blurred := int((values < BLURRED * values[0]).sum()):
             if values[-1] < LOST * values[0]:
-                return _svd_values(a)
+                raise Unresolved("squaring has lost the smallest values")
             values[-blurred:] = krylov.smallest(a, blurred)
     except Unresolved:
         return _svd_values(a)

@@ -142,8 +142,7 @@ def _interleaved(place: Place) -> Layout | None:
 def _heads(place: Place) -> Heads | None:
     """Heads of a layer that holds q, k and v, by its length."""
     rows = place.shape[0]
-    fits = lambda h: (h.queries + 2 * h.keys) * h.size == rows  # noqa: E731
-    return place.config.heads(place.key, fits)
+    return place.config.heads(place.key, lambda h: (h.queries + 2 * h.keys) * h.size == rows)
 
 
 def _gated(place: Place) -> Layout | None:
