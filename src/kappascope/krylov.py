@@ -100,15 +100,15 @@ def extremes(a: Dense, threshold: float, certify: bool) -> Extremes:
     >>> round(found.largest, 6), round(found.smallest, 6), found.below
     (3.0, 0.5, 0)
     """
-    squares = [_Square(a, torch.float32)]
-    if min(a.shape) > WORTHWHILE:
-        squares.append(_Square(a, torch.float64))
-    else:
-        _ = squares[0].factors  # where that fails nothing else is worth its time
-    begun = _look_down(squares[0])
+    rough, exact = _Square(a, torch.float32), _Square(a, torch.float64)
+    squares = [rough, exact]
+    if min(a.shape) <= WORTHWHILE:
+        squares.pop()
+        _ = rough.factors  # where that fails nothing else is worth its time
+    begun = _look_down(rough)
     top = _first_verified(_top, squares)
-    cut = threshold * top.values[0]
-    bottom = _first_verified(lambda square: _bottom(square, begun, top.values[0], cut), squares)
+    largest, cut = top.values[0], threshold * top.values[0]
+    bottom = _first_verified(lambda square: _bottom(square, exact, begun, largest, cut), squares)
     smallest, below, method = bottom.values[0], bottom.below, f"krylov, {bottom.square}"
     clear = smallest > cut * (1 + 1e-6)
     if below is not None and clear != (below == 0):
@@ -117,7 +117,7 @@ def extremes(a: Dense, threshold: float, certify: bool) -> Extremes:
         below = 0
     if below is None or certify:
         below, certify, method = _count_below(a, cut), True, f"{method}, inertia"
-    return Extremes(top.values[0], top.values[1], smallest, below, certify, method)
+    return Extremes(largest, top.values[1], smallest, below, certify, method)
 
 
 def _look_down(square: _Square) -> _Space | None:
@@ -174,24 +174,30 @@ def _top(square: _Square) -> _End:
     return _End(found.values[:2].tolist(), square)
 
 
-def _bottom(square: _Square, begun: _Space | None, largest: float, cut: float) -> _End:
-    """The smallest singular value, and the number of values up to ``cut`` where it is countable."""
+def _bottom(
+    square: _Square, exact: _Square, begun: _Space | None, largest: float, cut: float
+) -> _End:
+    """The smallest singular value, and the number of values up to ``cut`` where it is countable.
+
+    What a space in float32 finds and cannot verify is polished in float64, by the ``exact`` square.
+    """
     settled = _Settled(largest, cut**-2, square.eps)
     space = begun if begun and begun.like.dtype == square.dtype else square.lower()
     ritz = space.until(settled, COUNTABLE + BLOCK)
     start, countable = ritz.vectors(GUARD + (settled.count or 0)), settled.count is not None
-    try:
-        if square.dtype == torch.float32:
+    if square is not exact:
+        with contextlib.suppress(Unresolved):
             smallest, below = _corrected(square, start, cut if countable else None)
-        else:
-            polished = _polish(square, start, 1, cut**-2 if countable else None)
-            smallest, below = polished.values[0] ** -0.5, polished.count(cut**-2)
+            return _End([smallest], square, below)
+    lost = _lost(exact)
+    try:
+        if lost:
+            raise Unresolved("so small that an inverse in float64 cannot verify it")
+        polished = _polish(exact, start, 1, cut**-2 if countable else None)
     except Unresolved as problem:
-        exact = square if square.dtype == torch.float64 else _Square(square.matrix, torch.float64)
-        follows = exact is not square and min(square.matrix.shape) > WORTHWHILE  # and will tell
-        blurred = settled.blurred(ritz) or (not follows and _lost(exact))
-        raise Unresolved(str(problem), blurred=blurred) from problem
-    return _End([smallest], square, below if countable else None)
+        raise Unresolved(str(problem), blurred=lost or settled.blurred(ritz)) from problem
+    below = polished.count(cut**-2) if countable else None
+    return _End([polished.values[0] ** -0.5], exact, below)
 
 
 def _corrected(
@@ -264,6 +270,8 @@ def smallest(a: Dense, wanted: int) -> Float[Tensor, " wanted"]:
         raise Unresolved("more small values than can be polished together")
     # the Gram matrix of a tall one has lost what is asked for here
     square = _Square(a if a.shape[0] == a.shape[1] else triangle(a), torch.float64)
+    if _lost(square):
+        raise Unresolved("so small that an inverse in float64 cannot verify it")
     start = _random_block(a) if wanted <= GUARD else _lowest(square, wanted)
     polished = _polish(square, start, wanted)
     squares = torch.tensor(polished.values[:wanted], dtype=a.dtype, device=a.device)
@@ -297,7 +305,7 @@ def hopeless(gram: Float[Tensor, "p p"]) -> bool:
     pivots = factor.diagonal()
     largest = math.sqrt(float(torch.linalg.matrix_norm(gram)))  # sigma_1, or up to p^(1/4) of it
     blurred = int((pivots < BLURRED * largest).sum())
-    return info != 0 or blurred > GUARD or float(pivots.min()) < LOST * largest
+    return info != 0 or blurred > GUARD or float(pivots.min()) < 10 * LOST * largest
 
 
 def _lost(square: _Square) -> bool:

@@ -72,10 +72,9 @@ def storage(matrix: Tensor) -> torch.dtype:
     torch.bfloat16
     """
     grids = [g for g in GRIDS if _can_be_rougher(g, matrix.dtype) and _on_grid(matrix, g)]
-    if not grids:
-        return matrix.dtype
     grids.append(matrix.dtype)
-    return max(grids, key=lambda grid: _roughness(matrix, grid))
+    rough = [g for g in grids if all(_can_be_rougher(g, h) for h in grids if h != g)] or grids
+    return rough[0] if len(rough) == 1 else max(rough, key=lambda g: _roughness(matrix, g))
 
 
 def _roughness(matrix: Tensor, grid: torch.dtype) -> float:

@@ -38,7 +38,6 @@ from kappascope.krylov import (
     BLURRED,
     COUNTABLE,
     EPS,
-    LOST,
     Extremes,
     Unresolved,
     failures_told,
@@ -263,7 +262,7 @@ def norms_restored(
     tensor([5.0000e+200, 5.0000e-200], dtype=torch.float64)
     """
     restored, faint = ldexp(norms, exponent), norms < FAINT
-    if faint.any():
+    if faint.any() and vectors[faint].any():
         alone, power = scaled(vectors[faint][:, None])
         restored[faint] = ldexp(torch.linalg.vector_norm(alone[:, 0], dim=1), power)
     return restored
@@ -322,8 +321,6 @@ def _gram_values(a: Dense) -> Float[Tensor, " p"]:
     try:
         values = _squares(panels.gram(a)).clamp(min=0).sqrt().flip(0)
         if blurred := int((values < BLURRED * values[0]).sum()):
-            if values[-1] < LOST * values[0]:
-                raise Unresolved("squaring has lost the smallest values")
             values[-blurred:] = krylov.smallest(a, blurred)
     except Unresolved:
         return _svd_values(a)
@@ -416,7 +413,7 @@ def _bisected(a: Dense, threshold: float) -> Extremes:
 
     if not (blurred := count(BLURRED)):
         least = math.sqrt(_eigenvalues(*form, select="i", select_range=(0, 0))[0])
-    elif blurred > COUNTABLE or count(LOST):
+    elif blurred > COUNTABLE:
         raise Unresolved("squaring blurs the smallest values", blurred=True)
     else:
         try:
