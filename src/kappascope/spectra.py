@@ -38,6 +38,8 @@ from kappascope.krylov import (
     BLURRED,
     COUNTABLE,
     EPS,
+    GUARD,
+    LOST,
     Extremes,
     Unresolved,
     failures_told,
@@ -48,7 +50,6 @@ SMALL = 896  # up to here a tridiagonal form costs no more than two Krylov space
 SLIGHT = 320  # up to here pivots, a tenth of the work, are asked whether it is worth the while
 TINY = 192  # up to here the SVD costs no more than the Gram matrix and its eigenvalues
 MEDIUM = 1024  # up to here OpenBLAS's tridiagonal form beats MKL's eigenvalues
-LARGE = 2400  # from here on MKL's SVD leaves OpenBLAS's behind, threefold at 4096
 TALL = 1.2  # rows over columns from which a QR factorization first saves time
 NORMAL = torch.finfo(torch.float64).smallest_normal  # below this float64 drops digits
 
@@ -321,6 +322,8 @@ def _gram_values(a: Dense) -> Float[Tensor, " p"]:
     try:
         values = _squares(panels.gram(a)).clamp(min=0).sqrt().flip(0)
         if blurred := int((values < BLURRED * values[0]).sum()):
+            if blurred > GUARD and values[-1] < LOST * values[0]:
+                raise Unresolved("many values that squaring has lost")
             values[-blurred:] = krylov.smallest(a, blurred)
     except Unresolved:
         return _svd_values(a)
@@ -357,19 +360,13 @@ def _svd_values(a: Dense) -> Float[Tensor, " p"]:
     """The plain SVD."""
     if isinstance(a, Panels) or a.shape[0] > TALL * a.shape[1]:
         a = panels.triangle(a)
-    if a.shape[-1] > LARGE:
-        with contextlib.suppress(RuntimeError):  # of which torch's LinAlgError is one
-            return torch.linalg.svdvals(a)
-    for driver in ("gesdd", "gesvd"):  # the second is slower and sturdier
-        try:
-            # scipy's LAPACK and not torch's: five times faster on small matrices of low rank.
-            # The transpose has the same values, and its columns in one piece: no copy.
-            values = scipy.linalg.svd(
-                a.mT.numpy(force=True), compute_uv=False, lapack_driver=driver, check_finite=False
-            )
-            return torch.as_tensor(values, device=a.device)
-        except np.linalg.LinAlgError:
-            continue
+    with contextlib.suppress(RuntimeError):  # of which torch's LinAlgError is one
+        return torch.linalg.svdvals(a)
+    with contextlib.suppress(np.linalg.LinAlgError):
+        # slower and sturdier; the transpose has the same values, and its columns in one piece
+        columns = a.mT.numpy(force=True)
+        values = scipy.linalg.svd(columns, compute_uv=False, lapack_driver="gesvd")
+        return torch.as_tensor(values, device=a.device)
     raise ArithmeticError("the SVD did not converge")
 
 
@@ -413,7 +410,7 @@ def _bisected(a: Dense, threshold: float) -> Extremes:
 
     if not (blurred := count(BLURRED)):
         least = math.sqrt(_eigenvalues(*form, select="i", select_range=(0, 0))[0])
-    elif blurred > COUNTABLE:
+    elif blurred > COUNTABLE or (blurred > GUARD and count(LOST)):
         raise Unresolved("squaring blurs the smallest values", blurred=True)
     else:
         try:
