@@ -42,7 +42,7 @@ from kappascope import spectra
 
 ONE_THREAD = {f"{pool}_NUM_THREADS": "1" for pool in ("OMP", "OPENBLAS", "MKL")}
 HERE = Path(__file__).parent
-ROUNDS = {512: 20, 1024: 6, 2048: 4, 4096: 2}  # the larger, the longer, and the steadier
+ROUNDS = {512: 20, 1024: 6, 2048: 6, 4096: 2}  # the larger, the longer, and the steadier
 TOURS = {200: 12, 400: 6, 1000: 2}  # sizes at which the zoo is visited, and how often
 
 Seconds = dict[str, float]

@@ -359,6 +359,20 @@ def test_small_matrices_are_bisected(shape, scale) -> None:
     check(found, matrix)
 
 
+# --- subnormals ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_the_way_subnormals_are_treated_is_left_as_it_was(flushed) -> None:
+    smallest = torch.tensor(5e-324, dtype=torch.float64)
+    torch.set_flush_denormal(flushed)
+    try:
+        spectrum(torch.full((250, 250), 0.1)), vitals(torch.full((250, 250), 0.1))
+        assert (float(smallest * 1.0) == 0) == flushed
+    finally:
+        torch.set_flush_denormal(False)
+
+
 # --- when LAPACK fails ----------------------------------------------------------------------------
 
 
