@@ -35,7 +35,7 @@ COUNTING = 4  # more turns of an iteration to count by: each costs a fifth of wh
 GUARD = 8  # vectors polished together: the wanted ones and a few to separate them from the rest
 COUNTABLE = 64  # singular values below the threshold that a Krylov space can count reliably
 BLUNT = 10 * TOLERANCE  # what the error of sigma_1 does to a squared threshold, and then some
-BLURRED = 3e-4  # squaring leaves eps/x^2 of a value x sigma_1: above this, 1e-9 or better
+BLURRED = 3e-4  # squaring moves a value x sigma_1 by some eps/x^2: above this a few 1e-9
 LOST = 1e-7  # of sigma_1: of what is smaller, an inverse in float64 seldom has eight digits
 SLOW = 0.05  # what is no better known after eight steps needs forty, which all values are worth
 # The ninth of the inverse squares over the first, after three steps: where it is larger, some forty
