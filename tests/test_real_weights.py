@@ -12,8 +12,11 @@ import sys
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
+from torch import Tensor
 
+from kappascope import checkpoints, matrices, spectra
 from kappascope.clinic.diagnosing import diagnose
 from kappascope.clinic.page import page
 
@@ -69,3 +72,19 @@ def test_the_unused_pooler_of_the_sentence_encoder_is_recognised(folder: Path) -
     found = diagnose(fetched("minilm", folder).parent, include=["pooler", "layer.0"])
     untrained = {one.subject for one in found.findings if one.rule == "untrained"}
     assert untrained == {"pooler.dense.weight"}
+
+
+def test_the_smallest_values_of_square_layers_repel_each_other(folder: Path) -> None:
+    """As benchmarks/vitals.py says: of a power law to the last value the ratio is 0.997."""
+    ratios = []
+    for name in ("minilm", "albert"):
+        checkpoint = checkpoints.open(fetched(name, folder))
+        tensors = {
+            key: checkpoint.read((key,))
+            for key, value in checkpoint.contents.items()
+            if isinstance(value, Tensor)
+        }
+        square = [w for _, w in matrices(tensors) if w.shape[0] == w.shape[1] >= 200]
+        values = [spectra.singular_values(weight) for weight in square]
+        ratios += [float(s[-1] / s[-9]) for s in values]
+    assert (len(ratios), round(max(ratios), 3), round(np.median(ratios), 3)) == (30, 0.126, 0.045)
