@@ -47,7 +47,8 @@ WORTHWHILE = 1800  # up to here a float64 attempt costs as much as the SVD it wo
 class Unresolved(ArithmeticError):  # noqa: N818 - an outcome, not an error
     """A method could not verify its own answer; the next one is tried.
 
-    ``crowded``: the values are too dense for a Krylov space, and more precision will not help.
+    ``crowded``: the values are too dense for a Krylov space, or too small for an inverse in
+    float64, and more precision will not help.
     ``blurred``: so many are so small that the Gram matrix, which blurs them, is no way either.
 
     >>> Unresolved("the smallest values are crowded", crowded=True).blurred
@@ -195,7 +196,8 @@ def _bottom(
             raise Unresolved("so small that an inverse in float64 cannot verify it")
         polished = _polish(exact, start, 1, cut**-2 if countable else None)
     except Unresolved as problem:
-        raise Unresolved(str(problem), blurred=lost or settled.blurred(ritz)) from problem
+        blurred = lost or settled.blurred(ritz)
+        raise Unresolved(str(problem), crowded=lost, blurred=blurred) from problem
     below = polished.count(cut**-2) if countable else None
     return _End([polished.values[0] ** -0.5], exact, below)
 
