@@ -350,6 +350,34 @@ def test_any_share_may_be_the_threshold(threshold, small, zeros, size) -> None:
     assert found.effective_rank == (s > threshold).sum(), "zeros never count"
 
 
+# --- dead rows and columns ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limits", [{"SMALL": 896}, {"SMALL": 64, "TINY": 32}], ids=str)
+@pytest.mark.parametrize("dead", [(1, 0), (0, 1), (3, 7), (80, 2), (200, 209)], ids=str)
+@pytest.mark.parametrize("shape", [(210, 210), (230, 210), (210, 260)], ids=str)
+def test_dead_rows_and_columns_are_zeros_of_the_spectrum(shape, dead, limits) -> None:
+    matrix = zoo.gaussian(*shape)
+    generator = torch.Generator().manual_seed(1)
+    for axis, count in enumerate(dead):
+        matrix.index_fill_(axis, torch.randperm(shape[axis], generator=generator)[:count], 0)
+    with mock.patch.multiple(spectra, **limits):
+        found = vitals(matrix)
+    check(found, matrix)
+    missing = min(shape) - min(size - count for size, count in zip(shape, dead, strict=True))
+    assert ("non-zero rows" in found.method) == (missing > 0)
+    assert (found.sigma_min == 0) == (missing > 0)
+    if found.singular_values is not None:
+        assert len(found.singular_values) == min(shape)
+
+
+def test_a_faint_row_is_not_a_dead_one() -> None:
+    faint = torch.ones(250).double()
+    faint[-1] = 1e-200
+    found = vitals(torch.diag(faint))
+    assert "non-zero rows" not in found.method and found.sigma_min == pytest.approx(1e-200)
+
+
 @pytest.mark.parametrize("shape", [(300, 200), (200, 300), (193, 193), (600, 600)], ids=str)
 @pytest.mark.parametrize("scale", [1e-200, 1.0, 1e200])
 def test_small_matrices_are_bisected(shape, scale) -> None:

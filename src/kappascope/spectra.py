@@ -175,8 +175,7 @@ def vitals(
     if norms.frobenius == 0:
         return _of_nothing(given, "zero matrix, kappa is undefined")
     try:
-        tall = a if a.shape[0] >= a.shape[1] else a.mT
-        extremes = _extremes(tall, threshold, certify, complete)
+        extremes = _of_live_part(a, norms, threshold, certify, complete)
     except ArithmeticError as problem:
         return Vitals(status=f"failed: {problem}", storage=_name(dtype))
     return _report(given, dtype, norms, extremes, exponent)
@@ -386,6 +385,31 @@ def _svd_values(a: Dense) -> Float[Tensor, " p"]:
 
 
 # --- the extremes ---------------------------------------------------------------------------------
+
+
+def _of_live_part(
+    a: Dense, norms: _Norms, threshold: float, certify: bool, complete: bool
+) -> Extremes:
+    """The ends of the spectrum of a scaled, finite, non-zero matrix of any shape.
+
+    Rows and columns of zeros, which dead neurons leave, stand for values that are zero. Where these
+    are all that makes it singular, the rest is measured the fast way.
+    """
+    live, missing = a, 0
+    if not isinstance(a, Panels) and not complete:
+        rows, columns = norms.rows > 0, norms.columns > 0
+        missing = min(a.shape) - int(min(rows.sum(), columns.sum()))
+        if missing and not a[~rows].any() and not a[:, ~columns].any():  # not even faint ones
+            live = a[rows][:, columns]
+    tall = live if live.shape[0] >= live.shape[1] else live.mT
+    found = _extremes(tall, threshold, certify, complete)
+    if live is a:
+        return found
+    values = found.values
+    if values is not None:
+        values = torch.cat([values, values.new_zeros(missing)])
+    below, method = found.below + missing, f"{found.method} of the non-zero rows and columns"
+    return replace(found, smallest=0.0, below=below, method=method, values=values)
 
 
 def _extremes(a: Dense, threshold: float, certify: bool, complete: bool) -> Extremes:
