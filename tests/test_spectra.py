@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as arrays
 from torch import Tensor
 
 import zoo
-from kappascope import panels, spectra
+from kappascope import Components, panels, spectra
 from kappascope.spectra import Vitals, singular_values, spectrum, vitals
 
 EPS = torch.finfo(torch.float64).eps
@@ -207,12 +207,32 @@ def test_arrays_are_taken_too() -> None:
 
 @pytest.mark.parametrize(
     "matrix",
-    [torch.eye(3, dtype=torch.complex64), torch.eye(3).to_sparse(), torch.eye(3, device="meta")],
-    ids=["complex", "sparse", "meta"],
+    [
+        torch.eye(3, dtype=torch.complex64),
+        torch.eye(3).to_sparse(),
+        torch.eye(3, device="meta"),
+        torch.ones(3, 2, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
+    ],
+    ids=["complex", "sparse", "meta", "four bits"],
 )
 def test_what_has_no_real_entries_at_hand_is_not_analysed(matrix) -> None:
     for found in (spectrum(matrix), vitals(matrix)):
         assert found.status.startswith("failed:") and found.status.endswith("is not analysed")
+    with pytest.raises(ValueError, match=r"expected dense real matrices, got .*; convert first"):
+        Components(matrix)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # nested tensors are a prototype
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # quantized ones will go
+def test_neither_are_quantized_and_nested_tensors() -> None:
+    quantized = torch.quantize_per_tensor(torch.eye(3), 0.1, 0, torch.qint8)
+    assert vitals(quantized).status == "failed: qint8 strided on cpu is not analysed"
+    for layout in (torch.strided, torch.jagged):
+        nested = torch.nested.nested_tensor([torch.eye(3), torch.eye(3)[:2]], layout=layout)
+        with pytest.raises(ValueError, match="expected a matrix, got a nested tensor"):
+            vitals(nested)
+        with pytest.raises(ValueError, match="expected dense real matrices, got a nested tensor"):
+            Components(nested)
 
 
 # --- all values -----------------------------------------------------------------------------------

@@ -52,9 +52,11 @@ class Components:
     def __post_init__(self) -> None:
         object.__setattr__(self, "matrix", spectra.as_tensor(self.matrix))
         spectra.check_threshold(self.threshold)
-        if self.matrix.ndim < 2 or self.matrix.is_complex():
-            given = f"shape {tuple(self.matrix.shape)}, {self.matrix.dtype}"
-            raise ValueError(f"expected real matrices (..., out, in), got {given}; reshape first")
+        if given := spectra.unreadable(self.matrix):
+            raise ValueError(f"expected dense real matrices, got {given}; convert first")
+        if self.matrix.ndim < 2:
+            given = f"shape {tuple(self.matrix.shape)}"
+            raise ValueError(f"expected matrices (..., out, in), got {given}; reshape first")
 
     @component
     def row_norms(self) -> Float[Tensor, "*stack out"]:

@@ -605,7 +605,9 @@ class _Space:
             if done >= 1:
                 return ritz
             if self.steps == self.most:
-                raise Unresolved("Krylov space exhausted")
+                rounding = 64 * torch.finfo(self.like.dtype).eps * ritz.values[0]
+                slow = ritz.residuals[0] > rounding  # more precision will not hasten it
+                raise Unresolved("Krylov space exhausted", crowded=slow)
             # A look at a large space is dear: wait until the rest of the digits may be there, which
             # come three times faster than the first ones.
             due += math.ceil(due * min(1.0, (1 / max(done, 0.1) - 1) / 3))

@@ -396,7 +396,7 @@ def _of_live_part(
     are all that makes it singular, the rest is measured the fast way.
     """
     live, missing = a, 0
-    if not isinstance(a, Panels) and not complete:
+    if min(a.shape) > TINY and not isinstance(a, Panels) and not complete:
         rows, columns = norms.rows > 0, norms.columns > 0
         missing = min(a.shape) - int(min(rows.sum(), columns.sum()))
         if missing and not a[~rows].any() and not a[:, ~columns].any():  # not even faint ones
@@ -569,8 +569,9 @@ def as_tensor(given: Tensor | np.ndarray[Any, Any]) -> Tensor:
 
 def _as_matrix(matrix: Tensor | np.ndarray[Any, Any]) -> Tensor:
     tensor = as_tensor(matrix).detach().resolve_neg()
-    if tensor.ndim != 2:
-        raise ValueError(f"expected a matrix, got shape {tuple(tensor.shape)}; pass one at a time")
+    if tensor.is_nested or tensor.ndim != 2:
+        given = "a nested tensor" if tensor.is_nested else f"shape {tuple(tensor.shape)}"
+        raise ValueError(f"expected a matrix, got {given}; pass one at a time")
     return tensor
 
 
@@ -583,10 +584,24 @@ def _workable(given: Tensor) -> tuple[Dense, int]:
     return Panels(given, power), power
 
 
+def unreadable(tensor: Tensor) -> str | None:
+    """What a tensor is, if not real numbers, one in each place.
+
+    >>> unreadable(torch.eye(2)), unreadable(torch.eye(2).to_sparse())
+    (None, 'float32 sparse_coo on cpu')
+    """
+    if tensor.is_nested:
+        return "a nested tensor"
+    packed = tensor.is_quantized or tensor.dtype == torch.float4_e2m1fn_x2
+    if tensor.is_complex() or tensor.layout != torch.strided or tensor.is_meta or packed:
+        return f"{_name(tensor.dtype)} {_name(tensor.layout)} on {tensor.device}"
+    return None
+
+
 def _unusable(matrix: Tensor) -> str | None:
     """Why no singular value of this tensor can be given, if so."""
-    if matrix.is_complex() or matrix.layout != torch.strided or matrix.is_meta:
-        return f"{_name(matrix.dtype)} {_name(matrix.layout)} on {matrix.device} is not analysed"
+    if kind := unreadable(matrix):
+        return f"{kind} is not analysed"
     if matrix.numel() == 0 or torch.isfinite(_largest_entry(matrix)):
         return None
     bad = sum(int((~torch.isfinite(panel.double())).sum()) for panel in matrix.split(1024))
