@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kappascope.clinic import glance
 from kappascope.clinic.glance import FACTORS, Row, heat, ranked
 from kappascope.clinic.page import PLOTTED, findings, groups, legible, page
 from kappascope.components import Components
@@ -683,6 +684,13 @@ def test_a_comparison_shows_errors_of_every_matrix(browser: Any, addresses: Any)
     assert values == sorted(values)
     ward.context.close()
     assert ward.complaints == []
+
+
+def test_a_trajectory_has_one_kappa_for_a_matrix_that_is_not_resolved() -> None:
+    open_one = {"kind": "up", "condition_number": 900.0, "condition_number_low": 30.0}
+    steps = [{"source": str(k), "matrices": [open_one | {"resolved": False}]} for k in range(2)]
+    assert glance.trajectory(steps)["condition_number"].lines == (("up", (30.0, 30.0)),)
+    assert [step.median for step in glance.steps(steps)] == [30.0, 30.0]
 
 
 def test_a_trajectory_is_drawn(browser: Any, addresses: Any) -> None:

@@ -1227,6 +1227,20 @@ def test_a_step_that_would_not_be_finite_is_refused(correction) -> None:
     assert handle.refused == {"weight": 2}
 
 
+def test_a_factor_that_is_no_number_is_refused_beside_a_weight_that_is_one() -> None:
+    layer = nn.Linear(3, 3, bias=False)
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1)
+    handle = Multipliers().attach(layer, optimizer)
+    leaf = layer.parametrizations.weight.original
+    leaf.grad = torch.full_like(leaf, 1.0)
+    leaf.grad[0, 0] = torch.inf
+    with handle.unclipped():  # the leaf's gradient is mended, that of its factors is not
+        nn.utils.clip_grad_value_(layer.parameters(), 1.0)
+    with pytest.warns(RuntimeWarning, match="would not be finite"):
+        optimizer.step()
+    assert layer.weight.isfinite().all() and handle.refused == {"weight": 1}
+
+
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("size", [8, 200])  # by an SVD, and tracked
 @pytest.mark.parametrize(
@@ -1317,6 +1331,17 @@ def test_the_papers_svd_correction_is_reproduced(fourth) -> None:
     assert 100 * gains["condition_number"] == pytest.approx(32.2, abs=0.06)
 
 
-@pytest.mark.parametrize("example", ["correct_a_model", "bound_kappa"])
+def test_a_bound_on_kappa_takes_one_decomposition(monkeypatch) -> None:
+    taken, original = [], spectra.decomposition
+    monkeypatch.setattr(spectra, "decomposition", lambda a: taken.append(1) or original(a))
+    found = SVDCorrection(rate=1.0, target=2.0).corrected(torch.diag(torch.tensor([4.0, 1.0])))
+    assert len(taken) == 1
+    assert torch.linalg.cond(found) == pytest.approx(2.0)
+
+
+SCRIPTS = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("example", SCRIPTS, ids=lambda path: path.stem)
 def test_the_examples_run(example) -> None:
-    runpy.run_path(str(Path(__file__).parents[1] / "examples" / f"{example}.py"))
+    runpy.run_path(str(example))

@@ -123,6 +123,13 @@ def test_a_vector_that_is_not_finite_is_critical_in_a_file_and_in_memory(
     assert not diagnose(sick, exclude=["bias", "var"]).failed
 
 
+def test_a_vector_behind_another_of_its_name_is_looked_at_too() -> None:
+    sound, sick = torch.ones(2), torch.tensor([math.nan, 1.0])
+    for first, second in ((sick, sound), (sound, sick)):
+        found = diagnose({"model": {"fc.bias": first}, "module": {"fc.bias": second}})
+        assert len(found.above("critical")) == 1
+
+
 def test_a_flattened_model_is_not_read_as_a_vector() -> None:
     flat = torch.full((1,), math.nan).expand(2**40)
     assert not diagnose({"flat": flat, "w": torch.eye(2)}).failed
@@ -249,6 +256,26 @@ def test_the_table_has_one_row_for_every_matrix(found: Diagnosis) -> None:
     assert table.num_rows == len(found.matrices)
     assert table["row_norms.cv"].null_count == 0
     assert joined([found, found]).num_rows == 2 * table.num_rows
+
+
+@pytest.mark.parametrize("name", ["two\nlines", ""])
+def test_any_name_has_its_row(name: str) -> None:
+    assert diagnose({name: torch.eye(2)}).table()["name"].to_pylist() == [name]
+
+
+def test_a_diagnosis_without_findings_has_no_ills() -> None:
+    assert Diagnosis("toy.pt").ills == "none."
+
+
+def test_a_tensor_of_the_reference_is_read_once_for_all_its_parts(monkeypatch) -> None:
+    reads, original = [], places.Opened.matrices
+    monkeypatch.setattr(
+        places.Opened, "matrices", lambda self, names: reads.append(1) or original(self, names)
+    )
+    stack = {"experts.w": torch.randn(5, 4, 3, generator=torch.Generator().manual_seed(0))}
+    found = diagnose(stack, reference=stack)
+    parts = [row for row in found.matrices if row.errors is not None]
+    assert len(parts) >= 5 and len(reads) == 1
 
 
 @pytest.mark.parametrize("name", ["=1+1", "+x", "-x", "@x", "\tx", "\rx", 'quote"d', "plain"])

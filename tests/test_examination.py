@@ -171,6 +171,10 @@ def test_spread_of_nothing_but_zeros_has_no_variation() -> None:
     assert Spread.of(torch.zeros(3, dtype=torch.float64)) == Spread(0.0, 0.0, 0.0, None)
 
 
+def test_a_spread_may_be_of_more_norms_than_torch_has_quantiles_of() -> None:
+    assert Spread.of(torch.ones(1, dtype=torch.float64).expand(2**24 + 1)).median == 1.0
+
+
 def test_vitals_keep_the_values_they_took() -> None:
     a = normal(40, 30)
     torch.testing.assert_close(spectra.vitals(a).singular_values, Components(a).singular_values)

@@ -487,6 +487,12 @@ class TestComparisons:
         slope = np.polyfit(list(groups), [np.log(np.median(g)) for g in groups.values()], 1)[0]
         assert growth_rate(groups).value == pytest.approx(slope)
 
+    def test_a_group_in_the_middle_may_reach_to_zero(self) -> None:
+        wide = [0.0, 0, 0, 0, 1, 2, 3, 4, 5]  # the log of its lower end is infinite, its weight 0
+        groups = {1: np.linspace(1, 2, 9), 2: wide, 3: np.linspace(3, 4, 9)}
+        low, high = growth_rate(groups).interval
+        assert 0 < low < high < math.inf
+
     @pytest.mark.parametrize("groups", [{}, {3: [1.0] * 9}])
     def test_growth_needs_two_groups(self, groups: dict[float, list[float]]) -> None:
         assert "two groups" in str(growth_exponent(groups).reason)

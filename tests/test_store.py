@@ -5,6 +5,8 @@ import json
 import os
 import pickle
 import resource
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,6 +82,34 @@ def test_a_disk_that_fills_half_way_leaves_the_old_file(tmp_path: Path) -> None:
     assert path.read_bytes() == b"old"
 
 
+def test_a_link_stays_one_and_leads_to_the_new_file(tmp_path: Path) -> None:
+    path, link = tmp_path / "file", tmp_path / "link"
+    path.write_bytes(b"old")
+    link.symlink_to(path)
+    store.write(link, b"new")
+    assert link.is_symlink() and path.read_bytes() == b"new"
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    store.write(pipe, b"new")
+    assert os.read(reader, 9) == b"new" and pipe.is_fifo()
+    os.close(reader)
+
+
+def test_reading_a_unit_leaves_no_thread_that_could_outlive_the_program(tmp_path: Path) -> None:
+    """Such threads of Arrow's ended one program in two with an abort."""
+    Store(tmp_path).units.mkdir()
+    Store(tmp_path).put("a.unit", {}, ROWS)
+    here, program = Path(store.__file__).parents[1], "from kappascope.store import Store, Path;"
+    program += f"import torch; assert Store(Path({str(tmp_path)!r})).take('a.unit')"
+    for _ in range(4):
+        ended = subprocess.run([sys.executable, "-c", program], cwd=here, check=False)
+        assert ended.returncode == 0
+
+
 def test_what_is_put_is_what_is_taken(tmp_path: Path) -> None:
     kept = Store(tmp_path)
     kept.units.mkdir()
@@ -122,10 +152,12 @@ def test_a_folder_in_use_is_refused_with_process_and_host(tmp_path: Path) -> Non
 def test_a_dead_writers_folder_is_taken_over_with_a_notice(tmp_path: Path) -> None:
     (tmp_path / "lock").write_text("process 4194305 on elsewhere")
     (tmp_path / "units").mkdir()
-    (tmp_path / "units" / ".a.unit.17.tmp").touch()
+    leftovers = [tmp_path / "units" / ".a.unit.17.tmp", tmp_path / ".trials.parquet.17.tmp"]
+    for leftover in leftovers:
+        leftover.touch()
     with Store(tmp_path).lock() as notice:
         assert "process 4194305 on elsewhere" in notice
-    assert not list((tmp_path / "units").iterdir())
+    assert not any(leftover.exists() for leftover in leftovers)
     with Store(tmp_path).lock() as notice:
         assert notice == ""
 

@@ -268,6 +268,15 @@ def test_kept_trials_run_again_alone_are_the_same(whole: Path) -> None:
     assert all(len(block.seeds) == 1 for block, _ in checked)
 
 
+def test_trials_of_older_code_do_not_hide_those_of_this(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+    kept = Store(tmp_path)
+    for name in kept.names()[1:]:
+        header, rows = kept.take(name) or ({}, None)
+        kept.put(name, header | {"code": "older"}, rows)
+    assert len(list(study.verify([TOY], kept, 1))) == 1
+
+
 def test_kept_rows_that_are_not_what_the_trials_give_are_found(whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
     kept = Store(tmp_path)

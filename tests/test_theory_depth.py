@@ -210,3 +210,11 @@ def test_orthogonal_layers_pass_gradients_unchanged() -> None:
     low, high = gradient_bounds(layers)
     assert float(low) == pytest.approx(1)
     assert float(high) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_at_time_zero_nothing_has_moved(depth) -> None:
+    assert mode_path([2.0, 0.5], [0.1, 0.2], depth, [0.0]) == pytest.approx(np.array([[0.1, 0.2]]))
+    layers = [0.5 * np.eye(2)] * depth
+    (still,) = flow(layers, np.eye(2), times=[0.0])
+    np.testing.assert_allclose(still, layers)

@@ -70,6 +70,9 @@ def test_a_direction_is_learned_when_its_time_has_come() -> None:
         left = (target - setting.mean_weight(target, begin, step))[place, place]
         assert float(left) == pytest.approx(0.1, rel=0.03)
     assert steps_to_learn(0.0) == np.inf  # never seen, never learned
+    assert steps_to_learn([50.0, 100.0, 150.0, 200.0, 300.0]) == pytest.approx(
+        [np.log(0.01) / np.log(0.5), 0, np.log(0.01) / np.log(0.5), np.inf, np.inf]
+    )  # beyond a gain of one the error swings, from two on it stays or grows
 
 
 def test_an_unseen_direction_stays_as_it_started() -> None:

@@ -11,6 +11,7 @@ gradients are complete, unscaled and averaged over processes by then, and no loo
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -300,7 +301,10 @@ def _finite(leaf: Tensor, factors: Iterable[Tensor]) -> bool:
     """Whether the largest entry times the largest factors is a number of the weight's type."""
     limit = torch.finfo(leaf.dtype).max
     for factor in factors:
-        limit /= max(1.0, float(torch.linalg.vector_norm(factor, torch.inf)))
+        size = float(torch.linalg.vector_norm(factor, torch.inf))
+        if not math.isfinite(size):
+            return False
+        limit /= max(1.0, size)
     # the Frobenius norm is faster to have than the largest entry, and nearly always small enough
     norm = float(torch.linalg.vector_norm(leaf))
     return norm <= limit or float(torch.linalg.vector_norm(leaf, torch.inf)) <= limit
@@ -468,13 +472,17 @@ class Handle:
         ['bias', 'weight']
         """
         found = _matched(state, self._originals())
-        plain = {}
+        factors: dict[str, dict[str, Tensor]] = {key: {} for key in found}
+        rest: dict[str, Tensor] = {}
         for key, value in state.items():
+            original, name = _factor(key)
+            factors.get(original, rest)[name if original in factors else key] = value
+        plain = {}
+        for key, value in rest.items():
             if key in found:
-                inner = key.removesuffix("original") + "0."
-                own = {k.removeprefix(inner): v for k, v in state.items() if k.startswith(inner)}
-                plain[_plain(key)] = torch.func.functional_call(found[key].module, own, value)
-            elif not any(key.startswith(k.removesuffix("original")) for k in found):
+                factored = torch.func.functional_call(found[key].module, factors[key], value)
+                plain[_plain(key)] = factored
+            else:
                 plain[key] = value
         return plain
 
@@ -533,6 +541,12 @@ def _plain(key: str) -> str:
     """The weight's name again."""
     owner, _, attribute = key.removesuffix(".original").rpartition("parametrizations.")
     return owner + attribute
+
+
+def _factor(key: str) -> tuple[str, str]:
+    """Should the key be that of a factor: the key of its original weight, and its own name."""
+    place, _, name = key.rpartition(".0.")
+    return f"{place}.original", name
 
 
 def _matched(

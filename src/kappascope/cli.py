@@ -14,7 +14,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -296,6 +296,8 @@ def _writable(paths: Sequence[str], html: Path | None, table: Path | None) -> No
             raise Refusal(4, str(out), "lies in the checkpoint", "write it somewhere else")
         if out.is_dir():
             raise Refusal(4, str(out), "is a folder", "name a file")
+        if out.exists() and not out.is_file():  # a pipe or a device is in no folder to write to
+            continue
         if not folder.is_dir() or not os.access(folder, os.W_OK):
             raise Refusal(5, str(out), "its folder cannot be written to", "name another place")
 
@@ -420,7 +422,7 @@ def findings(
     Nothing is run: the trials in the folders are judged and drawn anew, reports and all.
     """
     from kappascope import conclusions, exhibition, review
-    from kappascope.store import Refusal, write
+    from kappascope.store import Refusal, Store, write
 
     found = [_published(folder) for folder in folders]
     claims = [claim for one in found for claim in one.claims]
@@ -430,7 +432,8 @@ def findings(
     except (OSError, ValueError) as error:
         raise Refusal(2, str(paper), str(error), "name the folder of the documentation") from error
     for one in found:
-        _write(one.folder, one.files(Here()))
+        with Store(one.folder).lock() if (one.folder / "lock").exists() else nullcontext():
+            _write(one.folder, one.files(Here()))
     pages = {paper: told}
     if rooms := [room for one in found for room in one.rooms(docs)]:
         pages[docs / "studies.md"] = exhibition.page(rooms)

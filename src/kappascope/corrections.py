@@ -19,7 +19,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from numbers import Integral, Real
 from typing import Any, TypeAlias, TypeVar, cast, final
 
@@ -96,8 +96,11 @@ def toward_spectrum(
     tensor([[3.5000, 0.0000],
             [0.0000, 1.0000]])
     """
-    u, s, vt = spectra.decomposition(weight)
-    moved = torch.lerp(s, singular_values.to(s), step).clamp(min=FLOOR)
+    return _moved(*spectra.decomposition(weight), singular_values, step)
+
+
+def _moved(u: Tensor, s: Tensor, vt: Tensor, wanted: Tensor, step: float) -> Tensor:
+    moved = torch.lerp(s, wanted.to(s), step).clamp(min=FLOOR)
     return (u * moved[..., None, :]) @ vt
 
 
@@ -348,7 +351,7 @@ class Multipliers(Correction):
         def treat(slot: Slot) -> Iterator[Treatment]:
             view, some = slot.view, sides(slot)
             scalar = not (self.rows or self.columns)
-            make = lambda matrix: Scale(matrix, view, some, scalar)  # noqa: E731
+            make = partial(Scale, view=view, sides=some, scalar=scalar)
             yield Parametrized(Multipliers, slot, make, self.rate, self.weight_decay)
 
         return treat
@@ -429,7 +432,7 @@ class SpectralPenalty(Correction):
         hinge = self._hinge(_of_weight(self.target, weight), weight)
         found = pairs.ends(weight.detach())
         value = self.strength * hinge.excess(floored_condition_number(found.values)).square()
-        return _Priced.apply(  # type: ignore[no-untyped-call]
+        return _Priced.apply(  # type: ignore[no-untyped-call]  # torch gives it none
             weight, value, hinge.slope(found, self.strength, self.clip)
         )
 
@@ -489,7 +492,7 @@ class OrthogonalPenalty(Correction):
     def penalty(self, weight: Float[Tensor, "*stack out in"]) -> Float[Tensor, "*stack"]:
         """The penalty of each matrix; its backward is the clipped gradient."""
         value, gradient = self._priced(weight.detach(), None)
-        return _Priced.apply(  # type: ignore[no-untyped-call]
+        return _Priced.apply(  # type: ignore[no-untyped-call]  # torch gives it none
             weight, value, gradient
         )
 
@@ -553,7 +556,8 @@ class SVDCorrection(Correction):
 
     def _moved(self, weight: Tensor, wanted: Tensor | None) -> Tensor:
         if isinstance(self.target, float):
-            wanted = banded(spectra.decomposition(weight)[1], self.target)
+            u, s, vt = spectra.decomposition(weight)
+            return _moved(u, s, vt, banded(s, self.target), self.rate)
         return weight if wanted is None else toward_spectrum(weight, wanted, self.rate)
 
     def _objections(self, model: nn.Module) -> Callable[[Slot], Iterator[tuple[bool, str]]]:
@@ -701,8 +705,7 @@ class SingularValueMultipliers(Correction):
 
     def _treatments(self, model: nn.Module) -> Callable[[Slot], Iterator[Treatment]]:
         def treat(slot: Slot) -> Iterator[Treatment]:
-            view = slot.view
-            make = lambda matrix: Spectrum(matrix, view, self.every)  # noqa: E731
+            make = partial(Spectrum, view=slot.view, every=self.every)
             yield Parametrized(SingularValueMultipliers, slot, make, self.rate, self.weight_decay)
 
         return treat

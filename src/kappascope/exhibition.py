@@ -13,8 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from kappascope import lab, report, store, study
 from kappascope.engines import Engine
 from kappascope.lab import Exhibit, Experiment, Study
@@ -64,7 +62,7 @@ class Publication:
     @cached_property
     def spectra(self) -> Table:
         """Singular values of representative trials."""
-        return Table.of(pq.read_table(self.folder / "spectra.parquet"))
+        return Table.of(store.table(self.folder / "spectra.parquet"))
 
     def files(self, engine: Engine) -> Iterator[tuple[str, bytes]]:
         """All that is derived from the trials, made anew: verdicts, figures, report."""

@@ -49,6 +49,7 @@ from kappascope.weights.inventory import (
     Read,
     Stored,
     bystander,
+    claimed,
     coded,
     contents,
     objection,
@@ -249,13 +250,13 @@ def _survey(source: Contents, config: Config) -> Iterator[Skipped | tuple[Unit, 
     used: set[str] = set()
     firsts: Firsts = {}
     for stored in walk(source):
-        name = _claim(stored.name, used)
+        name = claimed(stored.name, used)
         if reason := stored.reason or _refused(stored):
             yield Skipped(name, reason)
         elif earlier := tie(stored, name, firsts):
             yield Skipped(name, f"tied to {earlier}")
         else:
-            yield _unit(stored, config, partial(_claim, used=used), name), stored
+            yield _unit(stored, config, partial(claimed, used=used), name), stored
 
 
 def _refused(stored: Stored) -> str | None:
@@ -268,14 +269,6 @@ def _config(source: Contents) -> Mapping[str, Any]:
     to_dict = getattr(getattr(source, "config", None), "to_dict", dict)
     found: object = to_dict() if isinstance(source, nn.Module) else {}
     return found if isinstance(found, Mapping) else {}
-
-
-def _claim(name: str, used: set[str]) -> str:
-    """``name``, primed if it is in use: no two matrices share one."""
-    while name in used:
-        name += "'"
-    used.add(name)
-    return name
 
 
 def _made(weight: Tensor, scale: Tensor, factor: str) -> Tensor:

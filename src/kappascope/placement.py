@@ -16,6 +16,7 @@ Roles are read off the names that are in use (:mod:`kappascope.weights.roles`), 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -134,10 +135,12 @@ def _by_role(model: nn.Module) -> Iterator[tuple[str, str]]:
         found = role(path if attribute == "weight" else attribute)
         if found is not None:
             roles[_name(path, attribute)] = (path, attribute, found)
-    families = {name: _family(path, attribute) for name, (path, attribute, _) in roles.items()}
-    for name, (_, _, what) in roles.items():
-        family = families[name]
-        around = {roles[other][2] for other, its in families.items() if its == family}
+    families = defaultdict(set)
+    for path, attribute, what in roles.values():
+        families[_family(path, attribute)].add(what)
+    for name, (path, attribute, what) in roles.items():
+        family = _family(path, attribute)
+        around = families[family]
         if what == "key" and "query" in around:
             yield name, "rows"
         if what == "joined":

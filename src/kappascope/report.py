@@ -23,18 +23,12 @@ from kappascope.claims import Printed, check, ends
 from kappascope.engines import Engine, Here
 from kappascope.lab import Exhibit, Experiment, Study
 from kappascope.prose import OUTCOMES, Record, measured, number, tally, unmeasured, verdict
-from kappascope.statistics import Estimate, Summary, Table, summary, tail_index
+from kappascope.statistics import MEASURED, Estimate, Summary, Table, summary, tail_index
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MEASURED = (
-    "experiment",
-    "seed",
-    "error",
-    "value",
-    "target",
-)  # every other column tells groups apart
+TOLD = ("experiment", "seed", *MEASURED)  # every other column tells groups apart
 FEWEST = 5  # repetitions of the paper's experiment that show where a figure falls
 
 
@@ -241,9 +235,7 @@ def groups(rows: Table) -> Iterator[Group]:
         ended = table["epoch"].null_count > 0
         last = None if ended else pc.max(table["epoch"]).as_py()
         table = Table.of(table).where(epoch=last).rows
-    names = [
-        n for n in table.column_names if n not in MEASURED and table[n].null_count < len(table)
-    ]
+    names = [n for n in table.column_names if n not in TOLD and table[n].null_count < len(table)]
     found: dict[tuple[Any, ...], list[float]] = {}
     columns = [table[name].to_pylist() for name in (*names, "error")]
     for *key, error in zip(*columns, strict=True):

@@ -303,7 +303,7 @@ def group(optimizer: Optimizer, leaf: Tensor) -> int | None:
     1
     """
     groups = enumerate(optimizer.param_groups)
-    return next((i for i, group in groups if any(p is leaf for p in group["params"])), None)
+    return next((i for i, group in groups if id(leaf) in map(id, group["params"])), None)
 
 
 def precise(matrix: Tensor) -> Tensor:

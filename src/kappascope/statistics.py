@@ -123,6 +123,8 @@ class Table:
         for name, wanted in equal.items():
             column = self._column(name, rows)
             choices = list(wanted) if isinstance(wanted, tuple | list | range) else [wanted]
+            if pa.types.is_null(column.type):  # nothing was ever told there, so none of it is equal
+                choices = [choice for choice in choices if choice is None]
             rows = rows.filter(pc.is_in(column, value_set=pa.array(choices, column.type)))
         return Table(rows)
 
@@ -397,6 +399,8 @@ def contrast(estimates: Sequence[Estimate], weights: Sequence[float], what: str)
     n, missing = min(e.n for e in estimates), sum(e.missing for e in estimates)
     below, above = 0.0, 0.0
     for w, e in zip(weights, estimates, strict=True):
+        if not w:  # or an end at infinity would be asked for nothing of it
+            continue
         if e.low is None or e.high is None:
             return Estimate(value, None, None, n, what, e.reason, missing)
         ends = sorted((w * e.low, w * e.high))

@@ -34,7 +34,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from kappascope import store
@@ -358,14 +357,14 @@ def publish(results: Results, kept: store.Store, verdicts: Mapping[str, Any]) ->
 
 def published(folder: Path) -> tuple[Table, dict[str, Any]]:
     """The rows and the provenance that :func:`publish` wrote to a folder."""
-    rows = pq.read_table(folder / "trials.parquet")
+    rows = store.table(folder / "trials.parquet")
     return Table.of(rows), json.loads((rows.schema.metadata or {}).get(b"kappascope", b"{}"))
 
 
 def with_times(folder: Path, rows: Table) -> Table:
     """The rows of a folder with those of seconds, if it has any."""
     path = folder / "times.parquet"
-    return _joined(rows, Table.of(pq.read_table(path))) if path.is_file() else rows
+    return _joined(rows, Table.of(store.table(path))) if path.is_file() else rows
 
 
 def _joined(*tables: Table) -> Table:
@@ -379,10 +378,14 @@ def verify(
     """Run ``count`` kept trials again, each alone: the trial, and whether every bit is the same."""
     plan_of = {e.id: (e, _code(e.page)) for e in experiments}
     names = [name for name in kept.names() if name.split("-")[0] in plan_of]
-    for name in random.sample(names, min(count, len(names))):
+    compared = 0
+    for name in random.sample(names, len(names)):
+        if compared == count:
+            break
         header, rows = kept.take(name) or ({}, EMPTY)
         experiment, code = plan_of[name.split("-")[0]]
         if header.get("code") == code:  # else it is damaged or old, and no part of the study
+            compared += 1
             seed = random.choice(range(*header["seeds"]))
             one = range(seed, seed + 1)
             block = _block(experiment, header["setting"], header["stream"], one, code)

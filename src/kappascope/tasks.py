@@ -120,7 +120,7 @@ class Paper(Streams):
     seeds: Sequence[int]
     name: ClassVar[str] = "paper"
 
-    def random(self, offset: int = 0, dtype: torch.dtype = torch.float64) -> Legacy:  # noqa: D102
+    def random(self, offset: int = 0, dtype: torch.dtype = torch.float64) -> Legacy:  # noqa: D102 - as in Streams
         return Legacy(tuple(np.random.RandomState(42 + 100 * k + offset) for k in self.seeds))
 
 
@@ -138,7 +138,7 @@ class Own(Streams):
     key: str
     name: ClassVar[str] = "own"
 
-    def random(self, offset: int = 0, dtype: torch.dtype = torch.float64) -> Generators:  # noqa: D102
+    def random(self, offset: int = 0, dtype: torch.dtype = torch.float64) -> Generators:  # noqa: D102 - as in Streams
         of = (generator(self.key, seed, offset) for seed in self.seeds)
         return Generators(tuple(of), dtype)
 

@@ -181,7 +181,8 @@ def _listed(names: Sequence[str], most: int = 3) -> str:
 
 def _failed(diagnosis: Diagnosis, most: int = 8) -> Iterator[tuple[str, str]]:
     """What was to be examined; objects of foreign classes are none of it, and in the notes."""
-    lost = [one for one in diagnosis.failed if one not in diagnosis.unbuilt]
+    unbuilt = set(diagnosis.unbuilt)
+    lost = [one for one in diagnosis.failed if one not in unbuilt]
     for one in lost[:most]:
         yield one.name, one.reason.removeprefix("failed: ")
     if len(lost) > most:

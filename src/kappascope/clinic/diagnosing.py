@@ -122,10 +122,12 @@ class Weight:
 
     def rows(self, model: Opened, reference: Opened | None, spectrum: Depth) -> Iterator[Row]:
         """Their examinations."""
+        wanted = [part.name for part in self.unit.parts if part.name in self.chosen]
+        twins = reference.matrices(wanted) if reference else {}
         for logical, matrix in self.unit.matrices(model.read):
             if logical.name not in self.chosen:
                 continue
-            twin = reference.matrix(logical.name) if reference else None
+            twin = twins.get(logical.name)
             row = examine(logical.name, matrix, spectrum, twin)
             if reference and row.errors is None:
                 why = "not in the reference" if twin is None else row.status

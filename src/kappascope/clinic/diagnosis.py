@@ -146,6 +146,8 @@ class Diagnosis:
         >>> Diagnosis("toy.pt", unsound=(Skipped("b", "non-finite (1 of 2)"),)).ills
         '1 critical; the worst is non-finite in b.'
         """
+        if not self.findings:
+            return "none."
         worst = self.findings[0]
         return f"{self.tally}; the worst is {worst.rule} in {worst.subject}."
 
@@ -216,7 +218,7 @@ class Diagnosis:
         >>> Diagnosis("nothing").table().num_rows
         0
         """
-        own = {row.name: _told(row) for row in self.ranked}
+        own = {row.matrix["name"]: _told(row) for row in self.ranked}
         rows = [_flat(_row(row, plots=False)) | own[row.name] for row in self.matrices]
         names = list(dict.fromkeys(name for row in rows for name in row)) or ["name"]
         return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})

@@ -53,7 +53,8 @@ class Spread:
         relative = norms / largest if largest > 0 else norms
         mean = float(relative.mean())
         cv = float(relative.std(correction=0)) / mean if mean > 0 else None
-        return cls(float(norms.min()), float(norms.quantile(0.5)), largest, cv)
+        middle = float(np.median(norms.numpy(force=True)))  # torch's has a longest, of 2^24
+        return cls(float(norms.min()), middle, largest, cv)
 
 
 @dataclass(frozen=True)

@@ -380,6 +380,9 @@ def trajectory(checkpoints: Sequence[Mapping[str, Any]]) -> dict[str, Grid]:
 def _path(
     checkpoints: Iterable[Mapping[str, Any]], which: str, field: str
 ) -> tuple[float | None, ...]:
-    return tuple(
-        middle(m.get(field) for m in one["matrices"] if kind(m) == which) for one in checkpoints
-    )
+    def known(matrix: Matrix) -> float | None:
+        value: float | None = matrix.get(field)
+        return Row(matrix).kappa if field == "condition_number" else value
+
+    its = ([m for m in one["matrices"] if kind(m) == which] for one in checkpoints)
+    return tuple(middle(map(known, matrices)) for matrices in its)

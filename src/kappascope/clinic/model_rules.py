@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from kappascope.chains import Chain
@@ -63,16 +64,16 @@ def exploding_product(model: Model) -> Iterator[Symptom]:
     for product in model.products:
         widths = (product.shape[1], len(product.values), product.shape[0])
         if product.values and product.values[0] > 0:
-            yield from _explodes(product, widths, _factors(product, model), model)
+            for symptom in _explodes(product, widths, model):
+                yield replace(symptom, about=_factors(product, model))
     for chain in model.chains:
         members = tuple(row for row in model.rows if row.name in chain.members)
         if all(row.condition_number is not None for row in members):  # else told of a member
-            yield from _explodes(chain, chain.widths, members, model)
+            for symptom in _explodes(chain, chain.widths, model):
+                yield replace(symptom, about=members)
 
 
-def _explodes(
-    it: Product | Chain, widths: tuple[int, ...], about: tuple[Examination, ...], model: Model
-) -> Iterator[Symptom]:
+def _explodes(it: Product | Chain, widths: tuple[int, ...], model: Model) -> Iterator[Symptom]:
     if it.condition_number is None or min(widths) < 2:
         return
     # float64 cannot tell more; the product of many fresh layers is beyond that
@@ -83,7 +84,7 @@ def _explodes(
         value = f"{'' if kappa == it.condition_number else 'of at least '}{number(kappa)}"
         evidence = f"kappa {value} of the product is at least {times:,.0f} times"
         said = f"{evidence} that of random factors"
-        yield Symptom(severity, said, flaw=Flaw.SHAPE, subject=it.name, about=about)
+        yield Symptom(severity, said, flaw=Flaw.SHAPE, subject=it.name)
 
 
 def _times_usual(kappa: float, widths: tuple[int, ...], chance: float) -> float:

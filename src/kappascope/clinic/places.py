@@ -56,11 +56,11 @@ class Opened:
             if found := _unsound(vector):
                 yield Skipped(name, found)
 
-    def matrix(self, name: str) -> Tensor | None:
-        """The matrix of this name, if there is one."""
-        unit = self._holders.get(name)
-        found = unit.matrices(self.read) if unit else iter(())
-        return next((matrix for logical, matrix in found if logical.name == name), None)
+    def matrices(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Those of these names that are there; a tensor is read once for all its parts."""
+        wanted = frozenset(names)
+        found = (pair for unit in self.units(wanted) for pair in unit.matrices(self.read))
+        return {logical.name: matrix for logical, matrix in found if logical.name in wanted}
 
     def units(self, names: Iterable[str]) -> tuple[Unit, ...]:
         """Those that hold the matrices of these names, as far as there are any."""

@@ -78,7 +78,7 @@ const figure = (picture, keys, told = "") => make("figure", {}, picture, make("f
   make("div", { class: "keys" }, ...keys.map(([text, kind]) => make("span", { class: kind }, text))),
   make("output", {}, told)));
 
-const positive = (points) => points.filter(([x, y]) => x > 0 && y > 0);
+const positive = (points) => points.filter(([x, y]) => x > 0 && y > 0 && y < Infinity);
 const zip = (xs, ys, factor = 1) => xs.map((x, k) => [x + (xs[0] === 0), ys[k] * factor]);
 
 const spectrum = (plot) => {

@@ -85,9 +85,7 @@ def mode_path(targets: ArrayLike, starts: ArrayLike, depth: int, times: ArrayLik
     def speed(_: float, log: Array) -> Array:
         return mode_speed(np.exp(log), goal, depth) / np.exp(log)
 
-    path = scipy.integrate.solve_ivp(
-        speed, (0, t.max()), np.log(s), "LSODA", t, rtol=1e-8, atol=1e-10
-    )
+    path = scipy.integrate.solve_ivp(speed, _span(t), np.log(s), "LSODA", t, rtol=1e-8, atol=1e-10)
     return np.exp(path.y.T)
 
 
@@ -99,6 +97,11 @@ def mode_kappa(targets: ArrayLike, starts: ArrayLike, depth: int, times: ArrayLi
     """
     modes = np.abs(mode_path(targets, starts, depth, times))
     return np.asarray(modes.max(-1) / modes.min(-1))
+
+
+def _span(times: Array) -> tuple[float, float]:
+    """From zero to the last time, and some way where that is zero too: a point is no path."""
+    return 0.0, float(times.max()) or 1.0
 
 
 def product(layers: Sequence[Array]) -> Array:
@@ -134,7 +137,7 @@ def flow(layers: Sequence[Array], target: Array, times: ArrayLike) -> list[list[
     t = np.asarray(times, dtype=float)
     begin = np.concatenate([np.asarray(layer, dtype=float).ravel() for layer in layers])
     # small singular values of a product are differences of large ones: hence so many digits
-    path = scipy.integrate.solve_ivp(speed, (0, t.max()), begin, "DOP853", t, rtol=1e-9, atol=1e-11)
+    path = scipy.integrate.solve_ivp(speed, _span(t), begin, "DOP853", t, rtol=1e-9, atol=1e-11)
     return [parts(flat) for flat in path.y.T]
 
 

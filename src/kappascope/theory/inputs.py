@@ -29,14 +29,16 @@ Array = NDArray[np.float64]
 def steps_to_learn(
     eigenvalues: ArrayLike, share: float = 0.01, learning_rate: float = 0.01
 ) -> Array:
-    """Steps until ``share`` of a direction's mean error is left: log(share) / log(1 - h c_j).
+    """Steps until ``share`` of a direction's mean error is left: log(share) / log|1 - h c_j|.
 
     >>> steps_to_learn([1.0, 0.1, 0.01]).round()
     array([   458.,   4603.,  46049.])
     """
-    c = np.asarray(eigenvalues, dtype=float)
+    gain = learning_rate * np.asarray(eigenvalues, dtype=float)
     with np.errstate(divide="ignore"):
-        return np.asarray(math.log(share) / np.log1p(-learning_rate * c))
+        # beyond a gain of 1 every step overshoots, and from 2 on it ends as far away, or farther
+        rate = np.log1p(-np.minimum(gain, 2 - gain))
+        return np.asarray(np.where(rate < 0, math.log(share) / rate, math.inf))
 
 
 @dataclass(frozen=True, eq=False)

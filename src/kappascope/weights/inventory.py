@@ -248,15 +248,28 @@ def vectors(source: Contents) -> dict[str, Path]:
     >>> vectors({"fc.weight": torch.eye(2), "fc.bias": torch.ones(2), "steps": torch.tensor(3)})
     {'fc.bias': ('fc.bias',)}
     """
-    small = ("one-dimensional", "scalar")
+    small, used = ("one-dimensional", "scalar"), set[str]()
     return {
-        stored.name: stored.path
+        claimed(stored.name, used): stored.path
         for stored in walk(source)
         if stored.reason != "optimizer state"
         and objection(stored.value) in small
         and stored.value.numel() <= LONGEST
         and "mask" not in stored.name  # which is to add minus infinity
     }
+
+
+def claimed(name: str, used: set[str]) -> str:
+    """``name``, primed if it is in use: no two share one.
+
+    >>> used = {"fc.weight"}
+    >>> claimed("fc.weight", used), claimed("fc.weight", used)
+    ("fc.weight'", "fc.weight''")
+    """
+    while name in used:
+        name += "'"
+    used.add(name)
+    return name
 
 
 def bystander(stored: Stored) -> str | None:
