@@ -71,3 +71,11 @@ def test_the_stored_matrix_is_left_alone(dtype) -> None:
     before = a.stored.clone()
     panels.gram(a)
     assert torch.equal(a.stored, before)
+
+
+@pytest.mark.parametrize("power", [-1020, -200, 200, 1000])
+def test_a_panel_is_scaled_before_it_is_narrowed(power) -> None:
+    stored = torch.tensor([[1.0, 0.5], [0.25, 1.0]], dtype=torch.float64) * 2.0**power
+    (panel,) = Panels(stored, power).split(2, torch.float32)
+    assert panel.tolist() == [[1.0, 0.5], [0.25, 1.0]]
+    assert stored[0, 0] == 2.0**power

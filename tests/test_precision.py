@@ -240,3 +240,22 @@ def test_what_rounding_could_make_singular_has_no_upper_bound() -> None:
 def test_a_well_conditioned_matrix_is_resolved_in_every_type() -> None:
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         assert spectra.vitals(zoo.with_values(np.linspace(2, 1, 40), 40, 40).to(dtype)).resolved
+
+
+@pytest.mark.parametrize(
+    ("size", "every", "least", "dtype"),
+    [(64, 2, 0.01, torch.float16), (300, 4, 1e-5, torch.float32), (96, 32, 0.01, torch.bfloat16)],
+)
+def test_zeros_in_a_pattern_do_not_hide_that_entries_repeat(size, every, least, dtype) -> None:
+    matrix = torch.zeros(every * size, size).double()
+    matrix[1::every] = torch.eye(size).double() - (1 - least) / size
+    found = spectra.vitals(matrix.to(dtype))
+    assert found.condition_number_low <= 1 / least <= found.condition_number_high
+
+
+def test_a_matrix_of_a_few_entries_is_judged_by_them() -> None:
+    sparse = torch.zeros(500, 500)
+    sparse[torch.arange(500), torch.randperm(500, generator=torch.Generator().manual_seed(0))] = 0.1
+    assert not precision.independent(sparse, torch.float32)
+    drawn = torch.rand(500, generator=torch.Generator().manual_seed(0))
+    assert precision.independent(torch.diag(drawn), torch.float32)

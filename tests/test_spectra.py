@@ -212,8 +212,9 @@ def test_arrays_are_taken_too() -> None:
         torch.eye(3).to_sparse(),
         torch.eye(3, device="meta"),
         torch.ones(3, 2, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
+        torch.empty(3, 2, dtype=torch.uint4),
     ],
-    ids=["complex", "sparse", "meta", "four bits"],
+    ids=["complex", "sparse", "meta", "four bits", "other four bits"],
 )
 def test_what_has_no_real_entries_at_hand_is_not_analysed(matrix) -> None:
     for found in (spectrum(matrix), vitals(matrix)):
@@ -368,6 +369,82 @@ def test_any_share_may_be_the_threshold(threshold, small, zeros, size) -> None:
     with mock.patch.object(spectra, "SMALL", small):
         found = vitals(matrix, threshold=threshold)
     assert found.effective_rank == (s > threshold).sum(), "zeros never count"
+
+
+# --- found by trying ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("copies", [15, 16, 17, 18, 20, 33])
+@pytest.mark.parametrize("least", [2e-4, 1e-6])
+def test_no_copy_of_a_small_value_is_lost(copies, least) -> None:
+    """A Krylov block of sixteen vectors saw sixteen, and took a larger value for the next."""
+    values = np.r_[np.linspace(1, 0.003, 300 - copies), np.full(copies, least)]
+    matrix = zoo.with_values(values, 300, 300)
+    assert spectrum(matrix).values.numpy() == pytest.approx(reference(matrix), rel=1e-8)
+    found = vitals(matrix, threshold=1e-3, complete=True)
+    assert found.effective_rank == Components(matrix, 1e-3).effective_rank == 300 - copies
+
+
+@pytest.mark.parametrize("scale", [1e-37, 1e-41])
+def test_stored_subnormals_are_read_before_any_are_flushed(scale, monkeypatch) -> None:
+    monkeypatch.setattr(spectra, "COPIED", 1)
+    matrix = zoo.gaussian(400, 190).float() * torch.logspace(0, -2, 190) * scale
+    values = reference(matrix)
+    found = vitals(matrix)
+    assert close(found.condition_number, values[0] / values[-1], 1e-8)
+
+
+@pytest.mark.parametrize("shape", [(1200, 1200), (1500, 1100), (250, 250)], ids=str)
+@pytest.mark.parametrize("kappa", [900, 1100, 3000, 3500])
+def test_the_list_of_all_values_has_eight_digits(shape, kappa) -> None:
+    matrix = zoo.with_values(np.r_[np.linspace(1, 0.5, shape[1] - 1), 1 / kappa], *shape)
+    assert close(float(spectrum(matrix).values[-1]), reference(matrix)[-1], 1e-8)
+
+
+@pytest.mark.parametrize("complete", [False, True])
+@pytest.mark.parametrize("size", [200, 950])
+def test_what_computing_leaves_open_is_in_the_interval(size, complete) -> None:
+    for seed in range(3):
+        matrix = zoo.with_values(np.r_[np.linspace(1, 0.5, size - 1), 1 / 3000], size, size, seed)
+        found = vitals(matrix, complete=complete)
+        assert found.condition_number_low <= 3000 <= found.condition_number_high
+        assert found.resolved
+
+
+def test_the_rank_of_a_live_part_is_that_of_the_whole() -> None:
+    live = zoo.with_values(np.r_[np.linspace(1, 0.5, 249), 1.5e-13], 250, 250)
+    matrix = torch.zeros(1000, 1000).double()
+    matrix[:500:2, 1:501:2] = live
+    ranks = [vitals(matrix, threshold=0.0, complete=each).effective_rank for each in (False, True)]
+    assert ranks == [249, 249]
+
+
+def test_a_value_at_the_threshold_is_counted_alike_by_all() -> None:
+    values = np.linspace(1, 0.001, 300)
+    values[150] = 0.5
+    matrix = zoo.with_values(values, 300, 300)
+    rank = Components(matrix, 0.5).effective_rank
+    assert vitals(matrix, threshold=0.5).effective_rank == rank
+    assert vitals(matrix, threshold=0.5, complete=True).effective_rank == rank
+
+
+def test_arrays_of_any_kind_are_taken_or_named() -> None:
+    fields = np.zeros((3, 3), dtype=[("weight", "f4"), ("tag", "i2")])
+    fields["weight"] = np.diag([2, 1, 1])
+    assert vitals(fields["weight"]).condition_number == 2
+    for wrong in (np.eye(3, dtype=np.longdouble), np.eye(3, dtype=object), np.array([["a"]]), None):
+        with pytest.raises(TypeError, match=r"expected an array of numbers, got \S+; convert"):
+            vitals(wrong)
+    with pytest.raises(ValueError, match="some masked; fill them first"):
+        vitals(np.ma.array(np.eye(2), mask=[[0, 1], [0, 0]]))
+    with pytest.raises(ValueError, match="not initialized yet; run the model first"):
+        vitals(torch.nn.LazyLinear(3).weight)
+
+
+def test_digits_that_float64_drops_are_told() -> None:
+    tiny = torch.diag(torch.tensor([3e-308, 1e-320], dtype=torch.float64))
+    assert spectrum(tiny).status == "ok: 1 subnormal in float64, with fewer digits"
+    assert "resolution outside float64's range" in vitals(1e8 * tiny[:1, :1]).status
 
 
 # --- dead rows and columns ------------------------------------------------------------------------

@@ -276,6 +276,8 @@ def smallest(a: Dense, wanted: int) -> Float[Tensor, " wanted"]:
         raise Unresolved("so small that an inverse in float64 cannot verify it")
     start = _random_block(a) if wanted <= GUARD else _lowest(square, wanted)
     polished = _polish(square, start, wanted)
+    if wanted > GUARD and _clustered(np.array(polished.values[:wanted])):
+        raise Unresolved("as many equal values as a block has vectors: there may be more")
     squares = torch.tensor(polished.values[:wanted], dtype=a.dtype, device=a.device)
     return squares.rsqrt().flip(0)
 

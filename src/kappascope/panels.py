@@ -67,11 +67,13 @@ class Panels:
         # in two steps where one power of two would be too large for a float64
         steps = (-self.exponent,) if self.exponent > -1000 else (1000, -self.exponent - 1000)
         scales = [2.0**step for step in steps]
+        narrow = self.stored.dtype.itemsize > dtype.itemsize  # and may not hold what is unscaled
         for panel in self.stored.split(rows):
-            entries = (place.mT if across else place)[: len(panel)].copy_(panel)
+            entries = (place.mT if across else place)[: len(panel)]
+            scaled = panel.clone() if narrow else entries.copy_(panel)
             for scale in scales:
-                entries.mul_(scale)
-            yield entries
+                scaled.mul_(scale)
+            yield entries.copy_(scaled) if narrow else entries
 
     def to(self, dtype: torch.dtype) -> Float[Tensor, "q p"]:
         """A dense copy in another precision."""

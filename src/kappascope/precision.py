@@ -122,8 +122,7 @@ def independent(matrix: Float[Tensor, "out in"], dtype: torch.dtype) -> bool:
     >>> independent(torch.eye(64) - 1 / 64, torch.float32)
     False
     """
-    rows, columns = (math.ceil(n / SAMPLE) for n in matrix.shape)
-    sample = matrix[::rows, ::columns].double().abs().numpy(force=True)
+    sample = _sample(matrix).double().abs().numpy(force=True)
     values, counts = np.unique(sample[sample > 0], return_counts=True)
     if len(values) == sample.size:
         return True
@@ -134,6 +133,17 @@ def independent(matrix: Float[Tensor, "out in"], dtype: torch.dtype) -> bool:
     with np.errstate(divide="ignore"):  # of the last number before zero there is one
         expected = -size * np.expm1(np.bincount(binades, counts) * np.log1p(-1 / size))
     return len(values) >= 0.5 * float(expected.sum())
+
+
+def _sample(matrix: Float[Tensor, "out in"]) -> Tensor:
+    """Some rows and columns, here and there; of a sparse matrix, entries that are not zero."""
+    random = np.random.default_rng(0)  # not at equal distances, at which patterns repeat
+    rows, columns = (random.choice(n, min(n, SAMPLE), replace=False) for n in matrix.shape)
+    sample = matrix[torch.as_tensor(rows)][:, torch.as_tensor(columns)]
+    if int((sample.double() != 0).sum()) >= min(SAMPLE, sample.numel()):
+        return sample
+    entries = matrix[matrix.double() != 0] if matrix.dtype.itemsize == 1 else matrix[matrix != 0]
+    return entries[:: math.ceil(len(entries) / SAMPLE**2) or 1]
 
 
 def rounding_bound(panels: Iterable[Tensor], dtype: torch.dtype, exponent: int = 0) -> float:
@@ -168,13 +178,17 @@ def rounding_norm(rows: Float[Tensor, " out"], columns: Float[Tensor, " in"]) ->
     return min(estimate, float(torch.linalg.vector_norm(rows)))
 
 
-def interval(sigma_max: float, sigma_min: float, uncertainty: float) -> Interval:
+def interval(
+    sigma_max: float, sigma_min: float, uncertainty: float, computed: float = 0.0
+) -> Interval:
     """All condition numbers within ``uncertainty`` (a spectral norm) of the given extremes.
+
+    The ratio of these may be wrong by a share of ``computed`` itself.
 
     >>> interval(10.0, 1.0, 0.5)
     Interval(low=6.33..., high=21.0)
     """
-    low = max(1.0, (sigma_max - uncertainty) / (sigma_min + uncertainty))
+    low = max(1.0, (sigma_max - uncertainty) / (sigma_min + uncertainty) * (1 - computed))
     if uncertainty >= sigma_min:
         return Interval(low, math.inf)
-    return Interval(low, (sigma_max + uncertainty) / (sigma_min - uncertainty))
+    return Interval(low, (sigma_max + uncertainty) / (sigma_min - uncertainty) * (1 + computed))

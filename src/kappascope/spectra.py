@@ -32,6 +32,7 @@ import scipy.linalg
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from kappascope import krylov, panels, precision
 from kappascope.krylov import (
@@ -51,9 +52,14 @@ SLIGHT = 320  # up to here pivots, a tenth of the work, are asked whether it is 
 TINY = 192  # up to here the SVD costs no more than the Gram matrix and its eigenvalues
 MEDIUM = 1024  # up to here OpenBLAS's tridiagonal form beats MKL's eigenvalues
 TALL = 1.2  # rows over columns from which a QR factorization first saves time
+SOFT = 1e-3  # of sigma_1: below, the list of a Gram matrix's eigenvalues has lost eight digits
 NORMAL = torch.finfo(torch.float64).smallest_normal  # below this float64 drops digits
 
+CLOSE = 1e-9  # of the threshold: a value so near is counted from the list of all values
 FAINT = 1e-140  # beside the largest entry; squares of such entries vanish
+INTEGERS = {torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64} | {
+    torch.int8, torch.int16, torch.int32, torch.int64
+}  # fmt: skip
 AUTOCAST = ("cpu", "cuda", "mps", "xpu")  # the devices that have it
 
 LinAlgError = krylov.LinAlgError
@@ -126,6 +132,8 @@ def spectrum(matrix: Tensor | np.ndarray[Any, Any]) -> Spectrum:
         return Spectrum(values[:0], f"failed: {reason}")
     if not values.any():
         return Spectrum(values, f"degenerate: {'zero' if a.numel() else 'empty'} matrix")
+    if few := int(((values > 0) & (values < NORMAL)).sum()):
+        return Spectrum(values, f"ok: {few} subnormal in float64, with fewer digits")
     return Spectrum(values, "ok")
 
 
@@ -320,10 +328,14 @@ def _gram_values(a: Dense) -> Float[Tensor, " p"]:
     """Singular values by way of the Gram matrix; those that squaring blurs from ``a`` itself."""
     try:
         values = _squares(panels.gram(a)).clamp(min=0).sqrt().flip(0)
-        if blurred := int((values < BLURRED * values[0]).sum()):
+        if blurred := int((values < SOFT * values[0]).sum()):
             if blurred > GUARD and values[-1] < LOST * values[0]:
                 raise Unresolved("many values that squaring has lost")
-            values[-blurred:] = krylov.smallest(a, blurred)
+            sharp = krylov.smallest(a, blurred)
+            slack = 16 * resolution(a.shape, values[0] ** 2)
+            if ((sharp**2 - values[-blurred:] ** 2).abs() > slack).any():
+                raise Unresolved("the small values are not those of the Gram matrix")
+            values[-blurred:] = sharp
     except Unresolved:
         return _svd_values(a)
     return values
@@ -369,11 +381,15 @@ def _without_subnormals() -> Iterator[None]:
         torch.set_flush_denormal(before)
 
 
-@_without_subnormals()
 def _svd_values(a: Dense) -> Float[Tensor, " p"]:
     """The plain SVD."""
     if isinstance(a, Panels) or a.shape[0] > TALL * a.shape[1]:
-        a = panels.triangle(a)
+        a = panels.triangle(a)  # which may have to read subnormals
+    return _plain_svd_values(a)
+
+
+@_without_subnormals()
+def _plain_svd_values(a: Float[Tensor, "q p"]) -> Float[Tensor, " p"]:
     with contextlib.suppress(RuntimeError):  # of which torch's LinAlgError is one
         return torch.linalg.svdvals(a)
     with contextlib.suppress(np.linalg.LinAlgError):
@@ -395,6 +411,7 @@ def _of_live_part(
     Rows and columns of zeros, which dead neurons leave, stand for values that are zero. Where these
     are all that makes it singular, the rest is measured the fast way.
     """
+    threshold = max(threshold, max(a.shape) * EPS)  # below that there is only rounding to count
     live, missing = a, 0
     if min(a.shape) > TINY and not isinstance(a, Panels) and not complete:
         rows, columns = norms.rows > 0, norms.columns > 0
@@ -414,7 +431,6 @@ def _of_live_part(
 
 def _extremes(a: Dense, threshold: float, certify: bool, complete: bool) -> Extremes:
     """The ends of the spectrum of a tall, scaled, finite, non-zero matrix, fastest method first."""
-    threshold = max(threshold, max(a.shape) * EPS)  # below that there is only rounding to count
     blurred = False
     if min(a.shape) > TINY and not complete:
         try:
@@ -456,8 +472,11 @@ def _bisected(a: Dense, threshold: float) -> Extremes:
             least = float(krylov.smallest(a, blurred)[-1])
         except Unresolved as problem:  # which the list of all values would meet again
             raise Unresolved(str(problem), blurred=True) from problem
+    below, above = (count(threshold * (1 + side * CLOSE)) for side in (-1, 1))
+    if below != above:
+        raise Unresolved("a singular value sits at the threshold")
     ends = math.sqrt(first), math.sqrt(max(second, 0.0)), least
-    return Extremes(*ends, count(threshold), True, "bisection")
+    return Extremes(*ends, below, True, "bisection")
 
 
 # --- putting together -----------------------------------------------------------------------------
@@ -505,7 +524,9 @@ def _report(
     """The vitals of the matrix as given, from those of the scaled one."""
     computation = max(given.shape) * EPS * found.largest
     uncertainty = norms.rounding + computation
-    interval = precision.interval(found.largest, found.smallest, uncertainty)
+    # small matrices have a plain SVD; what other methods give is accepted at this tolerance
+    computed = 0.0 if min(given.shape) <= TINY else 2 * krylov.TOLERANCE
+    interval = precision.interval(found.largest, found.smallest, uncertainty, computed)
     singular = found.smallest <= computation
     absolute = {
         "frobenius_norm": norms.frobenius,
@@ -516,7 +537,8 @@ def _report(
     shown = {name: _unscaled(value, exponent) for name, value in absolute.items()}
     rows, columns = norms.unscaled(given, exponent)
     vectors = {"row_norms": rows, "column_norms": columns}
-    absent = [name for name, value in (shown | vectors).items() if value is None]
+    resolution = {"resolution": _unscaled(uncertainty, exponent)}
+    absent = [name for name, value in (shown | vectors | resolution).items() if value is None]
     notes = {
         "ok: certified" if found.certified else "ok: verified": True,
         f"numerically singular, condition number at least {interval.low:.3g}": singular,
@@ -536,7 +558,7 @@ def _report(
         effective_rank=min(given.shape) - found.below,
         spectral_gap=(found.largest - found.second) / found.largest,
         singular_values=_unscaled_values(found.values, exponent),
-        resolution=_unscaled(uncertainty, exponent),
+        **resolution,
         storage=_name(dtype),
         status="; ".join(note for note, applies in notes.items() if applies),
         method=found.method,
@@ -560,9 +582,16 @@ def as_tensor(given: Tensor | np.ndarray[Any, Any]) -> Tensor:
     tensor([2, 1, 0])
     """
     if isinstance(given, Tensor):
+        if is_lazy(given):
+            raise ValueError("expected a matrix, got one not initialized yet; run the model first")
         return given
+    if np.ma.is_masked(given):
+        raise ValueError("expected all entries of an array, got some masked; fill them first")
     array = np.asarray(given)
-    if not (array.dtype.isnative and array.flags.writeable and min(array.strides, default=0) >= 0):
+    if array.dtype.kind not in "biufc" or array.dtype.itemsize > 16 - 8 * (array.dtype.kind != "c"):
+        raise TypeError(f"expected an array of numbers, got {array.dtype}; convert it first")
+    steps = all(step >= 0 and step % array.itemsize == 0 for step in array.strides)
+    if not (array.dtype.isnative and array.flags.writeable and steps):
         array = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).copy()
     return torch.as_tensor(array, device="cpu")  # or it would be moved to torch's default device
 
@@ -592,8 +621,9 @@ def unreadable(tensor: Tensor) -> str | None:
     """
     if tensor.is_nested:
         return "a nested tensor"
-    packed = tensor.is_quantized or tensor.dtype == torch.float4_e2m1fn_x2
-    if tensor.is_complex() or tensor.layout != torch.strided or tensor.is_meta or packed:
+    numbers = tensor.dtype in INTEGERS or tensor.is_floating_point()
+    numbers &= tensor.dtype != torch.float4_e2m1fn_x2  # two in each place
+    if not numbers or tensor.layout != torch.strided or tensor.is_meta:
         return f"{_name(tensor.dtype)} {_name(tensor.layout)} on {tensor.device}"
     return None
 
