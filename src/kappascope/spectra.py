@@ -472,10 +472,12 @@ def _bisected(a: Dense, threshold: float) -> Extremes:
             least = float(krylov.smallest(a, blurred)[-1])
         except Unresolved as problem:  # which the list of all values would meet again
             raise Unresolved(str(problem), blurred=True) from problem
+    ends = math.sqrt(first), math.sqrt(max(second, 0.0)), least
+    if least > threshold * (1 + CLOSE) * ends[0]:
+        return Extremes(*ends, 0, True, "bisection")
     below, above = (count(threshold * (1 + side * CLOSE)) for side in (-1, 1))
     if below != above:
         raise Unresolved("a singular value sits at the threshold")
-    ends = math.sqrt(first), math.sqrt(max(second, 0.0)), least
     return Extremes(*ends, below, True, "bisection")
 
 
