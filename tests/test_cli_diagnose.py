@@ -1,9 +1,11 @@
 """``kappascope diagnose``: exit codes, one line for an error, one document for a machine."""
 
+import contextlib
 import csv
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 from argparse import Namespace
@@ -403,3 +405,43 @@ def test_a_table_has_the_gravest_severity_and_the_rules(run: Run, tmp_path: Path
         ("critical", "non-finite")
     ]
     assert all(row["findings"] == "" for row in rows if row["name"] != "w")
+
+
+def test_a_reference_without_any_of_the_matrices_ends_with_3(
+    run: Run, saved: Path, tmp_path: Path
+) -> None:
+    torch.save({"other.weight": torch.eye(7)}, tmp_path / "other.pt")
+    code, output, errors = run(saved, "--reference", tmp_path / "other.pt")
+    assert code == 3 and "matri" in output
+    assert "nothing there has the name and shape" in one_line(errors)
+
+
+def test_a_report_may_be_written_to_a_device_but_not_to_a_folder_that_is_not(
+    run: Run, saved: Path, tmp_path: Path
+) -> None:
+    assert run(saved, "--html", "/dev/null")[0] == 0
+    assert Path("/dev/null").is_char_device()
+    code, _, errors = run(saved, "--html", tmp_path / "none" / "x.html")
+    assert code == 5 and "its folder does not exist" in one_line(errors)
+
+
+def test_a_signal_that_python_dropped_is_not_forgotten(
+    saved: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shows(*_: object) -> None:
+        with contextlib.suppress(cli.Interrupted):  # as a callback of the interpreter does
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(cli, "_show", shows)
+    assert cli.run(["diagnose", str(saved), "--jobs", "1"]) == 130
+    assert "stopped early" in one_line(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    "source", ["import os\nos.getcwd()\n", "class A:\n  b = 1\n", "[a]\nb = 1\n"]
+)
+def test_program_text_is_no_pickle(run: Run, tmp_path: Path, source: str) -> None:
+    path = tmp_path / "model.pt"
+    path.write_text(source)
+    code, _, errors = run(path)
+    assert code == 2 and "it is text" in one_line(errors)

@@ -445,3 +445,9 @@ def test_a_step_that_is_ill_is_told_of_in_the_verdict_on_the_whole_way() -> None
     assert "in dict: 1 critical; the worst is non-finite in a.weight" in told["summary"]["verdict"]
     assert "Before" not in document([well, well])["summary"]["verdict"]
     assert told["trajectory"][0]["findings"][0]["rule"] == "non-finite"
+
+
+@pytest.mark.parametrize("source", [3, None, torch.eye(2), [1]])
+def test_what_is_no_model_is_named(source: object) -> None:
+    with pytest.raises(TypeError, match=r"expected a path, an nn\.Module or a mapping"):
+        diagnose(source)

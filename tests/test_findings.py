@@ -113,6 +113,41 @@ def test_no_matrices_have_no_findings() -> None:
     assert findings([]) == ()
 
 
+def taught(steps: int) -> nn.Sequential:
+    """A small network that has learned something, if it was given the time."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(48, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 48)
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(steps):
+        x = torch.randn(32, 48)
+        optimizer.zero_grad()
+        (model(x) - x.roll(1, 1).sign()).square().mean().backward()
+        optimizer.step()
+    return model
+
+
+def test_training_that_the_spectrum_hides_shows_in_the_entries() -> None:
+    counts = [sum(map(is_fresh, examined(taught(steps)))) for steps in (0, 60)]
+    assert counts[0] == 3 and counts[1] <= 1
+
+
+def test_what_moved_from_the_reference_is_not_untrained() -> None:
+    row = examine("w", gaussian(64, 64), reference=gaussian(64, 64, seed=1))
+    assert is_fresh(examine("w", gaussian(64, 64))) and not is_fresh(row)
+
+
+def test_a_layer_of_zeros_is_a_warning_once_the_others_are_trained() -> None:
+    for steps, severity in ((0, "info"), (60, "warning")):
+        model = taught(steps)
+        model[2].weight.data.zero_()
+        told = {
+            one.rule: one.severity for one in findings(examined(model)) if one.subject == "2.weight"
+        }
+        assert told["zero"] == severity
+
+
 # --- false alarms ---------------------------------------------------------------------------------
 
 

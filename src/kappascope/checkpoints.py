@@ -8,6 +8,7 @@ code in it is run, nothing is written, and only the tensor that is asked for is 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -163,13 +164,14 @@ def _load(real: Path, name: str) -> tuple[Found, str]:
 
 def _stranger(file: File) -> Malformed:
     """What to say of a beginning that is of no known format."""
+    text = file.read(0, HEAD).isascii()
     try:
         archives.legacy(file)  # the oldest pickles begin in any way
     except Asks as error:
-        return error
+        if not text or re.search(r"asks for '[\w.]+'", error.wrong):  # else "import" and the like
+            return error
     except Malformed:
         pass
-    text = file.read(0, HEAD).isascii()
     return Malformed(
         f"neither a safetensors nor a PyTorch file{': it is text' if text else ''}",
         "give a checkpoint or its folder",

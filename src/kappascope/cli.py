@@ -124,7 +124,7 @@ def networks(
         ),
     ] = None,
     *,
-    quick: Annotated[bool, typer.Option("--quick", help="In small form: minutes.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="In small form: a minute.")] = False,
     text: Annotated[Path | None, typer.Option(help="Train the character GPT on this text.")] = None,
     jobs: Annotated[
         int, typer.Option(min=0, max=1024, help="Processes to train in; 0 uses this one.")
@@ -298,6 +298,8 @@ def _writable(paths: Sequence[str], html: Path | None, table: Path | None) -> No
             raise Refusal(4, str(out), "is a folder", "name a file")
         if out.exists() and not out.is_file():  # a pipe or a device is in no folder to write to
             continue
+        if not folder.exists():
+            raise Refusal(5, str(out), "its folder does not exist", "make it, or name another")
         if not folder.is_dir() or not os.access(folder, os.W_OK):
             raise Refusal(5, str(out), "its folder cannot be written to", "name another place")
 
@@ -372,6 +374,9 @@ def _judged(found: Sequence[Diagnosis], fail_on: Severity | None) -> None:
         given = f"{step.source}: {first.subject}" if len(found) > 1 else first.subject
         raise Refusal(1, given, f"{wrong}: {first.evidence}", first.advice)
     for each in found:
+        if each.reference and each.analysed and not any(row.errors for row in each.analysed):
+            wrong = "nothing there has the name and shape of a matrix here"
+            raise Refusal(3, str(each.reference), wrong, "give a reference of the same model")
         if each.failed and not each.analysed:
             raise Refusal(2, each.source, f"nothing analysed: {_first(each.failed)}", ADVICE)
         if each.failed and len(each.unbuilt) == len(each.failed):
@@ -498,10 +503,11 @@ def _conclude(
     from kappascope import lab, report, study
     from kappascope.store import Refusal
 
-    results = study.gather(plan, store, failures)
-    verdicts = lab.verdicts(experiments, results.rows)
-    study.publish(results, store, verdicts)
-    _write(store.folder, report.files(experiments, results, verdicts, engine))
+    with waiting("Judging the claims, drawing the figures"):
+        results = study.gather(plan, store, failures)
+        verdicts = lab.verdicts(experiments, results.rows)
+        study.publish(results, store, verdicts)
+        _write(store.folder, report.files(experiments, results, verdicts, engine))
     _table(experiments, verdicts)
     for experiment in experiments:
         rows = results.everything.where(experiment=experiment.id)
@@ -582,8 +588,10 @@ def _refusal(error: BaseException, arguments: Sequence[str]) -> Refusal:
     if isinstance(error, Refusal):
         return error
     if hasattr(error, "format_message"):  # typer's, whichever module it keeps them in
-        wrong = str(error.format_message()).rstrip(".")
-        return Refusal(4, given, wrong, "see kappascope --help")
+        wrong = str(error.format_message()).replace("Value error, ", "").rstrip(".")
+        named = {getattr(each.callback, "__name__", "") for each in app.registered_commands}
+        of = f"{arguments[0]} " if arguments and arguments[0] in named else ""
+        return Refusal(4, given, wrong, f"see kappascope {of}--help")
     code, wrong, advice = next(known[kind] for kind in known if isinstance(error, kind))
     return Refusal(code, given, wrong, advice)
 
@@ -618,6 +626,8 @@ def run(arguments: Sequence[str]) -> int:
     with _signals() as came:
         try:
             code = command.main(list(arguments), "kappascope", standalone_mode=False)
+            if came:  # in a callback, where Python drops exceptions
+                raise came[0]
             return int(code or 0)
         except SystemExit:  # rich found that nobody reads its help
             return 0

@@ -184,10 +184,10 @@ def page(claims: Sequence[Record], provenance: Mapping[str, Any]) -> str:
         (
             "# Findings",
             "",
-            f"Written by `kappascope findings` from {trials} of `kappascope reproduce "
-            "--beyond`; every number is measured on its `trials.parquet`, in brackets the 95 % "
-            "interval. A verdict is decided by that interval and a rule fixed beforehand; the "
-            "report explains each.",
+            f"Written by `kappascope findings` from {trials} of `kappascope reproduce"
+            f"{' --beyond' if own else ''}`; every number is measured on its `trials.parquet`, in "
+            "brackets the 95 % interval. A verdict is decided by that interval and a rule fixed "
+            "beforehand; the report explains each.",
             "",
             f"The paper: {tally(paper)} Beyond it: {tally(own)}",
             "",

@@ -1,4 +1,7 @@
-"""Whether a matrix looks as it was initialised, by its spectrum: little training shows there."""
+"""Whether a matrix looks as it was initialised, by its spectrum and its entries.
+
+Training that leaves the bulk of both as it was stays hidden, the more so in small matrices.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,10 @@ import math
 from kappascope.clinic.examination import Examination
 
 ENOUGH = 32  # singular values from which a spectrum tells a fresh matrix from another
+MOVED = 1e-3  # of its norm, from the reference: what even bfloat16 would show
+# Excess kurtosis, and the variance of that of n entries, times n (from moments up to the eighth).
+LAWS = {"normal": (0.0, 24.0), "truncated normal": (-0.634, 3.85), "uniform": (-1.2, 1.32)}
+FAR = 4.0  # standard deviations
 EXACT = 1e-2  # by which kappa of an orthogonal matrix in bfloat16 misses 1
 
 
@@ -14,16 +21,40 @@ def is_fresh(row: Examination) -> bool:
     """Whether a spectrum is Marchenko and Pastur's as closely as a random matrix's, or orthogonal.
 
     Singular values of a random matrix repel each other: their distance from the law is of order
-    log(n) / n, not 1/sqrt(n), so that very little training shows.
+    log(n) / n, not 1/sqrt(n), so that little training shows. The entries must be of a law that
+    layers are drawn from, too, and not have moved from those of a reference.
 
     >>> import torch
     >>> from kappascope.clinic.examination import examine
     >>> is_fresh(examine("w", torch.eye(40))), is_fresh(examine("w", torch.ones(40, 40)))
     (True, False)
     """
-    if row.null_distance is None:
+    if row.null_distance is None or _has_moved(row):
         return False
-    return is_orthogonal(row) or (not row.outliers and row.null_distance < usual_distance(row))
+    if is_orthogonal(row):
+        return True
+    within_chance = not row.outliers and row.null_distance < usual_distance(row)
+    return within_chance and law(row) is not None
+
+
+def law(row: Examination) -> str | None:
+    """The law of initial entries whose kurtosis a matrix has, within chance.
+
+    >>> law(Examination("w", (40, 40), "float32", "ok", entry_kurtosis=-1.17))
+    'uniform'
+    >>> law(Examination("w", (40, 40), "float32", "ok", entry_kurtosis=-0.9))
+    """
+    entries, found = row.shape[0] * row.shape[1], row.entry_kurtosis or 0.0
+    distances = {
+        name: abs(found - excess) / math.sqrt(variance / entries)
+        for name, (excess, variance) in LAWS.items()
+    }
+    nearest = min(distances, key=lambda name: distances[name])
+    return nearest if distances[nearest] < FAR else None
+
+
+def _has_moved(row: Examination) -> bool:
+    return ((row.errors or {}).get("overall_matrix") or 0.0) > MOVED
 
 
 def can_tell(row: Examination) -> bool:

@@ -28,9 +28,9 @@ class Opened:
     """A model that can be read: what is in it, and how to get at a tensor.
 
     >>> import torch
-    >>> Memory({"fc.weight": torch.eye(2)}).opened().matrix("fc.weight")
-    tensor([[1., 0.],
-            [0., 1.]])
+    >>> Memory({"fc.weight": torch.eye(2)}).opened().matrices(["fc.weight", "fc.bias"])
+    {'fc.weight': tensor([[1., 0.],
+            [0., 1.]])}
     """
 
     plan: Plan
@@ -186,4 +186,10 @@ def place(source: Source) -> Place:
     >>> str(place(nn.Linear(2, 2)))
     'Linear'
     """
-    return File.at(source) if isinstance(source, str | Path) else Memory(source)
+    if isinstance(source, str | Path):
+        return File.at(source)
+    given: object = source
+    if not isinstance(given, nn.Module | Mapping):
+        wanted = "a path, an nn.Module or a mapping from names to tensors"
+        raise TypeError(f"expected {wanted}, got {type(given).__name__}")
+    return Memory(source)

@@ -20,7 +20,7 @@ from scipy.special import betaincinv, chdtri, gammaincinv
 from kappascope.chains import Chain
 from kappascope.clinic import Severity
 from kappascope.clinic.examination import Examination, Spread
-from kappascope.clinic.freshness import can_tell, is_fresh, is_orthogonal, usual_distance
+from kappascope.clinic.freshness import can_tell, is_fresh, is_orthogonal, law, usual_distance
 from kappascope.clinic.prescriptions import Flaw, is_left_alone
 from kappascope.matrices import Skipped
 from kappascope.products import Product
@@ -326,13 +326,11 @@ def untrained(row: Examination, model: Model) -> Symptom | None:
     """A spectrum that chance alone explains; see :func:`is_fresh`."""
     if not can_tell(row) or not is_fresh(row):
         return None
-    advice = "fine if it is new or frozen; otherwise it was not loaded or not trained"
+    advice = "fine if it is new, frozen or small; otherwise it was not loaded or not trained"
     if is_orthogonal(row):
         return Symptom(
             "info", "all singular values are equal, as orthogonal initialisation", advice
         )
-    law = "uniform" if (row.entry_kurtosis or 0.0) < -0.6 else "normal"  # -1.2 and 0
     distance = f"{row.null_distance:.4f}, below the {usual_distance(row):.4f} of chance"
-    return Symptom(
-        "info", f"its spectrum is that of fresh {law} entries: distance {distance}", advice
-    )
+    told = f"its spectrum cannot be told from that of fresh {law(row)} entries: distance {distance}"
+    return Symptom("info", told, advice)

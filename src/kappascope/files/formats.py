@@ -65,7 +65,8 @@ _SIGNS = [
     (rb"\x08[\x01-\x20](?:[\x12\x1a\x22\x32]|\x28|\x3a|\x42)", "an ONNX model, not read yet",
      "give the PyTorch or safetensors file it was made from"),
     (rb"\x0a(?s:.)\x08?\x01?(?s:.{0,40})(?:saved_model|serve)", "a TensorFlow model", _CONVERT),
-    (rb"\s*[{\[]", "JSON text", "give the weights or the folder they are in"),
+    (rb"\s*(?:\{\s*[\"}]|\[\s*[\[\]{\"\d-])", "JSON text",
+     "give the weights or the folder they are in"),
     (rb"\0{64}", "all zeros at its beginning", AGAIN),
 ]  # fmt: skip
 
