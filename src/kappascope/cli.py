@@ -23,7 +23,7 @@ import typer
 
 from kappascope.clinic import MODULES, Depth, Severity
 from kappascope.engines import CORES, ONE_THREAD, Done, Engine, Here, Processes
-from kappascope.prose import OUTCOMES, clean, unmeasured
+from kappascope.prose import OUTCOMES, clean, tally, unmeasured
 from kappascope.terminal import draw, progress, say, tell, waiting
 
 if TYPE_CHECKING:  # what needs torch is loaded when there is work
@@ -546,6 +546,8 @@ def _table(experiments: Sequence[Experiment], verdicts: dict[str, Any]) -> None:
         counts = (str(claims.count(outcome)) for outcome in OUTCOMES)
         table.add_row(title, *counts, *([matched] if compared else []))
     draw(table)
+    if verdicts["claims"]:
+        tell(tally(verdicts["claims"]))
 
 
 def _exhibit(one: Exhibit, more: int) -> None:

@@ -328,7 +328,9 @@ def _gram_values(a: Dense) -> Float[Tensor, " p"]:
     """Singular values by way of the Gram matrix; those that squaring blurs from ``a`` itself."""
     try:
         values = _squares(panels.gram(a)).clamp(min=0).sqrt().flip(0)
-        if blurred := int((values < SOFT * values[0]).sum()):
+        if blurred := int(
+            (values < (BLURRED if len(values) <= MEDIUM else SOFT) * values[0]).sum()
+        ):
             if blurred > GUARD and values[-1] < LOST * values[0]:
                 raise Unresolved("many values that squaring has lost")
             sharp = krylov.smallest(a, blurred)
@@ -346,7 +348,11 @@ def _squares(gram: Float[Tensor, "p p"]) -> Float[Tensor, " p"]:
     if len(gram) > MEDIUM:
         with failures_told():
             return torch.linalg.eigvalsh(gram)
-    return torch.as_tensor(_eigenvalues(*_tridiagonal(gram)), device=gram.device)
+    form = _tridiagonal(gram)
+    squares = _eigenvalues(*form)
+    if soft := int((squares < SOFT**2 * squares[-1]).sum()):  # bisection keeps a digit more
+        squares[:soft] = _eigenvalues(*form, select="i", select_range=(0, soft - 1))
+    return torch.as_tensor(squares, device=gram.device)
 
 
 def _tridiagonal(lower: Float[Tensor, "p p"]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
