@@ -328,19 +328,23 @@ def _gram_values(a: Dense) -> Float[Tensor, " p"]:
     """Singular values by way of the Gram matrix; those that squaring blurs from ``a`` itself."""
     try:
         values = _squares(panels.gram(a)).clamp(min=0).sqrt().flip(0)
-        if blurred := int(
-            (values < (BLURRED if len(values) <= MEDIUM else SOFT) * values[0]).sum()
-        ):
-            if blurred > GUARD and values[-1] < LOST * values[0]:
-                raise Unresolved("many values that squaring has lost")
-            sharp = krylov.smallest(a, blurred)
-            slack = 16 * resolution(a.shape, values[0] ** 2)
-            if ((sharp**2 - values[-blurred:] ** 2).abs() > slack).any():
-                raise Unresolved("the small values are not those of the Gram matrix")
-            values[-blurred:] = sharp
+        limit = BLURRED if len(values) <= MEDIUM else SOFT
+        if blurred := int((values < limit * values[0]).sum()):
+            values[-blurred:] = _sharp(a, values, blurred)
     except Unresolved:
         return _svd_values(a)
     return values
+
+
+def _sharp(a: Dense, values: Float[Tensor, " p"], count: int) -> Float[Tensor, " count"]:
+    """The smallest values from ``a`` itself, which must be the same as far as squaring left them."""
+    if count > GUARD and values[-1] < LOST * values[0]:
+        raise Unresolved("many values that squaring has lost")
+    sharp = krylov.smallest(a, count)
+    slack = 16 * resolution(a.shape, values[0] ** 2)
+    if ((sharp**2 - values[-count:] ** 2).abs() > slack).any():
+        raise Unresolved("the small values are not those of the Gram matrix")
+    return sharp
 
 
 def _squares(gram: Float[Tensor, "p p"]) -> Float[Tensor, " p"]:
@@ -596,12 +600,14 @@ def as_tensor(given: Tensor | np.ndarray[Any, Any]) -> Tensor:
     if np.ma.is_masked(given):
         raise ValueError("expected all entries of an array, got some masked; fill them first")
     array = np.asarray(given)
-    if array.dtype.kind not in "biufc" or array.dtype.itemsize > 16 - 8 * (array.dtype.kind != "c"):
-        raise TypeError(f"expected an array of numbers, got {array.dtype}; convert it first")
     steps = all(step >= 0 and step % array.itemsize == 0 for step in array.strides)
     if not (array.dtype.isnative and array.flags.writeable and steps):
         array = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).copy()
-    return torch.as_tensor(array, device="cpu")  # or it would be moved to torch's default device
+    try:
+        return torch.as_tensor(array, device="cpu")  # or it would go to torch's default device
+    except TypeError:
+        wrong = f"expected an array of numbers, got {array.dtype}; convert it first"
+        raise TypeError(wrong) from None
 
 
 def _as_matrix(matrix: Tensor | np.ndarray[Any, Any]) -> Tensor:

@@ -63,7 +63,8 @@ class Row:
     @property
     def unresolved(self) -> bool:
         """Whether rounding to the stored dtype alone could give such a condition number."""
-        return self.matrix.get("resolved") is False and not self.failed
+        nothing = str(self.matrix.get("status") or "").startswith("degenerate")  # to be resolved
+        return self.matrix.get("resolved") is False and not self.failed and not nothing
 
     @property
     def severity(self) -> str:
@@ -243,9 +244,11 @@ class Change:
 
     @property
     def most_and_least(self) -> list[tuple[str, float]]:
-        """The components that moved most and least, relative to their size."""
+        """The components that moved most and least, relative to their size; none if nothing did."""
         known = [(n, e) for n, e in self.total.items() if e is not None and n in Components.names]
         known.sort(key=lambda pair: pair[1], reverse=True)
+        if not known or not known[0][1]:
+            return []
         return [known[0], known[-1]] if len(known) > 1 else known
 
 

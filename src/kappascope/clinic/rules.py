@@ -143,7 +143,7 @@ def dead_rows(row: Examination, model: Model) -> Symptom | None:
     padding = dead == 1 and rows > row.shape[1] and row.kind == "other"
     expected = padding or is_left_alone(row)
     advice = "usual for padding and tokens never seen" if expected else _DEAD.format("outputs")
-    return Symptom("info" if expected else "warning", f"{dead} of {rows} rows are dead", advice)
+    return Symptom("info" if expected else "warning", _dead(dead, rows, "rows"), advice)
 
 
 @rule
@@ -157,8 +157,11 @@ def dead_columns(row: Examination, model: Model) -> Symptom | None:
         return None
     expected = is_left_alone(row) or row.kind == "convolution"
     advice = "usual for masked kernels" if row.kind == "convolution" else _DEAD.format("inputs")
-    evidence = f"{dead} of {columns} columns are dead"
-    return Symptom("info" if expected else "warning", evidence, advice)
+    return Symptom("info" if expected else "warning", _dead(dead, columns, "columns"), advice)
+
+
+def _dead(dead: int, every: int, what: str) -> str:
+    return f"{dead} of {every} {what} {'is' if dead == 1 else 'are'} dead"
 
 
 _DEAD = "prune them, or look for {} that were constant during training"
@@ -189,7 +192,8 @@ def _outlying(
     times = norms.max / norms.median
     if times < max(TALL, _usual_excess(*shape, model.chance)):
         return None
-    evidence = f"the longest {what} has {times:.1f} times the median norm; {found} stand out"
+    longest = f"the longest {what} has {times:.1f} times the median norm"
+    evidence = f"{longest}; {found} {'stands' if found == 1 else 'stand'} out"
     return Symptom("warning" if times >= TALLEST else "info", evidence, flaw=Flaw.SCALE)
 
 
