@@ -337,7 +337,7 @@ def _gram_values(a: Dense) -> Float[Tensor, " p"]:
 
 
 def _sharp(a: Dense, values: Float[Tensor, " p"], count: int) -> Float[Tensor, " count"]:
-    """The smallest values from ``a`` itself, which must be the same as far as squaring left them."""
+    """The smallest values from ``a`` itself, the same as far as squaring left them."""
     if count > GUARD and values[-1] < LOST * values[0]:
         raise Unresolved("many values that squaring has lost")
     sharp = krylov.smallest(a, count)
