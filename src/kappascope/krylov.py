@@ -268,18 +268,34 @@ def smallest(a: Dense, wanted: int) -> Float[Tensor, " wanted"]:
     >>> smallest(torch.diag(torch.arange(1.0, 33.0)).double(), 2).round(decimals=6)
     tensor([2., 1.], dtype=torch.float64)
     """
+    square, start = _begun(a, wanted)
+    polished = _polish(square, start, wanted)
+    if wanted > GUARD and _clustered(np.array(polished.values[:wanted])):
+        # of equal values a Krylov space has as many as its block has vectors: take a wider block
+        polished = _polish(square, _random_block(a, wanted + GUARD), wanted)
+    squares = torch.tensor(polished.values[:wanted], dtype=a.dtype, device=a.device)
+    return squares.rsqrt().flip(0)
+
+
+@failures_told()
+def least(a: Dense, near: int) -> float:
+    """The smallest singular value, one of some ``near`` each other.
+
+    >>> round(least(torch.diag(torch.arange(1.0, 33.0)).double(), near=2), 6)
+    1.0
+    """
+    return float(_polish(*_begun(a, near), 1).values[0] ** -0.5)
+
+
+def _begun(a: Dense, wanted: int) -> tuple[_Square, Float[Tensor, "p k"]]:
+    """An inverse in float64, and vectors with which to seek so many of the smallest values."""
     if wanted > COUNTABLE:
         raise Unresolved("more small values than can be polished together")
     # the Gram matrix of a tall one has lost what is asked for here
     square = _Square(a if a.shape[0] == a.shape[1] else triangle(a), torch.float64)
     if _lost(square):
         raise Unresolved("so small that an inverse in float64 cannot verify it")
-    start = _random_block(a) if wanted <= GUARD else _lowest(square, wanted)
-    polished = _polish(square, start, wanted)
-    if wanted > GUARD and _clustered(np.array(polished.values[:wanted])):
-        raise Unresolved("as many equal values as a block has vectors: there may be more")
-    squares = torch.tensor(polished.values[:wanted], dtype=a.dtype, device=a.device)
-    return squares.rsqrt().flip(0)
+    return square, _random_block(a) if wanted <= GUARD else _lowest(square, wanted)
 
 
 def _lowest(square: _Square, wanted: int) -> Float[Tensor, "p k"]:
@@ -659,9 +675,9 @@ def _share(uncertainty: float, tolerance: float) -> float:
     return math.log(max(uncertainty, 1e-300)) / math.log(tolerance)
 
 
-def _random_block(like: Dense) -> Tensor:
+def _random_block(like: Dense, width: int = BLOCK) -> Tensor:
     """Orthonormal random columns from a generator of our own: the caller's is not touched."""
     generator = torch.Generator().manual_seed(0)
-    size = like.shape[1], BLOCK
+    size = like.shape[1], width
     block = torch.randn(size, generator=generator, dtype=torch.float64, device="cpu")
     return torch.linalg.qr(block.to(like.device, like.dtype))[0]

@@ -52,7 +52,7 @@ SLIGHT = 320  # up to here pivots, a tenth of the work, are asked whether it is 
 TINY = 192  # up to here the SVD costs no more than the Gram matrix and its eigenvalues
 MEDIUM = 1024  # up to here OpenBLAS's tridiagonal form beats MKL's eigenvalues
 TALL = 1.2  # rows over columns from which a QR factorization first saves time
-SOFT = 1e-3  # of sigma_1: below, the list of a Gram matrix's eigenvalues has lost eight digits
+SOFT = 1e-3  # of sigma_1: below, the list of a Gram matrix's eigenvalues may lose the eighth digit
 NORMAL = torch.finfo(torch.float64).smallest_normal  # below this float64 drops digits
 
 CLOSE = 1e-9  # of the threshold: a value so near is counted from the list of all values
@@ -328,8 +328,7 @@ def _gram_values(a: Dense) -> Float[Tensor, " p"]:
     """Singular values by way of the Gram matrix; those that squaring blurs from ``a`` itself."""
     try:
         values = _squares(panels.gram(a)).clamp(min=0).sqrt().flip(0)
-        limit = BLURRED if len(values) <= MEDIUM else SOFT
-        if blurred := int((values < limit * values[0]).sum()):
+        if blurred := int((values < BLURRED * values[0]).sum()):
             values[-blurred:] = _sharp(a, values, blurred)
     except Unresolved:
         return _svd_values(a)
@@ -352,11 +351,7 @@ def _squares(gram: Float[Tensor, "p p"]) -> Float[Tensor, " p"]:
     if len(gram) > MEDIUM:
         with failures_told():
             return torch.linalg.eigvalsh(gram)
-    form = _tridiagonal(gram)
-    squares = _eigenvalues(*form)
-    if soft := int((squares < SOFT**2 * squares[-1]).sum()):  # bisection keeps a digit more
-        squares[:soft] = _eigenvalues(*form, select="i", select_range=(0, soft - 1))
-    return torch.as_tensor(squares, device=gram.device)
+    return torch.as_tensor(_all_eigenvalues(*_tridiagonal(gram)), device=gram.device)
 
 
 def _tridiagonal(lower: Float[Tensor, "p p"]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -375,6 +370,17 @@ def _eigenvalues(
     how: dict[str, Any] = {"lapack_driver": "stebz" if which else "sterf", "check_finite": False}
     with failures_told():
         return np.asarray(scipy.linalg.eigvalsh_tridiagonal(diagonal, beside, **which, **how))
+
+
+def _all_eigenvalues(
+    diagonal: np.ndarray[Any, Any], beside: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
+    """All of them, the smallest by bisection, which keeps a digit more."""
+    found = _eigenvalues(diagonal, beside)
+    soft = min(COUNTABLE, int((found < SOFT**2 * found[-1]).sum()))
+    if soft:
+        found[:soft] = _eigenvalues(diagonal, beside, select="i", select_range=(0, soft - 1))
+    return found
 
 
 @contextlib.contextmanager
@@ -429,7 +435,7 @@ def _of_live_part(
         if missing and not a[~rows].any() and not a[:, ~columns].any():  # not even faint ones
             live = a[rows][:, columns]
     tall = live if live.shape[0] >= live.shape[1] else live.mT
-    found = _extremes(tall, threshold, certify, complete)
+    found = _extremes(tall, threshold, certify, complete, singular=live is not a)
     if live is a:
         return found
     values = found.values
@@ -439,14 +445,19 @@ def _of_live_part(
     return replace(found, smallest=0.0, below=below, method=method, values=values)
 
 
-def _extremes(a: Dense, threshold: float, certify: bool, complete: bool) -> Extremes:
-    """The ends of the spectrum of a tall, scaled, finite, non-zero matrix, fastest method first."""
+def _extremes(
+    a: Dense, threshold: float, certify: bool, complete: bool, singular: bool
+) -> Extremes:
+    """The ends of the spectrum of a tall, scaled, finite, non-zero matrix, fastest method first.
+
+    Of what is part of a ``singular`` matrix the smallest value need not be known.
+    """
     blurred = False
     if min(a.shape) > TINY and not complete:
         try:
             if min(a.shape) > SMALL:
                 return krylov.extremes(a, threshold, certify)
-            return _bisected(a, threshold)
+            return _bisected(a, threshold, singular)
         except Unresolved as problem:
             blurred = problem.blurred
     values = _svd_values(a) if blurred else _values(a)
@@ -456,7 +467,7 @@ def _extremes(a: Dense, threshold: float, certify: bool, complete: bool) -> Extr
     return Extremes(*ends, below, True, "all values", values)
 
 
-def _bisected(a: Dense, threshold: float) -> Extremes:
+def _bisected(a: Dense, threshold: float, singular: bool) -> Extremes:
     """The ends by bisection of the tridiagonal form, and a count by Sturm, which is inertia.
 
     Half the time that all values take. What squaring blurs comes from ``a`` itself.
@@ -464,7 +475,7 @@ def _bisected(a: Dense, threshold: float) -> Extremes:
     if threshold < 2 * BLURRED:
         raise Unresolved("the threshold lies where squaring blurs")
     square, last = panels.gram(a), a.shape[1] - 1
-    if last < SLIGHT and krylov.hopeless(square):
+    if last < SLIGHT and not singular and krylov.hopeless(square):
         raise Unresolved("squaring blurs the smallest values", blurred=True)
     form = _tridiagonal(square)
     second, first = _eigenvalues(*form, select="i", select_range=(last - 1, last))
@@ -473,13 +484,15 @@ def _bisected(a: Dense, threshold: float) -> Extremes:
         limits = (-first, share**2 * first)
         return len(_eigenvalues(*form, select="v", select_range=limits, tol=first))
 
-    if not (blurred := count(BLURRED)):
+    if singular:
+        least = 0.0
+    elif not (blurred := count(BLURRED)):
         least = math.sqrt(_eigenvalues(*form, select="i", select_range=(0, 0))[0])
     elif blurred > COUNTABLE or (blurred > GUARD and count(LOST)):
         raise Unresolved("squaring blurs the smallest values", blurred=True)
     else:
         try:
-            least = float(krylov.smallest(a, blurred)[-1])
+            least = krylov.least(a, blurred)
         except Unresolved as problem:  # which the list of all values would meet again
             raise Unresolved(str(problem), blurred=True) from problem
     ends = math.sqrt(first), math.sqrt(max(second, 0.0)), least
@@ -487,7 +500,8 @@ def _bisected(a: Dense, threshold: float) -> Extremes:
         return Extremes(*ends, 0, True, "bisection")
     below, above = (count(threshold * (1 + side * CLOSE)) for side in (-1, 1))
     if below != above:
-        raise Unresolved("a singular value sits at the threshold")
+        values = np.sqrt(_all_eigenvalues(*form).clip(min=0))
+        below = int((values <= threshold * values[-1]).sum())
     return Extremes(*ends, below, True, "bisection")
 
 
@@ -536,8 +550,8 @@ def _report(
     """The vitals of the matrix as given, from those of the scaled one."""
     computation = max(given.shape) * EPS * found.largest
     uncertainty = norms.rounding + computation
-    # small matrices have a plain SVD; what other methods give is accepted at this tolerance
-    computed = 0.0 if min(given.shape) <= TINY else 2 * krylov.TOLERANCE
+    # small matrices have a plain SVD; what other methods give is right to seven digits or more
+    computed = 0.0 if min(given.shape) <= TINY else krylov.BLUNT
     interval = precision.interval(found.largest, found.smallest, uncertainty, computed)
     singular = found.smallest <= computation
     absolute = {
