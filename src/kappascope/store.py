@@ -211,8 +211,9 @@ class Store:
             last = file.read(200).strip()
             self._sign(file, f"process {os.getpid()} on {socket.gethostname()}")
             try:
-                for leftover in self.folder.rglob(".*.tmp"):
-                    leftover.unlink(missing_ok=True)
+                for place in ("", "*/"):
+                    for leftover in self.folder.glob(f"{place}.*.[0-9]*.tmp"):
+                        leftover.unlink(missing_ok=True)
                 yield f"{last} ended early: going on from its results" if last else ""
             finally:
                 self._sign(file, "")
