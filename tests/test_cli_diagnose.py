@@ -416,11 +416,22 @@ def test_a_reference_without_any_of_the_matrices_ends_with_3(
     assert "nothing there has the name and shape" in one_line(errors)
 
 
-def test_a_report_may_be_written_to_a_device_but_not_to_a_folder_that_is_not(
+def test_a_report_may_be_written_to_a_pipe_which_stays_one(
     run: Run, saved: Path, tmp_path: Path
 ) -> None:
-    assert run(saved, "--html", "/dev/null")[0] == 0
-    assert Path("/dev/null").is_char_device()
+    pipe, copy = tmp_path / "pipe", tmp_path / "copy"
+    os.mkfifo(pipe)
+    with copy.open("wb") as file, subprocess.Popen(["cat", str(pipe)], stdout=file) as reader:
+        try:
+            assert run(saved, "--html", pipe)[0] == 0
+            assert pipe.is_fifo()
+            reader.wait(20)
+        finally:
+            reader.kill()
+    assert copy.read_text(encoding="utf-8").lower().startswith("<!doctype html>")
+
+
+def test_a_folder_that_does_not_exist_is_told(run: Run, saved: Path, tmp_path: Path) -> None:
     code, _, errors = run(saved, "--html", tmp_path / "none" / "x.html")
     assert code == 5 and "its folder does not exist" in one_line(errors)
 
