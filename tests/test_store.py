@@ -99,6 +99,12 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     os.close(reader)
 
 
+def test_a_pipe_that_nobody_reads_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(Refusal):
+        store.write(tmp_path / "pipe", b"new")
+
+
 def test_reading_a_unit_leaves_no_thread_that_could_outlive_the_program(tmp_path: Path) -> None:
     """Such threads of Arrow's ended one program in two with an abort."""
     Store(tmp_path).units.mkdir()

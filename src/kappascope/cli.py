@@ -364,6 +364,7 @@ def _show(found: Sequence[Diagnosis], written: Sequence[Path]) -> None:
 
 def _judged(found: Sequence[Diagnosis], fail_on: Severity | None) -> None:
     """The exit code, if it is not 0."""
+    from kappascope.clinic.bulletin import UNLIKE
     from kappascope.store import Refusal
 
     bad = [(each, one) for each in found for one in (each.above(fail_on) if fail_on else ())]
@@ -375,8 +376,7 @@ def _judged(found: Sequence[Diagnosis], fail_on: Severity | None) -> None:
         raise Refusal(1, given, f"{wrong}: {first.evidence}", first.advice)
     for each in found:
         if each.reference and each.analysed and not any(row.errors for row in each.analysed):
-            wrong = "nothing there has the name and shape of a matrix here"
-            raise Refusal(3, str(each.reference), wrong, "give a reference of the same model")
+            raise Refusal(3, str(each.reference), UNLIKE, "give a reference of the same model")
         if each.failed and not each.analysed:
             raise Refusal(2, each.source, f"nothing analysed: {_first(each.failed)}", ADVICE)
         if each.failed and len(each.unbuilt) == len(each.failed):

@@ -58,7 +58,10 @@ def write(path: Path, data: bytes) -> None:
     """
     try:
         if path.exists() and not path.is_file():  # a pipe or a device, which keeps nothing
-            path.write_bytes(data)
+            # without a reader a pipe would wait for ever; with this it is an error
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_NONBLOCK), "wb") as file:
+                os.set_blocking(file.fileno(), True)
+                file.write(data)
             return
         path = Path(os.path.realpath(path))  # not the link, but what it leads to
         beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -28,6 +28,7 @@ SPARE_STEPS = 3, 1, 4, 2
 NARROWEST = 20  # characters that tell it
 GAP = 3  # between columns
 HEADLESS = "number of heads unknown"  # why products are skipped that need not be
+UNLIKE = "nothing there has the name and shape of a matrix here"  # to be compared with
 COLOURS = {"critical": "bold red", "warning": "yellow", "info": "dim"}
 
 
@@ -195,8 +196,7 @@ def _moves(diagnosis: Diagnosis) -> Iterator[Text]:
     if not diagnosis.reference:
         return
     if not compared:
-        told = "nothing there has the name and shape of a matrix here"
-        yield Text(f"Against {plain(diagnosis.reference)}: {told}.")
+        yield Text(f"Against {plain(diagnosis.reference)}: {UNLIKE}.")
         return
     extent = f"{len(compared)} of {len(diagnosis.matrices)} matrices compared"
     yield Text(f"Against {plain(diagnosis.reference)}, {extent}; relative change, median and most:")
