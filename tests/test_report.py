@@ -142,6 +142,13 @@ def test_a_figure_that_was_not_measured_says_why() -> None:
     assert "not measured no rows of size 9" in Elements(page).text
 
 
+def test_a_claim_that_was_not_measured_is_not_called_undecided() -> None:
+    absent = claim(1, "undecided", explanation="Not measured: no trials of size 9")
+    page = render(Report([], [absent, claim(2, "undecided")], [], {}))
+    badges = re.findall(r'class="badge" data-outcome="undecided">([^<]*)<', page)
+    assert badges == ["not measured", "undecided"]
+
+
 def test_an_incomplete_run_says_so_before_anything_else() -> None:
     page = render(Report([], CLAIMS, [], {}, ["e4 own trials 0-63: time limit"]))
     body = Elements(page[page.index("<body>") :]).text.strip()

@@ -69,21 +69,21 @@ def select(rows: Table, **where: Any) -> Table:
     >>> select(Table.of([{"seed": 0, "error": 0.1}]), seed=range(15))
     Traceback (most recent call last):
         ...
-    LookupError: there are no rows with seed 1 to 14
+    LookupError: this run has no trials with seed 1 to 14
     >>> select(Table.of([{"stream": "own", "size": 32}]), stream="own", size=512)
     Traceback (most recent call last):
         ...
-    LookupError: there are no rows with stream own, size 512
+    LookupError: this run has no trials with stream own, size 512
     """
     chosen, so_far = rows, ""
     for name, wanted in where.items():
         chosen = chosen.where(**{name: wanted})
         if absent := _absent(chosen, name, wanted):
-            raise LookupError(f"there are no rows with {so_far}{name} {absent}")
+            raise LookupError(f"this run has no trials with {so_far}{name} {absent}")
         so_far += f"{name} {wanted}, " if isinstance(wanted, str) else ""
     for name, wanted in where.items():  # which later conditions may have left without rows
         if absent := _absent(chosen, name, wanted):
-            raise LookupError(f"there are no rows with {so_far}{name} {absent}")
+            raise LookupError(f"this run has no trials with {so_far}{name} {absent}")
     return chosen
 
 

@@ -153,7 +153,7 @@ def _matched(printed: Sequence[Record]) -> str:
 def unmeasured(record: Record) -> bool:
     """Whether the trials that a claim or figure speaks of were not run.
 
-    >>> unmeasured({"agreement": "not measured: there are no rows with size 512"})
+    >>> unmeasured({"agreement": "not measured: this run has no trials with size 512"})
     True
     """
     told = record.get("agreement") or record.get("explanation") or ""

@@ -334,7 +334,7 @@ def render(report: Report) -> str:
     """One HTML page that asks the network for nothing; every name in it is shown as text."""
     return pages.render(
         "report",
-        filters=(measured, picture, paragraphs),
+        filters=(measured, unmeasured, picture, paragraphs),
         report=report,
         verdict=_opening(report),
         outcomes=OUTCOMES,
