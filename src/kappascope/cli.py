@@ -43,7 +43,8 @@ app = typer.Typer(
 LABORATORY = (  # what workers need; torch's optimizers load its compiler, which takes a second
     "torch._dynamo", "matplotlib.figure", "kappascope.study", "kappascope.report",
 )  # fmt: skip
-CONCLUSION = ("scipy.stats", "matplotlib.figure")  # what we need ourselves when trials are done
+CONCLUSION = ("scipy.stats", "matplotlib.figure", "kappascope.study")  # what we need ourselves
+LOADING = "Loading torch"
 LONGEST = 240  # characters of an error line
 ADVICE = "see whether the file is whole"
 TRUSTED = "every tensor was read; save model.state_dict() where you trust it"
@@ -170,8 +171,9 @@ def _laboratory(jobs: int) -> Processes | Here:
     engine = Processes(jobs, loaded=LABORATORY) if jobs else Here()
     if isinstance(engine, Processes):
         engine.warm()
-    for module in CONCLUSION:
-        importlib.import_module(module)
+    with waiting(LOADING):
+        for module in CONCLUSION:
+            importlib.import_module(module)
     return engine
 
 
@@ -251,9 +253,10 @@ def diagnose(
     kappascope diagnose model.safetensors --html report.html
     """
     Processes(jobs, loaded=MODULES).warm()  # while we load torch, too
-    from kappascope.clinic.diagnosing import Choice
-    from kappascope.clinic.diagnosis import document
-    from kappascope.store import strict
+    with waiting(LOADING):
+        from kappascope.clinic.diagnosing import Choice
+        from kappascope.clinic.diagnosis import document
+        from kappascope.store import strict
 
     choice = Choice(tuple(include or ()), tuple(exclude or ()), spectrum)
     with _answering(as_json):
@@ -322,7 +325,8 @@ def _examined(path: str, reference: str | None, choice: Choice, jobs: int) -> Di
     if not found.matrices:
         skipped = sorted(found.skipped, key=lambda one: (not one.lost, one.reason != UNCHOSEN))
         reason = f", first {_first(skipped)}" if skipped else ""
-        wrong = f"no matrix to examine in it ({len(skipped)} items{reason})"
+        count = "1 item" if len(skipped) == 1 else f"{len(skipped)} items"
+        wrong = f"no matrix to examine in it ({count}{reason})"
         raise Refusal(2, path, wrong, "see --include and --exclude, or name a checkpoint")
     return found
 
@@ -401,7 +405,8 @@ def verify(
 
     if not (folder / "units").is_dir():
         raise Refusal(2, str(folder), "holds no results", "name a folder reproduce has filled")
-    from kappascope import lab, study
+    with waiting(LOADING):
+        from kappascope import lab, study
 
     differing, compared = [], 0
     every = [*lab.discover().values(), *lab.studies().values()]
@@ -426,8 +431,9 @@ def findings(
 
     Nothing is run: the trials in the folders are judged and drawn anew, reports and all.
     """
-    from kappascope import conclusions, exhibition, review
-    from kappascope.store import Refusal, Store, write
+    with waiting(LOADING):
+        from kappascope import conclusions, exhibition, review
+        from kappascope.store import Refusal, Store, write
 
     found = [_published(folder) for folder in folders]
     claims = [claim for one in found for claim in one.claims]
