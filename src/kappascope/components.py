@@ -29,7 +29,7 @@ class component(cached_property[Tensor]):  # noqa: N801 - reads as the decorator
         owner.names = (*owner.names, name)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Components:
     """The components of one weight matrix, or of each matrix of a stack ``(..., out, in)``.
 
@@ -57,6 +57,16 @@ class Components:
         if self.matrix.ndim < 2:
             given = f"shape {tuple(self.matrix.shape)}"
             raise ValueError(f"expected matrices (..., out, in), got {given}; reshape first")
+
+    def __repr__(self) -> str:
+        """Of which matrix, without computing anything.
+
+        >>> Components(torch.zeros(5, 4, 3))
+        Components(5 x 4 x 3 float32, threshold=0.01)
+        """
+        shape = " x ".join(map(str, self.matrix.shape))
+        dtype = str(self.matrix.dtype).removeprefix("torch.")
+        return f"Components({shape} {dtype}, threshold={self.threshold})"
 
     @component
     def row_norms(self) -> Float[Tensor, "*stack out"]:

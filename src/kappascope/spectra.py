@@ -24,7 +24,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -94,8 +94,8 @@ class Vitals:
     (0, None, 'degenerate: zero matrix, kappa is undefined')
     """
 
-    row_norms: Tensor | None = None
-    column_norms: Tensor | None = None
+    row_norms: Tensor | None = field(default=None, repr=False)
+    column_norms: Tensor | None = field(default=None, repr=False)
     frobenius_norm: float | None = None
     sigma_max: float | None = None
     sigma_2: float | None = None
@@ -106,7 +106,7 @@ class Vitals:
     resolved: bool = False
     effective_rank: int | None = None
     spectral_gap: float | None = None
-    singular_values: Tensor | None = None
+    singular_values: Tensor | None = field(default=None, repr=False)
     resolution: float | None = None
     storage: str = ""
     status: str = ""

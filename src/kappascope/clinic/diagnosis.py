@@ -27,7 +27,7 @@ _OBJECT = re.compile(r"(an )?object of (a )?class")  # what readers of pickles c
 LEADING = "=+-@\t\r"  # a spreadsheet takes what begins so for a formula
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Diagnosis:
     """Every matrix of one model, and what was found of it.
 
@@ -47,10 +47,10 @@ class Diagnosis:
     reference: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def __str__(self) -> str:
-        """The summary in a few lines.
+    def __repr__(self) -> str:
+        """The summary in a few lines, where all that is known would fill pages.
 
-        >>> print(Diagnosis("toy.pt"))
+        >>> Diagnosis("toy.pt")
         Diagnosis of toy.pt
         Nothing could be examined.
         """
@@ -165,11 +165,11 @@ class Diagnosis:
         if not known:
             return f"{text}."
         worst = max(known, key=lambda row: row.condition_number or 0.0)
-        return (
-            f"{text}; the largest of these is {number(worst.condition_number)} ({worst.name})."
-            + (f" κ of {bounded} is only bounded." if bounded else "")
-            + (f" {_count(without, 'matrix has', 'matrices have')} none." if without else "")
-        )
+        largest = f"the largest of these is {number(worst.condition_number)} ({worst.name})"
+        less = {"only bounds of it": bounded, "none": without}
+        have = "matrix has", "matrices have"
+        rest = [f"{_count(many, *have)} {what}." for what, many in less.items() if many]
+        return " ".join((f"{text}; {largest}.", *rest))
 
     def document(self, plots: bool = False) -> dict[str, Any]:
         """All of it as strict JSON values; infinite or unknown is ``None`` with a reason beside it.
@@ -211,6 +211,16 @@ class Diagnosis:
             "by_severity": {severity: counts[severity] for severity in SEVERITIES},
             "verdict": "\n".join(self.verdict),
         }
+
+    def html(self) -> str:
+        """The page that ``kappascope diagnose --html`` writes.
+
+        >>> Diagnosis("nothing").html().splitlines()[0]
+        '<!doctype html>'
+        """
+        from kappascope.clinic.page import page  # and with it the templates, seldom wanted
+
+        return page(self.document(plots=True))
 
     def table(self) -> pa.Table:
         """One row per matrix, one column per number, for Parquet or CSV.
