@@ -24,7 +24,7 @@ import torch
 import specimens
 from kappascope import checkpoints
 from kappascope.files.pieces import Piece
-from kappascope.store import Refusal
+from kappascope.refusals import Refusal
 
 NUMBERS = [0, 1, -1, 2, 7, 255, 2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1, 2**64, 10**30]
 VALUES = [*NUMBERS, None, True, 1.5, "", "x", [], {}, [[]], [1, 2], "F32", "F4", "../x", "\0"]

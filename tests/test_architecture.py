@@ -11,7 +11,7 @@ import pytest
 import kappascope
 
 LAYERS = """
-    precision panels files weights
+    precision panels files weights refusals
     krylov tails
     spectra
     components matrices statistics pairs

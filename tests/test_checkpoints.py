@@ -25,7 +25,7 @@ from kappascope.checkpoints import Checkpoint, Unreadable
 from kappascope.files import archives, folders, headers, pieces, trees
 from kappascope.files.pieces import Piece
 from kappascope.matrices import matrices
-from kappascope.store import Refusal
+from kappascope.refusals import Refusal
 from specimens import archive, entries, legacy, raw, saved
 
 TWO = {"a": torch.eye(2), "b": torch.ones(3)}

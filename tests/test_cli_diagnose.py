@@ -22,7 +22,7 @@ from kappascope.clinic import glance
 from kappascope.clinic.bulletin import lines, plain, table, trajectory
 from kappascope.clinic.diagnosing import diagnose
 from kappascope.clinic.facts import kappa
-from kappascope.store import Refusal
+from kappascope.refusals import Refusal
 
 Run = Callable[..., tuple[int, str, str]]
 

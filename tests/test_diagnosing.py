@@ -17,7 +17,8 @@ from kappascope.clinic import diagnosing, places
 from kappascope.clinic.diagnosing import Choice, Weight, case, diagnose
 from kappascope.clinic.diagnosis import SCHEMA, Diagnosis, document, joined, spreadsheet
 from kappascope.matrices import Skipped, plan
-from kappascope.store import Refusal, strict
+from kappascope.refusals import Refusal
+from kappascope.store import strict
 
 
 def model() -> nn.Module:

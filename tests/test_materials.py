@@ -12,7 +12,7 @@ import pytest
 
 from kappascope import materials
 from kappascope.materials import Material, Piece
-from kappascope.store import Refusal
+from kappascope.refusals import Refusal
 
 GOOD = b"To be, or not to be"
 DIGEST = hashlib.sha256(GOOD).hexdigest()

@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kappascope import store
-from kappascope.store import Refusal, Store
+from kappascope.refusals import Refusal
+from kappascope.store import Store
 
 ROWS = pa.table({"seed": [0, 1], "error": [0.5, float("nan")]})
 

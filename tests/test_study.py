@@ -17,7 +17,8 @@ import torch
 from kappascope import study
 from kappascope.engines import Here, Processes
 from kappascope.lab import Experiment, grid
-from kappascope.store import Refusal, Store
+from kappascope.refusals import Refusal
+from kappascope.store import Store
 from test_store import Faults
 from toys import BAD, SLOW, TOY, trials
 from toyshop import complete, sha

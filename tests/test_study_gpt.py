@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from kappascope import materials
 from kappascope.bookmarks import Bookmark
 from kappascope.lab import verdicts
+from kappascope.refusals import Refusal
 from kappascope.statistics import Table
-from kappascope.store import Refusal
 from kappascope.studies import gpt, gpt_exhibits, gpt_model
 from kappascope.studies.gpt_claims import best_correction, best_rate, over_seeds
 from kappascope.studies.gpt_model import CONTEXT, GPT, Corpus, optimizers

@@ -9,12 +9,16 @@ if TYPE_CHECKING:
     from kappascope.clinic.diagnosing import diagnose
     from kappascope.components import Components, errors
     from kappascope.matrices import matrices
+    from kappascope.refusals import Refusal
 
 __version__ = "0.1.0"
-__all__ = ["Components", "corrections", "diagnose", "errors", "matrices", "spectra", "theory"]
+__all__ = [
+    "Components", "Refusal", "corrections", "diagnose", "errors", "matrices", "spectra", "theory",
+]  # fmt: skip
 
 _HOMES = {
     "Components": "components",
+    "Refusal": "refusals",
     "diagnose": "clinic.diagnosing",
     "errors": "components",
     "matrices": "matrices",

@@ -24,7 +24,7 @@ from kappascope.files.formats import AGAIN, HEAD, Malformed, kind, quoted
 from kappascope.files.machine import Asks
 from kappascope.files.pieces import File, Piece, Unreadable
 from kappascope.files.trees import Found, Tree
-from kappascope.store import Refusal
+from kappascope.refusals import Refusal
 
 __all__ = ["Checkpoint", "Fault", "Unreadable", "open"]
 
@@ -107,7 +107,7 @@ def open(path: Path | str) -> Checkpoint:
 
     >>> open(Path("nowhere.pt"))
     Traceback (most recent call last):
-    kappascope.store.Refusal: nowhere.pt: No such file or directory (give a ...)
+    kappascope.refusals.Refusal: nowhere.pt: No such file or directory (give a ...)
     """
     path = Path(path)
     with _refusing(path):

@@ -24,6 +24,7 @@ import typer
 from kappascope.clinic import MODULES, Depth, Severity
 from kappascope.engines import CORES, ONE_THREAD, Done, Engine, Here, Processes
 from kappascope.prose import OUTCOMES, clean, tally, unmeasured
+from kappascope.refusals import Refusal
 from kappascope.terminal import draw, progress, say, tell, waiting
 
 if TYPE_CHECKING:  # what needs torch is loaded when there is work
@@ -32,7 +33,7 @@ if TYPE_CHECKING:  # what needs torch is loaded when there is work
     from kappascope.exhibition import Publication
     from kappascope.lab import Exhibit, Experiment, Study
     from kappascope.matrices import Skipped
-    from kappascope.store import Refusal, Store
+    from kappascope.store import Store
     from kappascope.study import Block, Plan
 
 app = typer.Typer(
@@ -159,8 +160,6 @@ def networks(
         failures = _run(plan, store, engine)
         _conclude(studies, plan, store, failures, engine)
     if absent := [one.name for one in wanted if one.name not in {each.name for each in studies}]:
-        from kappascope.store import Refusal
-
         wrong = f"left out, for what {'they need' if len(absent) > 1 else 'it needs'} is not here"
         advice = "give the same command again where pip and npm can fetch it"
         raise Refusal(3, f"study {', '.join(absent)}", wrong, advice)
@@ -179,7 +178,6 @@ def _laboratory(jobs: int) -> Processes | Here:
 
 def _studies(name: str | None, quick: bool, text: Path | None) -> list[Study]:
     from kappascope import lab, materials
-    from kappascope.store import Refusal
 
     found = lab.studies()
     if name and name not in found:
@@ -198,7 +196,6 @@ def _studies(name: str | None, quick: bool, text: Path | None) -> list[Study]:
 def _provided(studies: Sequence[Study]) -> list[Study]:
     """The studies for which all is here, or can be fetched; what cannot is said."""
     from kappascope import materials
-    from kappascope.store import Refusal
 
     lacking: dict[str, Refusal] = {}
     for name in dict.fromkeys(name for one in studies for name in one.materials):
@@ -287,8 +284,6 @@ def _answering(as_json: bool) -> Iterator[None]:
 
 def _writable(paths: Sequence[str], html: Path | None, table: Path | None) -> None:
     """Refuse places that cannot be written to before any work is done."""
-    from kappascope.store import Refusal
-
     if table and table.suffix not in (".parquet", ".csv"):
         raise Refusal(4, str(table), "neither .parquet nor .csv", "name a file of one of these")
     for out in (html, table):
@@ -311,7 +306,6 @@ def _examined(path: str, reference: str | None, choice: Choice, jobs: int) -> Di
     """One checkpoint, under a bar."""
     from kappascope.clinic import diagnosing
     from kappascope.clinic.diagnosing import UNCHOSEN
-    from kappascope.store import Refusal
 
     with waiting(f"Opening {path}"):
         case = diagnosing.case(path, reference, choice, jobs)
@@ -369,7 +363,6 @@ def _show(found: Sequence[Diagnosis], written: Sequence[Path]) -> None:
 def _judged(found: Sequence[Diagnosis], fail_on: Severity | None) -> None:
     """The exit code, if it is not 0."""
     from kappascope.clinic.bulletin import UNLIKE
-    from kappascope.store import Refusal
 
     bad = [(each, one) for each in found for one in (each.above(fail_on) if fail_on else ())]
     if bad:
@@ -401,7 +394,7 @@ def verify(
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error arose.")] = False,
 ) -> None:
     """Run some trials of a folder again, each alone, and compare every bit."""
-    from kappascope.store import Refusal, Store
+    from kappascope.store import Store
 
     if not (folder / "units").is_dir():
         raise Refusal(2, str(folder), "holds no results", "name a folder reproduce has filled")
@@ -433,7 +426,7 @@ def findings(
     """
     with waiting(LOADING):
         from kappascope import conclusions, exhibition, review
-        from kappascope.store import Refusal, Store, write
+        from kappascope.store import Store, write
 
     found = [_published(folder) for folder in folders]
     claims = [claim for one in found for claim in one.claims]
@@ -459,7 +452,6 @@ def findings(
 def _published(folder: Path) -> Publication:
     from kappascope import lab
     from kappascope.exhibition import Publication
-    from kappascope.store import Refusal
 
     if not (folder / "trials.parquet").is_file():
         wrong = "holds no results"
@@ -470,7 +462,6 @@ def _published(folder: Path) -> Publication:
 
 def _chosen(numbers: Sequence[int], beyond: bool, quick: bool) -> list[Experiment]:
     from kappascope.lab import discover
-    from kappascope.store import Refusal
 
     found = discover()
     for number in numbers:
@@ -507,7 +498,6 @@ def _conclude(
 ) -> None:
     """Write everything that is derived from the trials, and say what came out."""
     from kappascope import lab, report, study
-    from kappascope.store import Refusal
 
     with waiting("Judging the claims, drawing the figures"):
         results = study.gather(plan, store, failures)
@@ -581,8 +571,6 @@ def _shortened(line: str) -> str:
 
 def _refusal(error: BaseException, arguments: Sequence[str]) -> Refusal:
     """What to say of anything that can end a command early."""
-    from kappascope.store import Refusal
-
     given = " ".join(arguments)
     begins = "diagnose" in arguments[:1]
     again = f"the same command {'begins anew' if begins else 'goes on'}"

@@ -25,7 +25,8 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Literal
 
-from kappascope.store import Refusal, write
+from kappascope.refusals import Refusal
+from kappascope.store import write
 
 PATIENCE = 900  # seconds for one package: 112 MB, the largest, at 1 Mbit/s
 UNPACKED = 2**30  # bytes read of an archive at most: the largest has 123 MB
@@ -186,7 +187,7 @@ def _kept(file: Path, data: bytes) -> None:
     try:
         write(file, data)
     except Refusal as refusal:  # its advice is for results
-        raise _unwritable(file, str(refusal.args[2])) from refusal
+        raise _unwritable(file, refusal.wrong) from refusal
 
 
 def _unwritable(place: Path, why: str) -> Refusal:

@@ -24,27 +24,13 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kappascope.refusals import Refusal
+
 PACKAGE = Path(__file__).parent
 # What pages import to judge and draw rows, not to make them.
 JUDGES = ("lab", "claims", "measures", "statistics", "figures")
 SHOWING = "_exhibits"  # how pages end that draw the rows of a study
 LIBRARIES = ("torch", "numpy", "scipy", "pyarrow")
-
-
-class Refusal(Exception):  # noqa: N818 - what it is; the code makes it an error
-    """A run that cannot start or go on: exit code, what was given, what is wrong, what to do.
-
-    >>> print(Refusal(4, "--trials 0", "no trial to run", "ask for 1 or more"))
-    --trials 0: no trial to run (ask for 1 or more)
-    """
-
-    def __init__(self, code: int, given: str, wrong: str, advice: str) -> None:
-        super().__init__(code, given, wrong, advice)  # what pickle hands over, between processes
-        self.code = code
-
-    def __str__(self) -> str:
-        _, given, wrong, advice = self.args
-        return f"{given}: {wrong} ({advice})"
 
 
 def write(path: Path, data: bytes) -> None:

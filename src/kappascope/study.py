@@ -40,6 +40,7 @@ from kappascope import store
 from kappascope.bookmarks import Bookmark
 from kappascope.engines import Done, Engine
 from kappascope.lab import Batch, Experiment, Setting, Study, page_of, size_of
+from kappascope.refusals import Refusal
 from kappascope.statistics import Table
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ def plan(experiments: Iterable[Experiment], asked: int | None = None) -> Plan:
                 notes.append(f"{block}: not {asked}, which would cost too much at this size")
             blocks[block.group] = block
     if not blocks:
-        raise store.Refusal(4, "the grid", "no trial to run", "ask for some trials")
+        raise Refusal(4, "the grid", "no trial to run", "ask for some trials")
     return Plan(tuple(blocks.values()), tuple(notes), study)
 
 
@@ -208,7 +209,7 @@ def run(todo: Sequence[Block], kept: store.Store, engine: Engine) -> Generator[D
     """Run the trials and keep them; one that fails leaves the others alone."""
     with closing(engine.run(partial(work, kept), todo)) as ended:
         for done in ended:
-            if isinstance(done.error, store.Refusal):  # nothing more can be kept
+            if isinstance(done.error, Refusal):  # nothing more can be kept
                 raise done.error
             yield done
 
@@ -218,7 +219,7 @@ def work(kept: store.Store, block: Block) -> None:
     # a process may start, and load its modules, long after the plan was made
     if _code(page_of(block.trials)) != block.code:
         wrong, advice = "changed while trials were running", "give the same command again"
-        raise store.Refusal(4, "the code", wrong, advice)
+        raise Refusal(4, "the code", wrong, advice)
     start = time.perf_counter()
     bookmark = Bookmark(kept.bookmarks / block.name) if block.alone else None
     rows = block.rows(bookmark)

@@ -38,7 +38,7 @@ from kappascope.clinic.places import (
 from kappascope.engines import CORES, Done, Engine, Here, Processes
 from kappascope.matrices import Logical, Plan, Skipped, Unit
 from kappascope.products import Attention, Product, attention
-from kappascope.store import Refusal
+from kappascope.refusals import Refusal
 
 LIBRARIES = GIGABYTE // 2  # what torch and scipy hold before any tensor is read
 UNCHOSEN = "not chosen"  # why a matrix is skipped that the user did not ask for

@@ -20,6 +20,7 @@ from kappascope.clinic.findings import Finding
 from kappascope.matrices import Skipped
 from kappascope.products import Product
 from kappascope.prose import number
+from kappascope.refusals import Refusal
 
 Row: TypeAlias = Examination | Product | Chain
 SCHEMA = "kappascope.diagnosis/1"
@@ -384,12 +385,10 @@ def joined(found: Sequence[Diagnosis]) -> pa.Table:
     return pa.concat_tables(tables, promote_options="permissive")
 
 
-def refused(refusal: store.Refusal) -> dict[str, Any]:
+def refused(refusal: Refusal) -> dict[str, Any]:
     """The document of a checkpoint that was not examined.
 
-    >>> refused(store.Refusal(2, "x.pt", "is empty", "download it again"))["error"]
+    >>> refused(Refusal(2, "x.pt", "is empty", "download it again"))["error"]
     {'code': 2, 'given': 'x.pt', 'wrong': 'is empty', 'advice': 'download it again'}
     """
-    code, given, wrong, advice = refusal.args
-    error = {"code": code, "given": given, "wrong": wrong, "advice": advice}
-    return Diagnosis(given).document() | {"error": error}
+    return Diagnosis(refusal.given).document() | {"error": vars(refusal)}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from kappascope import checkpoints
 from kappascope.matrices import Plan, Skipped, Unit, plan, reader
-from kappascope.store import Refusal
+from kappascope.refusals import Refusal
 from kappascope.weights.factored import merged
 from kappascope.weights.inventory import Path as Keys
 from kappascope.weights.inventory import Read, vectors
@@ -51,7 +51,7 @@ class Opened:
             try:
                 vector = self.read(path)
             except Refusal as refusal:
-                yield Skipped(name, f"cannot be read: {refusal.args[2]}")
+                yield Skipped(name, f"cannot be read: {refusal.wrong}")
                 continue
             if found := _unsound(vector):
                 yield Skipped(name, found)

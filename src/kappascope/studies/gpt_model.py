@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import AdamW, Optimizer
 
-from kappascope.store import Refusal
+from kappascope.refusals import Refusal
 from kappascope.studies.muon import Muon
 
 CONTEXT = 63  # characters a model sees; with the next ones, windows of 64
