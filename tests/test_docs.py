@@ -48,3 +48,15 @@ def test_every_correction_is_told_of() -> None:
     members = [member.__name__ for member in corrections.Correction.__subclasses__()]
     assert len(members) == 9
     assert all(f"`{name}`" in page for name in members for page in told)
+
+
+def test_the_counts_in_the_readme_are_those_of_the_findings() -> None:
+    findings, readme = ((ROOT / page).read_text() for page in ("docs/findings.md", "README.md"))
+    counts = re.search(
+        r"The paper: Of (\d+) claims, (\d+) hold, (\d+) fail, (\d+) are und", findings
+    )
+    assert counts
+    told = "Of the paper's {} claims {} hold, {} fail, {} are undecided and".format(
+        *counts.groups()
+    )
+    assert told in " ".join(readme.split())
