@@ -71,6 +71,7 @@ def test_without_a_command_there_is_help(run) -> None:
         (["reproduce", "--out", "/dev/null"], 4, "/dev/null: is a file"),
         (["reproduce", "--out", "/proc/none"], 5, "cannot be written"),
         (["reproduce", "\x1b[31m\n\r\u202e" + "x" * 500], 4, "(see kappascope reproduce --help)"),
+        (["study", "--bad"], 4, "(see kappascope study --help)"),
         (["study", "none"], 4, "study none: there is none (choose from toy, lasting)"),
         (["study", "toy", "--text", "/nowhere"], 2, "/nowhere"),
         (["study", "toy", "--text", __file__], 4, "reads no text"),

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import kappascope
 from kappascope.clinic import glance
 from kappascope.clinic.glance import FACTORS, Row, heat, ranked
 from kappascope.clinic.page import PLOTTED, findings, groups, legible, page
@@ -238,7 +239,7 @@ def test_nothing_analysed_is_the_first_line(many: list[Any]) -> None:
 def test_an_empty_document_is_a_page() -> None:
     read = text(page({}))
     assert "There is no matrix to show." in read
-    assert "for there was nothing to examine" in read
+    assert "No findings: nothing was examined" in read
 
 
 def test_a_bare_matrix_is_shown_with_dashes() -> None:
@@ -791,3 +792,10 @@ def test_without_scripts_everything_is_there_but_the_plots(browser: Any, tmp_pat
     assert len(ward.names()) == 150
     assert not ward.page.locator(".controls").is_visible()
     ward.context.close()
+
+
+def test_the_legends_and_colours_are_those_of_the_levels() -> None:
+    style = (Path(kappascope.__file__).parent / "templates" / "diagnosis.css").read_text()
+    for name, limits in (("level", glance.FACTORS), ("move", glance.MOVES)):
+        coloured = set(re.findall(rf'data-{name}="(\d)"', style))
+        assert coloured == {str(i + 1) for i in range(len(limits))}

@@ -41,7 +41,7 @@ class Stateful(Protocol):
         """Everything that a later step depends on."""
 
     def load_state_dict(self, state: Any, /) -> Any:
-        """Be as the other was."""
+        """Take over what the other had."""
 
 
 @dataclass

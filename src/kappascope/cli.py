@@ -23,7 +23,7 @@ import typer
 
 from kappascope.clinic import MODULES, Depth, Severity
 from kappascope.engines import CORES, ONE_THREAD, Done, Engine, Here, Processes
-from kappascope.prose import OUTCOMES, clean, tally, unmeasured
+from kappascope.prose import OUTCOMES, clean, plural, tally, unmeasured
 from kappascope.refusals import Refusal
 from kappascope.terminal import draw, progress, say, tell, waiting
 
@@ -41,6 +41,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+Debug = Annotated[bool, typer.Option("--debug", help="Show where an error arose.")]
+"""Of every command; it is `run` that looks for it, since a command may not even begin."""
 LABORATORY = (  # what workers need; torch's optimizers load its compiler, which takes a second
     "torch._dynamo", "matplotlib.figure", "kappascope.study", "kappascope.report",
 )  # fmt: skip
@@ -86,14 +88,14 @@ def reproduce(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer trials: half a minute.")] = False,
     trials: Annotated[
         int | None,
-        typer.Option(min=1, max=1_000_000, help="Trials on own streams, up to size 128."),
+        typer.Option(min=1, max=1_000_000, help="Trials of each setting on our own streams."),
     ] = None,
     jobs: Annotated[
         int, typer.Option(min=0, max=1024, help="Processes to run trials in; 0 uses this one.")
     ] = CORES,
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("kappascope-report"),
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget what is in that folder.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show where an error arose.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Run the paper's experiments, judge its claims, write the report.
 
@@ -133,7 +135,7 @@ def networks(
     ] = CORES,
     out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("kappascope-study"),
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget what is in that folder.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show where an error arose.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Train real networks, look into pretrained ones, and see whether any of it matters there.
 
@@ -220,14 +222,14 @@ def diagnose(
     ],
     *,
     include: Annotated[
-        list[str] | None, typer.Option(help="Only tensors whose name has or matches this.")
+        list[str] | None, typer.Option(help="Only tensors whose name contains this, or matches it.")
     ] = None,
     exclude: Annotated[
-        list[str] | None, typer.Option(help="No tensors whose name has or matches this.")
+        list[str] | None, typer.Option(help="No tensors whose name contains this, or matches it.")
     ] = None,
     spectrum: Annotated[
         Depth,
-        typer.Option(help="Ask for all singular values up to size 2048, or always, or never."),
+        typer.Option(help="All singular values: up to size 2048, always, or where they come free."),
     ] = "auto",
     reference: Annotated[
         str | None, typer.Option(help="A checkpoint to compare every component with.")
@@ -241,7 +243,7 @@ def diagnose(
         Severity | None, typer.Option(help="Exit with 1 from this severity on.")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, max=1024, help="Processes to work in.")] = CORES,
-    debug: Annotated[bool, typer.Option("--debug", help="Show where an error arose.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Examine the weights in a checkpoint: no model code, no network, no trust in the file.
 
@@ -319,8 +321,7 @@ def _examined(path: str, reference: str | None, choice: Choice, jobs: int) -> Di
     if not found.matrices:
         skipped = sorted(found.skipped, key=lambda one: (not one.lost, one.reason != UNCHOSEN))
         reason = f", first {_first(skipped)}" if skipped else ""
-        count = "1 item" if len(skipped) == 1 else f"{len(skipped)} items"
-        wrong = f"no matrix to examine in it ({count}{reason})"
+        wrong = f"no matrix to examine in it ({plural(len(skipped), 'item')}{reason})"
         raise Refusal(2, path, wrong, "see --include and --exclude, or name a checkpoint")
     return found
 
@@ -367,8 +368,7 @@ def _judged(found: Sequence[Diagnosis], fail_on: Severity | None) -> None:
     bad = [(each, one) for each in found for one in (each.above(fail_on) if fail_on else ())]
     if bad:
         step, first = bad[0]
-        count = "1 finding" if len(bad) == 1 else f"{len(bad)} findings"
-        wrong = f"{count} of severity {fail_on} or worse, first {first.rule}"
+        wrong = f"{plural(len(bad), 'finding')} of severity {fail_on} or worse, first {first.rule}"
         given = f"{step.source}: {first.subject}" if len(found) > 1 else first.subject
         raise Refusal(1, given, f"{wrong}: {first.evidence}", first.advice)
     for each in found:
@@ -377,13 +377,12 @@ def _judged(found: Sequence[Diagnosis], fail_on: Severity | None) -> None:
         if each.failed and not each.analysed:
             raise Refusal(2, each.source, f"nothing analysed: {_first(each.failed)}", ADVICE)
         if each.failed and len(each.unbuilt) == len(each.failed):
-            count = "1 object" if len(each.failed) == 1 else f"{len(each.failed)} objects"
             told = _first(each.failed).partition(": only")[0]
-            wrong = f"{count} not built, first {told}"
+            wrong = f"{plural(len(each.failed), 'object')} not built, first {told}"
             raise Refusal(3, each.source, wrong, TRUSTED)
         if each.failed:
-            count = "1 item" if len(each.failed) == 1 else f"{len(each.failed)} items"
-            wrong = f"{count} not analysed, first {_first(each.failed)}"
+            many = plural(len(each.failed), "item")
+            wrong = f"{many} not analysed, first {_first(each.failed)}"
             raise Refusal(3, each.source, wrong, "the rest is above; --json lists them all")
 
 
@@ -391,7 +390,7 @@ def _judged(found: Sequence[Diagnosis], fail_on: Severity | None) -> None:
 def verify(
     folder: Annotated[Path, typer.Argument(help="Folder of results.")],
     trials: Annotated[int, typer.Option(min=1, help="How many to run again.")] = 5,
-    debug: Annotated[bool, typer.Option("--debug", help="Show where an error arose.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Run some trials of a folder again, each alone, and compare every bit."""
     from kappascope.store import Store
@@ -418,7 +417,7 @@ def verify(
 def findings(
     folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Folders of results.")],
     docs: Annotated[Path, typer.Option(help="Folder of the pages to write.")] = Path("docs"),
-    debug: Annotated[bool, typer.Option("--debug", help="Show where an error arose.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Write what runs found, and their answers to the paper's review, into the documentation.
 
@@ -512,7 +511,7 @@ def _conclude(
     tell(f"Report: {clean(str(store.folder / 'report.html'))}")
     if failed := results.provenance["failed"]:
         first = f"{failed[0]['trials']}: {failed[0]['reason']}"
-        wrong = f"{len(failed)} blocks of trials failed, first {first}"
+        wrong = f"{plural(len(failed), 'block')} of trials failed, first {first}"
         raise Refusal(3, str(store.folder), wrong, "run the same command to try them again")
 
 
@@ -556,7 +555,7 @@ def _exhibit(one: Exhibit, more: int) -> None:
         for cells in one.rows:
             table.add_row(*(Text(clean(text)) for text in cells))
         draw(table)
-    further = f"{more} more {'table is' if more == 1 else 'tables are'} in the report."
+    further = f"{plural(more, 'more table is', 'more tables are')} in the report."
     tell(clean(" ".join([one.note, further] if more else [one.note])))
 
 
@@ -585,7 +584,7 @@ def _refusal(error: BaseException, arguments: Sequence[str]) -> Refusal:
         return error
     if hasattr(error, "format_message"):  # typer's, whichever module it keeps them in
         wrong = str(error.format_message()).replace("Value error, ", "").rstrip(".")
-        named = {getattr(each.callback, "__name__", "") for each in app.registered_commands}
+        named = getattr(typer.main.get_command(app), "commands", {})
         of = f"{arguments[0]} " if arguments and arguments[0] in named else ""
         return Refusal(4, given, wrong, f"see kappascope {of}--help")
     code, wrong, advice = next(known[kind] for kind in known if isinstance(error, kind))
@@ -636,7 +635,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def main() -> None:
-    """Be the command."""
+    """The console script."""
     code = run(sys.argv[1:])
     gc.freeze()  # or Python looks through a million objects once more, for a second, before it ends
     sys.exit(code)

@@ -15,9 +15,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from kappascope.prose import interval, number, words
+from kappascope.prose import interval, listed, number, plural, words
 
-SPEECH: tuple[Callable[..., str], ...] = (number, interval, words)
+SPEECH: tuple[Callable[..., str], ...] = (number, interval, words, plural, listed)
 
 
 def render(name: str, filters: Iterable[Callable[..., Any]] = (), **content: Any) -> str:

@@ -58,6 +58,25 @@ def number(value: float | None, digits: int = 3) -> str:
     return text.replace("-", "−")
 
 
+def plural(count: int, one: str, more: str = "") -> str:
+    """So many of something.
+
+    >>> plural(1, "matrix", "matrices"), plural(1200, "item")
+    ('1 matrix', '1,200 items')
+    """
+    return f"{count:,} {one if count == 1 else more or one + 's'}"
+
+
+def listed(names: Sequence[str], most: int = 3, mark: str = ", ") -> str:
+    """The first of them, and how many more there are.
+
+    >>> listed("abcde"), listed(["a", "b"], mark="; ")
+    ('a, b, c and 2 more', 'a; b')
+    """
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return mark.join(names[:most]) + more
+
+
 def clean(text: str) -> str:
     r"""Text without the characters that would move a cursor or hide what follows.
 
@@ -120,10 +139,10 @@ def tally(claims: Sequence[Record]) -> str:
     if not claims:
         return "In this run no claim was judged."
     found = [claim["verdict"] for claim in claims]
-    counts = [_plural(found.count(outcome), *VERBS[outcome]) for outcome in OUTCOMES]
-    many = _plural(len(claims), "claim", "claims")
+    counts = [plural(found.count(outcome), *VERBS[outcome]) for outcome in OUTCOMES]
+    many = plural(len(claims), "claim")
     absent = sum(map(unmeasured, claims))
-    left = f"; {_plural(absent, 'of the undecided was', 'of the undecided were')} not measured here"
+    left = f"; {plural(absent, 'of the undecided was', 'of the undecided were')} not measured here"
     return f"Of {many}, {', '.join(counts[:-1])} and {counts[-1]}{left if absent else ''}."
 
 
@@ -144,9 +163,9 @@ def _matched(printed: Sequence[Record]) -> str:
         return "No printed figure was compared."
     absent, matched = sum(map(unmeasured, printed)), sum(bool(one["matches"]) for one in printed)
     missed = len(printed) - matched - absent
-    left = f"; {_plural(missed, 'differs', 'differ')}" if missed else ""
-    left += f"; {_plural(absent, 'was', 'were')} not measured here" if absent else ""
-    many = _plural(len(printed), "figure", "figures")
+    left = f"; {plural(missed, 'differs', 'differ')}" if missed else ""
+    left += f"; {plural(absent, 'was', 'were')} not measured here" if absent else ""
+    many = plural(len(printed), "figure")
     return f"Of {many} that the paper prints, {matched} come out as printed{left}."
 
 
@@ -158,7 +177,3 @@ def unmeasured(record: Record) -> bool:
     """
     told = record.get("agreement") or record.get("explanation") or ""
     return str(told).lower().startswith("not measured")
-
-
-def _plural(count: int, one: str, more: str) -> str:
-    return f"{count} {one if count == 1 else more}"

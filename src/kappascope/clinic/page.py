@@ -55,6 +55,8 @@ def page(document: Mapping[str, Any]) -> str:
         opening=opening(known, rows),
         verdict=str(known["summary"].get("verdict") or "").splitlines(),
         rows=rows,
+        factors=glance.FACTORS,
+        shifts=glance.MOVES,
         heat=glance.heat(rows),
         change=glance.change(rows),
         trajectory=glance.trajectory(known["trajectory"]),

@@ -33,7 +33,7 @@ LEFT_ALONE = {
     "head": "its rows scale logits, and factors there hurt (Velikanov et al. 2026)",
     "adapter": "it is small by design, and merged in the end",
     "router": "it chooses experts, and its scale is the choice's sharpness",
-    "state": "it is a table of rates, no map",
+    "state": "it is a table of rates, not a linear map",
     "table": "it is a table of constants, no map",
 }
 # What files hold beside weights, by the last two parts of a name: masks, positions, filters.
@@ -91,10 +91,10 @@ def stored(row: Examination) -> str:
 
 # What was measured of each; the numbers are those of its docstring and benchmarks.
 MEASURED = {
-    "Multipliers": "they fit norms, not kappa, and drift against other factors without their decay",
-    "NormPin": "it holds the scale and takes the freedom to learn it",
+    "Multipliers": "they correct norms, not kappa, and need their decay lest factors drift apart",
+    "NormPin": "it fixes the scale, which can then no longer be learned",
     "SpectralPenalty": "it brings kappa to its target; a gain in loss has not been shown",
-    "SingularValueBound": "it holds kappa for certain; a gain in loss has not been shown",
+    "SingularValueBound": "it guarantees a bound on kappa; a gain in loss has not been shown",
     "Hybrid": "in its checks the error fell 1.02 to 1.41 times under AdamW and rose under SGD",
 }
 

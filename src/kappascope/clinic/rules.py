@@ -123,7 +123,7 @@ def zero(row: Examination, model: Model) -> Symptom | None:
     if row.frobenius_norm != 0 or not min(row.shape):
         return None
     meant = model.is_fresh or is_left_alone(row)
-    advice = "fine where a layer is to start as nothing; otherwise it was not loaded or not trained"
+    advice = "fine if it is initialised so; otherwise it was not loaded or not trained"
     return Symptom("info" if meant else "warning", "all entries are zero", advice)
 
 
@@ -256,7 +256,7 @@ def ill_conditioned(row: Examination, model: Model) -> Symptom | None:
     usual = f"at least {times:,.0f} times that of a random {m} x {n} matrix"
     evidence = f"{what} is beyond chance: {usual}"
     if times < GRAVE and not known:
-        return Symptom("info", evidence, "no need to act, and no way to tell how large it is")
+        return Symptom("info", evidence, "no need to act; its size is not resolved")
     severity: Severity = "warning" if times >= GRAVE else "info"
     return Symptom(severity, evidence, flaw=_flaw(row, model))
 
@@ -333,8 +333,8 @@ def untrained(row: Examination, model: Model) -> Symptom | None:
     advice = "fine if it is new, frozen or small; otherwise it was not loaded or not trained"
     if is_orthogonal(row):
         return Symptom(
-            "info", "all singular values are equal, as orthogonal initialisation", advice
+            "info", "all singular values are equal, as after orthogonal initialisation", advice
         )
-    distance = f"{row.null_distance:.4f}, below the {usual_distance(row):.4f} of chance"
-    told = f"its spectrum cannot be told from that of fresh {law(row)} entries: distance {distance}"
+    distance = f"distance {row.null_distance:.4f}; chance reaches {usual_distance(row):.4f}"
+    told = f"its spectrum could be that of freshly drawn {law(row)} entries ({distance})"
     return Symptom("info", told, advice)
