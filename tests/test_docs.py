@@ -9,6 +9,7 @@ from torch import nn
 
 import kappascope
 from kappascope import corrections
+from kappascope.clinic.findings import MODEL_RULES, RULES
 from specimens import safetensors
 
 ROOT = Path(__file__).parents[1]
@@ -60,3 +61,16 @@ def test_the_counts_in_the_readme_are_those_of_the_findings() -> None:
         *counts.groups()
     )
     assert told in " ".join(readme.split())
+
+
+def test_every_module_is_on_the_map() -> None:
+    package = ROOT / "src" / "kappascope"
+    here = [path.stem for path in package.glob("[a-z]*.py")]
+    below = [f"{path.parent.name}/" for path in package.glob("*/__init__.py")]
+    table = "".join(re.findall(r"^\|.*", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE))
+    assert [name for name in (*here, *below) if f"`{name}`" not in table] == []
+
+
+def test_every_rule_is_explained() -> None:
+    told = (ROOT / "docs" / "diagnose.md").read_text()
+    assert [name for name in (*RULES, *MODEL_RULES) if f"`{name}`" not in told] == []
