@@ -14,27 +14,19 @@ geotorch is compared where it is installed (pip install --no-deps geotorch).
 import argparse
 import copy
 import json
-import platform
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from measuring import cpu_seconds, environment
 from torch import Tensor, nn
 
 from kappascope import pairs
 from kappascope.corrections import Hybrid, Multipliers, SingularValueBound, SpectralPenalty
 
 Result = dict[str, Any]
-
-
-def seconds(work: Callable[[], object]) -> float:
-    """CPU time of one call."""
-    began = time.process_time()
-    work()
-    return time.process_time() - began
 
 
 # --- the penalty's step against a full SVD --------------------------------------------------------
@@ -75,9 +67,10 @@ def penalty_step(size: int, speed: float, count: int) -> Result:
     for step, weight in enumerate(walk(size, speed, count + 1)):
         out: dict[str, Any] = {}
         before = memory.get("factor")
-        ours = seconds(lambda: out.update(ours=pairs.ends(weight, memory)))  # noqa: B023
-        ours += seconds(lambda: out.update(a=gradient(out["ours"])))  # noqa: B023
-        theirs = seconds(lambda: out.update(b=gradient(exact(weight))))  # noqa: B023
+        # called at once, before the variables of the loop change
+        ours = cpu_seconds(lambda: out.update(ours=pairs.ends(weight, memory)))  # noqa: B023
+        ours += cpu_seconds(lambda: out.update(a=gradient(out["ours"])))  # noqa: B023
+        theirs = cpu_seconds(lambda: out.update(b=gradient(exact(weight))))  # noqa: B023
         if step == 0:
             continue  # from random vectors: paid once
         fresh += memory["factor"] is not before
@@ -168,7 +161,7 @@ def gpt(rounds: int, batch: int = 16) -> Iterator[Result]:
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds * every):
         for name, run in runs.items():
-            times[name].append(seconds(run))
+            times[name].append(cpu_seconds(run))
     for name in list(runs)[1:]:
         ratios = [a / b for a, b in zip(times[name], times["plain"], strict=True)]
         # of each step of the cadence, in one of which the penalty acts
@@ -227,7 +220,7 @@ def bound(size: int, rounds: int) -> Iterator[Result]:
     kappas = {}
     for _ in range(rounds):
         for name, run in runs.items():
-            times[name].append(seconds(run))
+            times[name].append(cpu_seconds(run))
     for name in runs:
         values = torch.linalg.svdvals(layers[name].weight.detach())
         kappas[name] = float(values[0] / values[-1])
@@ -238,19 +231,6 @@ def bound(size: int, rounds: int) -> Iterator[Result]:
 
 
 # --- putting together -----------------------------------------------------------------------------
-
-
-def environment() -> Result:
-    """What the figures depend on."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return {
-        "cpu": models[0] if models else platform.processor(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-    }
 
 
 def shown(result: Result) -> str:

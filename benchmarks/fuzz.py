@@ -11,7 +11,6 @@ execution is anything that Python's audit events report as run, imported or writ
 import argparse
 import importlib
 import json
-import platform
 import sys
 import tempfile
 import time
@@ -19,8 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from measuring import environment
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 specimens, mutants = map(importlib.import_module, ("specimens", "mutants"))
@@ -50,20 +49,6 @@ def examine(kind: str, share: float, keep: Path | None) -> Any:
         tally = mutants.run(kind, files(max(1, round(count * share))), place, kept)
         tally.executions += [str(path) for path in Path(folder).rglob(specimens.MARK)]
     return tally
-
-
-def environment() -> dict[str, str | int]:
-    """What the figures depend on."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return {
-        "cpu": models[0] if models else platform.processor(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "threads": torch.get_num_threads(),
-    }
 
 
 def row(tally: Any, seconds: float) -> dict[str, Any]:

@@ -8,13 +8,11 @@ core, take turns in one process, and count CPU time; the best round of each coun
 
 import argparse
 import json
-import platform
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
+from measuring import cpu_seconds, environment
 
 from kappascope.experiments.e1_components import trials
 from kappascope.study import STACK
@@ -38,37 +36,18 @@ def straightforward(size: int, seed: int) -> np.ndarray:
     return np.abs(learned - wanted)
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """CPU time of one call."""
-    began = time.process_time()
-    work()
-    return time.process_time() - began
-
-
 def compare(size: int, rounds: int) -> dict[str, float]:
     """CPU milliseconds per trial, either way."""
     stack, few = min(64, max(1, STACK // size**2)), max(1, 512 // size)
     ours, theirs = [], []
     for turn in range(rounds):
         seeds = range(turn * stack, (turn + 1) * stack)
-        theirs.append(seconds(lambda: [straightforward(size, k) for k in range(few)]) / few)
-        ours.append(seconds(lambda seeds=seeds: list(trials(Own(seeds, "bench"), size))) / stack)
+        theirs.append(cpu_seconds(lambda: [straightforward(size, k) for k in range(few)]) / few)
+        ours.append(
+            cpu_seconds(lambda seeds=seeds: list(trials(Own(seeds, "bench"), size))) / stack
+        )
     best = {"numpy_ms": 1e3 * min(theirs), "stacked_ms": 1e3 * min(ours)}
     return {"size": size, "stack": stack, **best, "ratio": min(theirs) / min(ours)}
-
-
-def environment() -> dict[str, str | int]:
-    """What the figures depend on."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return {
-        "cpu": models[0] if models else platform.processor(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "threads": torch.get_num_threads(),
-    }
 
 
 def main() -> None:

@@ -18,15 +18,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
-import importlib.metadata
 import io
 import json
 import logging
 import math
 import os
-import platform
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -36,14 +33,14 @@ from typing import Any
 import numpy as np
 import scipy.linalg
 import torch
+from measuring import ONE_THREAD, cpu_seconds, environment
 from torch import Tensor
 
 from kappascope import spectra
 
-ONE_THREAD = {f"{pool}_NUM_THREADS": "1" for pool in ("OMP", "OPENBLAS", "MKL")}
 HERE = Path(__file__).parent
 ROUNDS = {512: 20, 1024: 6, 2048: 6, 4096: 2}  # the larger, the longer, and the steadier
-TOURS = {200: 12, 400: 6, 1000: 2}  # sizes at which the zoo is visited, and how often
+TOURS = {200: 40, 400: 10, 1000: 2}  # sizes at which the zoo is visited, and how often
 
 Seconds = dict[str, float]
 
@@ -126,13 +123,6 @@ def weightwatcher(matrix: Tensor) -> Callable[[], object] | None:
             return watch.analyze()
 
     return analyze
-
-
-def cpu_seconds(work: Callable[[], object]) -> float:
-    """CPU time of one call."""
-    began = time.process_time()
-    work()
-    return time.process_time() - began
 
 
 def race(contestants: dict[str, Callable[[], object]], rounds: int) -> Seconds:
@@ -272,18 +262,6 @@ def worst(visits: list[Visit]) -> Errors:
 
 
 # --- the report -----------------------------------------------------------------------------------
-
-
-def environment() -> dict[str, Any]:
-    """What the figures depend on."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    found = {"cpu": models[0] if models else platform.processor(), "cores": os.cpu_count()}
-    for package in ("torch", "numpy", "scipy", "weightwatcher"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found | {"python": platform.python_version(), "threads": torch.get_num_threads()}
 
 
 def rated(value: float, reach: float, aim: float, unit: str = "") -> str:
