@@ -170,7 +170,7 @@ def _number(low: float) -> Callable[[Any], bool]:
 
 _TINY = math.ulp(0.0)  # the least number above zero
 _SIZES = "strength", "rate", "weight_decay", "band", "slack"
-# What an argument may be; a name means the same in every class.
+# What an argument may be, whichever class has it.
 _ALLOWED: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(_SIZES, (_number(0), "a number, at least 0")),
     "kappa": (_number(1), "a condition number, at least 1"),

@@ -75,8 +75,8 @@ def fixed(streams: Streams, size: int, depth: int, data: str) -> Iterator[Batch]
     inputs, seen = random.normal(size, size // 2), (random.normal(size, size) > 0).to(target)
     if data == "inputs":
         basis, moments = torch.linalg.qr(inputs).Q, 2 / size * inputs @ inputs.mT
-        shown: Part = lambda w: (w @ basis) @ basis.mT  # noqa: E731
-        slope: Part = lambda w: (w - target) @ moments  # noqa: E731
+        shown: Part = lambda w: (w @ basis) @ basis.mT  # noqa: E731 - one of a pair
+        slope: Part = lambda w: (w - target) @ moments  # noqa: E731 - the other
     else:
         shown, slope = (lambda w: w * seen), (lambda w: (w - target) * seen)
     model = DeepLinear([start(again, size, SMALL ** (1 / depth)) for _ in range(depth)])

@@ -25,7 +25,7 @@ class Muon(torch.optim.Muon):
     """
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # it has no closure
         """Move every matrix by as much in every singular direction."""
         for group in self.param_groups:
             alike: dict[torch.Size, list[nn.Parameter]] = {}
