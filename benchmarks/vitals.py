@@ -248,7 +248,7 @@ def tour(size: int, rounds: int, every: int) -> Iterator[Visit]:
             },
             rounds,
         )
-        fell_back = size > spectra.TINY and "all values" in spectra.vitals(matrix).method
+        fell_back = size > spectra.SVD_UP_TO and "all values" in spectra.vitals(matrix).method
         missed = errors(matrix, values) if values[0] < 1e8 * values[-1] else None
         yield Visit(f"{name}, {size}", times["ours"] / times["theirs"], fell_back, missed)
 

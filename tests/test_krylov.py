@@ -25,7 +25,7 @@ def reference(matrix: Tensor) -> np.ndarray:
 def fast(request) -> Iterator[None]:
     """Krylov spaces from 65 columns on; with and without the attempt in float64."""
     with (
-        mock.patch.multiple(spectra, SMALL=64, TINY=32),
+        mock.patch.multiple(spectra, BISECTION_UP_TO=64, SVD_UP_TO=32),
         mock.patch.object(krylov, "WORTHWHILE", request.param),
     ):
         yield
@@ -113,7 +113,7 @@ def test_a_crowded_tall_matrix_is_not_taken_for_converged() -> None:
     """Errors of a Cholesky factor, squared by it, once passed for digits here."""
     matrix = zoo.crowded(325, 244, 2e-4, 3e5)
     with (
-        mock.patch.multiple(spectra, SMALL=64, TINY=32),
+        mock.patch.multiple(spectra, BISECTION_UP_TO=64, SVD_UP_TO=32),
         mock.patch.object(krylov, "WORTHWHILE", 64),
     ):
         found, s = spectra.vitals(matrix), reference(matrix)

@@ -20,6 +20,8 @@ from kappascope import Components, panels, spectra
 from kappascope.spectra import Vitals, singular_values, spectrum, vitals
 
 EPS = torch.finfo(torch.float64).eps
+USUAL = {"BISECTION_UP_TO": spectra.BISECTION_UP_TO}
+KRYLOV = {"BISECTION_UP_TO": 64, "SVD_UP_TO": 32}  # so that small matrices go the way of large ones
 
 
 # --- oracles --------------------------------------------------------------------------------------
@@ -82,7 +84,7 @@ def norms(rows: Tensor) -> np.ndarray:
 @pytest.fixture
 def fast() -> Iterator[None]:
     """Krylov spaces from 65 columns on, so that small matrices go the way of large ones."""
-    with mock.patch.multiple(spectra, SMALL=64, TINY=32):
+    with mock.patch.multiple(spectra, **KRYLOV):
         yield
 
 
@@ -366,7 +368,7 @@ def test_large_gaussian_matrices_go_the_fast_way() -> None:
 def test_any_share_may_be_the_threshold(threshold, small, zeros, size) -> None:
     s = np.linspace(1, 0.1, size - zeros)
     matrix = zoo.with_values(np.r_[s, np.zeros(zeros)], size, size)
-    with mock.patch.object(spectra, "SMALL", small):
+    with mock.patch.object(spectra, "BISECTION_UP_TO", small):
         found = vitals(matrix, threshold=threshold)
     assert found.effective_rank == (s > threshold).sum(), "zeros never count"
 
@@ -397,7 +399,7 @@ def test_stored_subnormals_are_read_before_any_are_flushed(scale, monkeypatch) -
 @pytest.mark.parametrize("shape", [(1200, 1200), (1500, 1100), (700, 600), (250, 250)], ids=str)
 @pytest.mark.parametrize("kappa", [900, 1100, 3000, 3500])
 def test_the_list_of_all_values_has_its_digits(shape, kappa) -> None:
-    digits = 1e-8 if shape[1] <= spectra.MEDIUM else 1e-7
+    digits = 1e-8 if shape[1] <= spectra.OPENBLAS_UP_TO else 1e-7
     matrix = zoo.with_values(np.r_[np.linspace(1, 0.5, shape[1] - 1), 1 / kappa], *shape)
     assert close(float(spectrum(matrix).values[-1]), reference(matrix)[-1], digits)
 
@@ -451,7 +453,7 @@ def test_digits_that_float64_drops_are_told() -> None:
 # --- dead rows and columns ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limits", [{"SMALL": 896}, {"SMALL": 64, "TINY": 32}], ids=str)
+@pytest.mark.parametrize("limits", [USUAL, KRYLOV], ids=str)
 @pytest.mark.parametrize("dead", [(1, 0), (0, 1), (3, 7), (80, 2), (200, 209)], ids=str)
 @pytest.mark.parametrize("shape", [(210, 210), (230, 210), (210, 260)], ids=str)
 def test_dead_rows_and_columns_are_zeros_of_the_spectrum(shape, dead, limits) -> None:
@@ -523,9 +525,7 @@ LAPACK = {
 
 @pytest.mark.parametrize("name", LAPACK)
 @pytest.mark.parametrize("least", [0.1, 1e-5])
-@pytest.mark.parametrize(
-    "limits", [{"SMALL": 896}, {"SMALL": 64, "TINY": 32}, {"MEDIUM": 32}], ids=str
-)
+@pytest.mark.parametrize("limits", [USUAL, KRYLOV, {"OPENBLAS_UP_TO": 32}], ids=str)
 def test_what_fails_within_lapack_is_done_another_way(monkeypatch, name, least, limits) -> None:
     """An eigenproblem of a Krylov space once ended a diagnosis with "Internal Error"."""
     module, error = LAPACK[name]
@@ -706,7 +706,7 @@ def test_powers_of_two_scale_exactly(matrix, power) -> None:
 @given(st.integers(-900, 900))
 def test_powers_of_two_scale_exactly_the_fast_way(power) -> None:
     matrix = zoo.spiked(128)
-    with mock.patch.multiple(spectra, SMALL=64, TINY=32):
+    with mock.patch.multiple(spectra, **KRYLOV):
         one, other = vitals(matrix), vitals(matrix * 2.0**power)
     assert other.sigma_max == one.sigma_max * 2.0**power
     assert other.condition_number == one.condition_number

@@ -41,6 +41,7 @@ SLOW = 0.05  # what is no better known after eight steps needs forty, which all 
 # The ninth of the inverse squares over the first, after three steps: where it is larger, some forty
 # steps and a count of many values would follow. The lower edge of a tall matrix needs but twenty.
 CROWDED, CROWDED_TALL = 0.75, 0.97
+NEAR = "too many values near the smallest"
 WORTHWHILE = 1800  # up to here a float64 attempt costs as much as the SVD it would save
 
 
@@ -55,7 +56,7 @@ class Unresolved(ArithmeticError):  # noqa: N818 - an outcome, not an error
     False
     """
 
-    def __init__(self, reason: str, crowded: bool = False, blurred: bool = False) -> None:
+    def __init__(self, reason: str, *, crowded: bool = False, blurred: bool = False) -> None:
         super().__init__(reason)
         self.crowded, self.blurred = crowded, blurred
 
@@ -132,7 +133,7 @@ def _look_down(square: _Square) -> _Space | None:
     if ritz.values[GUARD] > (CROWDED_TALL if square.tall else CROWDED) * ritz.values[0]:
         largest = math.sqrt(_norm(square.apply, square.rough, turns=2))
         blurred = _Settled(largest, math.inf, square.eps).blurred(ritz)
-        raise Unresolved("the smallest values are crowded", True, blurred)
+        raise Unresolved("the smallest values are crowded", crowded=True, blurred=blurred)
     return space
 
 
@@ -306,7 +307,7 @@ def _lowest(square: _Square, wanted: int) -> Float[Tensor, "p k"]:
             return 0.0
         uncertainty = ritz.uncertainty(wanted)
         if ritz.steps >= 8 + wanted // 4 and uncertainty > SLOW:
-            raise Unresolved("too many values near the smallest")
+            raise Unresolved(NEAR)
         return _share(uncertainty, TOLERANCE)
 
     return square.lower().until(progress, wanted + GUARD).vectors(wanted + GUARD)
@@ -389,7 +390,7 @@ class _Settled:
     def __call__(self, ritz: _Ritz) -> float:
         uncertainty = ritz.uncertainty(1)
         if ritz.steps >= 8 and uncertainty > SLOW:
-            raise Unresolved("too many values near the smallest", True, self.blurred(ritz))
+            raise Unresolved(NEAR, crowded=True, blurred=self.blurred(ritz))
         done = _share(uncertainty, TOLERANCE)
         return done if done < 1 or self._counted(ritz) else 0.9
 

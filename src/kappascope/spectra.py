@@ -47,11 +47,13 @@ from kappascope.krylov import (
 )
 from kappascope.panels import CACHED, COPIED, FEW, Dense, Panels
 
-SMALL = 896  # up to here a tridiagonal form costs no more than two Krylov spaces
-SLIGHT = 320  # up to here pivots, a tenth of the work, are asked whether it is worth the while
-TINY = 192  # up to here the SVD costs no more than the Gram matrix and its eigenvalues
-MEDIUM = 1024  # up to here OpenBLAS's tridiagonal form beats MKL's eigenvalues
-TALL = 1.2  # rows over columns from which a QR factorization first saves time
+# Columns up to which a method is the one to take, and rows over columns from which another is.
+SVD_UP_TO = 192  # which costs no more than the Gram matrix and its eigenvalues
+PIVOTS_UP_TO = 320  # a tenth of the work, which tell whether the rest is worth the while
+BISECTION_UP_TO = 896  # of a tridiagonal form, which costs no more than two Krylov spaces
+OPENBLAS_UP_TO = 1024  # whose tridiagonal form beats MKL's eigenvalues
+QR_FROM = 1.2  # which then saves time before an SVD
+
 SOFT = 1e-3  # of sigma_1: below, the list of a Gram matrix's eigenvalues may lose the eighth digit
 NORMAL = torch.finfo(torch.float64).smallest_normal  # below this float64 drops digits
 
@@ -302,7 +304,7 @@ def resolution(shape: tuple[int, ...], largest: Tensor) -> Tensor:
 def _each_spectrum(stack: Float[Tensor, "stack q p"]) -> Float[Tensor, "stack p"]:
     """Singular values of tall, scaled, finite matrices; NaN where the SVD does not converge."""
     values = stack.new_full((len(stack), stack.shape[-1]), torch.nan)
-    if stack.shape[-1] <= TINY:
+    if stack.shape[-1] <= SVD_UP_TO:
         with contextlib.suppress(RuntimeError):  # torch gives up on all when one does not converge
             values = torch.linalg.svdvals(stack)
     for i in (~torch.isfinite(values).all(-1)).nonzero().flatten().tolist():
@@ -321,7 +323,7 @@ def _values(a: Dense) -> Float[Tensor, " p"]:
 
 def _all_values(a: Dense) -> Float[Tensor, " p"]:
     """Singular values of a tall, scaled, finite matrix."""
-    return _svd_values(a) if a.shape[1] <= TINY else _gram_values(a)
+    return _svd_values(a) if a.shape[1] <= SVD_UP_TO else _gram_values(a)
 
 
 def _gram_values(a: Dense) -> Float[Tensor, " p"]:
@@ -348,7 +350,7 @@ def _sharp(a: Dense, values: Float[Tensor, " p"], count: int) -> Float[Tensor, "
 
 def _squares(gram: Float[Tensor, "p p"]) -> Float[Tensor, " p"]:
     """Eigenvalues of a symmetric matrix, given by its lower triangle, smallest first."""
-    if len(gram) > MEDIUM:
+    if len(gram) > OPENBLAS_UP_TO:
         with failures_told():
             return torch.linalg.eigvalsh(gram)
     return torch.as_tensor(_all_eigenvalues(*_tridiagonal(gram)), device=gram.device)
@@ -399,7 +401,7 @@ def _without_subnormals() -> Iterator[None]:
 
 def _svd_values(a: Dense) -> Float[Tensor, " p"]:
     """The plain SVD."""
-    if isinstance(a, Panels) or a.shape[0] > TALL * a.shape[1]:
+    if isinstance(a, Panels) or a.shape[0] > QR_FROM * a.shape[1]:
         a = panels.triangle(a)  # which may have to read subnormals
     return _plain_svd_values(a)
 
@@ -429,7 +431,7 @@ def _of_live_part(
     """
     threshold = max(threshold, max(a.shape) * EPS)  # below that there is only rounding to count
     live, missing = a, 0
-    if min(a.shape) > TINY and not isinstance(a, Panels) and not complete:
+    if min(a.shape) > SVD_UP_TO and not isinstance(a, Panels) and not complete:
         rows, columns = norms.rows > 0, norms.columns > 0
         missing = min(a.shape) - int(min(rows.sum(), columns.sum()))
         if missing and not a[~rows].any() and not a[:, ~columns].any():  # not even faint ones
@@ -453,9 +455,9 @@ def _extremes(
     Of what is part of a ``singular`` matrix the smallest value need not be known.
     """
     blurred = False
-    if min(a.shape) > TINY and not complete:
+    if min(a.shape) > SVD_UP_TO and not complete:
         try:
-            if min(a.shape) > SMALL:
+            if min(a.shape) > BISECTION_UP_TO:
                 return krylov.extremes(a, threshold, certify)
             return _bisected(a, threshold, singular)
         except Unresolved as problem:
@@ -475,7 +477,7 @@ def _bisected(a: Dense, threshold: float, singular: bool) -> Extremes:
     if threshold < 2 * BLURRED:
         raise Unresolved("the threshold lies where squaring blurs")
     square, last = panels.gram(a), a.shape[1] - 1
-    if last < SLIGHT and not singular and krylov.hopeless(square):
+    if last < PIVOTS_UP_TO and not singular and krylov.hopeless(square):
         raise Unresolved("squaring blurs the smallest values", blurred=True)
     form = _tridiagonal(square)
     second, first = _eigenvalues(*form, select="i", select_range=(last - 1, last))
@@ -551,7 +553,7 @@ def _report(
     computation = max(given.shape) * EPS * found.largest
     uncertainty = norms.rounding + computation
     # small matrices have a plain SVD; what other methods give is right to seven digits or more
-    computed = 0.0 if min(given.shape) <= TINY else krylov.BLUNT
+    computed = 0.0 if min(given.shape) <= SVD_UP_TO else krylov.BLUNT
     interval = precision.interval(found.largest, found.smallest, uncertainty, computed)
     singular = found.smallest <= computation
     absolute = {
@@ -565,14 +567,6 @@ def _report(
     vectors = {"row_norms": rows, "column_norms": columns}
     resolution = {"resolution": _unscaled(uncertainty, exponent)}
     absent = [name for name, value in (shown | vectors | resolution).items() if value is None]
-    notes = {
-        "ok: certified" if found.certified else "ok: verified": True,
-        f"numerically singular, condition number at least {interval.low:.3g}": singular,
-        f"values lie on the {_name(dtype)} grid": given.dtype.is_floating_point
-        and given.dtype != dtype,
-        f"{', '.join(absent)} outside float64's range": bool(absent),
-        "a single singular value, the second is taken as 0": min(given.shape) == 1,
-    }
     return Vitals(
         row_norms=rows,
         column_norms=columns,
@@ -586,9 +580,24 @@ def _report(
         singular_values=_unscaled_values(found.values, exponent),
         **resolution,
         storage=_name(dtype),
-        status="; ".join(note for note, applies in notes.items() if applies),
+        status="; ".join(_notes(given, dtype, found, interval.low if singular else None, absent)),
         method=found.method,
     )
+
+
+def _notes(
+    given: Tensor, dtype: torch.dtype, found: Extremes, least: float | None, absent: list[str]
+) -> Iterator[str]:
+    """How far the vitals can be trusted; ``least`` is all that is known of an infinite kappa."""
+    yield "ok: certified" if found.certified else "ok: verified"
+    if least is not None:
+        yield f"numerically singular, condition number at least {least:.3g}"
+    if given.dtype.is_floating_point and given.dtype != dtype:
+        yield f"values lie on the {_name(dtype)} grid"
+    if absent:
+        yield f"{', '.join(absent)} outside float64's range"
+    if min(given.shape) == 1:
+        yield "a single singular value, the second is taken as 0"
 
 
 def _of_nothing(given: Tensor, what: str) -> Vitals:
