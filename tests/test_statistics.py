@@ -178,13 +178,13 @@ def normal(correlations: np.ndarray, n: int, samples: int, key: int = 0) -> np.n
 class TestRankCorrelation:
     # half as many samples as elsewhere: the line is lower by what their error is larger
 
-    @pytest.mark.parametrize("rho", [0.0, -0.4, 0.9])
+    @pytest.mark.parametrize("rho", [0.0, -0.4, 0.9, -0.98, 0.995])
     @every_size
     def test_covers(self, rho: float, n: int) -> None:
         both = np.array([[1.0, rho], [rho, 1.0]])
         found = (rank_correlation(x, y) for x, y in normal(both, n, HALF))
         covered, printed = coverage(found, spearman(both)[0, 1])
-        assert printed > 0.95 * HALF  # ten values may stand in order
+        assert printed > (0.95 if abs(rho) <= 0.9 else 0.5) * HALF  # ten values may stand in order
         assert covered >= WORST - 0.01
 
     @every_size

@@ -478,10 +478,11 @@ def rank_correlation(
     """Spearman's correlation, or what is left of it once the ranks of others are ``given``.
 
     Its interval is Fisher's with the variance of Bonett and Wright (2000), each given variable
-    costing one value. ``within`` names a group for every value: ranks are then taken inside each
-    group and pooled, and the interval is a jackknife over groups, which need not be alike. What
-    it estimates is the correlation in groups of their size: the smaller they are, the nearer it
-    is to zero. An infinite value has a rank; one that is NaN is missing.
+    costing one value, and reaches out to what many more values would have. ``within`` names a group
+    for every value: ranks are then taken inside each group and pooled, and the interval is a
+    jackknife over groups, which need not be alike. What it estimates is the correlation in groups
+    of their size: the smaller they are, the nearer it is to zero. An infinite value has a rank; one
+    that is NaN is missing.
 
     >>> x = np.arange(20.0)
     >>> print(rank_correlation(x, np.roll(x, 2)))
@@ -505,8 +506,20 @@ def rank_correlation(
         reason = f"the {missing} missing values could have any rank"
     if reason:
         return Estimate(value, None, None, n, what, reason, missing)
-    low, high = math.tanh(math.atanh(value) - reach), math.tanh(math.atanh(value) + reach)
-    return Estimate(value, low, high, n, what)
+    size = abs(value)
+    most = size if within is not None else _of_many(size, n - len(given))
+    inner, outer = math.tanh(math.atanh(size) - reach), math.tanh(math.atanh(most) + reach)
+    return Estimate(value, *((inner, outer) if value >= 0 else (-outer, -inner)), n, what)
+
+
+def _of_many(value: float, n: int) -> float:
+    """What a positive rank correlation of n values would be with many more of them, below 1.
+
+    On average that of n is too small by 3 (rho - tau) / (n + 1) (Hoeffding 1948); of normal
+    variables tau, Kendall's correlation, follows from rho.
+    """
+    tau = 2 / math.pi * math.asin(2 * math.sin(math.pi * value / 6))
+    return min(value + 3 * (value - tau) / (n - 2), math.nextafter(1, 0))
 
 
 def _rank_products(columns: Floats, names: NDArray[Any]) -> Floats:
