@@ -193,9 +193,20 @@ class TestErrors:
         assert all(error.isnan() for error in found.values())
         assert set(found.absent) == set(found)
 
-    def test_different_shapes_are_refused(self) -> None:
+    @pytest.mark.parametrize("other", [(3, 2), (5, 2, 3)])
+    def test_different_shapes_are_refused(self, other) -> None:
         with pytest.raises(ValueError, match="one shape"):
-            errors(torch.ones(2, 3), torch.ones(3, 2))
+            errors(torch.ones(2, 2, 3), torch.ones(other))
+
+    def test_every_reason_is_given_with_its_own_count(self, random) -> None:
+        learned = torch.randn(4, 5, 5, generator=random)
+        target = learned.clone()
+        target[0], target[1], learned[2] = torch.nan, 1.0, 1.0
+        assert errors(learned, target).absent["condition_number"] == (
+            "a matrix is not finite (1 of 4); the target's condition_number is infinite (1 of 4); "
+            "the learned condition_number is infinite (1 of 4)"
+        )
+        assert errors(learned, target).absent["row_norms"] == "a matrix is not finite (1 of 4)"
 
     def test_one_target_serves_a_stack_of_learned_matrices(self, random) -> None:
         found = errors(torch.randn(4, 3, 3, generator=random), torch.eye(3) + 0.1)

@@ -125,6 +125,22 @@ def test_entries_that_were_rounded_alike_are_not_taken_for_random(dtype, scale, 
         assert kappa(original) <= found.condition_number_high * slack, kind
 
 
+@pytest.mark.parametrize("share", [0.05, 0.5, 0.85])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("shape", [(300, 300), (3000, 100)])
+def test_one_number_among_random_ones_moves_values_no_further_than_told(
+    shape, dtype, share
+) -> None:
+    random = np.random.default_rng(0)
+    constant = random.random(shape) < share
+    original = np.where(constant, 0.25095, 0.3 * random.standard_normal(shape))
+    stored = torch.from_numpy(original).to(dtype)
+    assert not precision.independent(stored, dtype)
+    exact, found = np.linalg.svd(original, compute_uv=False), spectra.vitals(stored, complete=True)
+    assert np.abs(found.singular_values.numpy() - exact).max() <= found.resolution
+    assert found.condition_number_low <= exact[0] / exact[-1] <= found.condition_number_high
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("scale", [1.0, 3e-6])
 def test_random_entries_repeat_no_more_than_chance_makes_them(dtype, scale) -> None:

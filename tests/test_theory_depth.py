@@ -214,7 +214,14 @@ def test_orthogonal_layers_pass_gradients_unchanged() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_at_time_zero_nothing_has_moved(depth) -> None:
+    assert mode_path([2.0, 0.0], [0.01, 0.0], depth, [0.0, 1.0])[:, 1].tolist() == [0.0, 0.0]
     assert mode_path([2.0, 0.5], [0.1, 0.2], depth, [0.0]) == pytest.approx(np.array([[0.1, 0.2]]))
     layers = [0.5 * np.eye(2)] * depth
     (still,) = flow(layers, np.eye(2), times=[0.0])
     np.testing.assert_allclose(still, layers)
+
+
+def test_at_depth_two_a_mode_with_nothing_to_learn_decays_like_one_over_time() -> None:
+    start, times = 0.01, np.array([0.0, 1.0, 10.0])
+    path = mode_path([2.0, 0.0], [start, start], 2, times)
+    assert path[:, 1] == pytest.approx(start / (1 + 2 * start * times))

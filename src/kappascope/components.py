@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from kappascope import spectra
@@ -190,6 +190,11 @@ class Components:
     def _entries(self) -> Float[Tensor, "*stack entries"]:
         return self.matrix.detach().double().flatten(-2)
 
+    @property
+    def _broken(self) -> Bool[Tensor, "*stack"]:
+        """Whether a matrix is not finite."""
+        return self._values.isnan().any(-1)
+
     @cached_property
     def _scaled(self) -> tuple[Tensor, Tensor]:
         return spectra.scaled(self.matrix)
@@ -235,18 +240,16 @@ def errors(learned: Tensor | Components, target: Tensor | Components) -> Errors:
     """
     ours = learned if isinstance(learned, Components) else Components(learned)
     theirs = target if isinstance(target, Components) else Components(target)
-    if ours.matrix.shape[-2:] != theirs.matrix.shape[-2:]:
-        given = f"{tuple(ours.matrix.shape)} and {tuple(theirs.matrix.shape)}"
-        raise ValueError(f"expected two matrices of one shape, got {given}")
+    _check_shapes(ours.matrix, theirs.matrix)
     pairs = {name: (getattr(ours, name), getattr(theirs, name)) for name in Components.names}
     pairs["overall_matrix"] = (ours._entries, theirs._entries)
-    broken = any(bool(each.singular_values.isnan().any()) for each in (ours, theirs))
+    broken = ours._broken | theirs._broken
     found, absent = {}, {}
     for name, (a, b) in pairs.items():
-        found[name] = _relative_error(a, b, vector=b.ndim > theirs.matrix.ndim - 2)
-        if bad := int(found[name].isnan().sum()):
-            reason = "a matrix is not finite" if broken else _reason(name, a, b)
-            absent[name] = f"{reason} ({bad} of {found[name].numel()})"
+        vector = b.ndim > theirs.matrix.ndim - 2
+        found[name] = _relative_error(a, b, vector)
+        if found[name].isnan().any():
+            absent[name] = _told(found[name], broken, _reasons(name, a, b, vector))
     log = (ours.log_condition_number - theirs.log_condition_number).abs()
     found["log_condition_number"] = torch.where(found["condition_number"].isnan(), torch.nan, log)
     if "condition_number" in absent:
@@ -266,12 +269,36 @@ def _relative_error(a: Tensor, b: Tensor, vector: bool) -> Tensor:
     return torch.where(exists, difference / size, torch.nan)
 
 
-def _reason(name: str, a: Tensor, b: Tensor) -> str:
-    """Why finite matrices with these values of a component have no relative error."""
+def _check_shapes(a: Tensor, b: Tensor) -> None:
+    try:
+        torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        fits = a.shape[-2:] == b.shape[-2:]
+    except RuntimeError:
+        fits = False
+    if not fits:
+        given = f"{tuple(a.shape)} and {tuple(b.shape)}"
+        raise ValueError(f"expected two matrices, or stacks, of one shape; got {given}")
+
+
+def _told(error: Tensor, broken: Tensor, reasons: Iterator[tuple[str, Tensor]]) -> str:
+    """Why errors are absent, each once, and of how many."""
+    left, told = error.isnan(), []
+    for reason, applies in (("a matrix is not finite", broken), *reasons):
+        here = left & applies
+        if here.any():
+            told.append(f"{reason} ({int(here.sum())} of {error.numel()})")
+            left = left & ~here
+    return "; ".join(told)
+
+
+def _reasons(name: str, a: Tensor, b: Tensor, vector: bool) -> Iterator[tuple[str, Tensor]]:
+    """Why finite matrices with these values of a component have no relative error, and which."""
+
+    def any_of(found: Tensor) -> Tensor:
+        return found.any(-1) if vector else found
+
     for whose, values in (("target's", b), ("learned", a)):
-        for kind, found in (("infinite", values.isinf()), ("undefined", values.isnan())):
-            if found.any():
-                return f"the {whose} {name} is {kind}"
-    if (a - b).isinf().any():
-        return f"the error of {name} is outside float64's range"
-    return f"the target's {name} is zero"
+        yield f"the {whose} {name} is infinite", any_of(values.isinf())
+        yield f"the {whose} {name} is undefined", any_of(values.isnan())
+    yield f"the error of {name} is outside float64's range", any_of((a - b).isinf())
+    yield f"the target's {name} is zero", torch.ones((), dtype=torch.bool, device=b.device)

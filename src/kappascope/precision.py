@@ -20,6 +20,9 @@ GRIDS = (torch.bfloat16, torch.float16, torch.float32)
 EXPONENT_BITS = 0x7FF0_0000_0000_0000  # of a float64: what is left is the power of two below it
 
 SAMPLE = 32  # rows and columns that tell whether entries repeat
+# A number met so many times more often than others near it was not put there by chance: a density
+# may change within a power of two, and of a thousand small counts one is large.
+OFTEN, AT_LEAST = 8, 12
 
 # Over all dtypes, shapes from 1x1 on, and uneven rows, the norm of a random rounding never exceeded
 # its estimate (largest ratio 0.997 in the trials of tests/test_precision.py); this is on top.
@@ -115,7 +118,8 @@ def independent(matrix: Float[Tensor, "out in"], dtype: torch.dtype) -> bool:
 
     Equal entries were rounded alike: then the errors add up, and no estimate holds that takes them
     for random. Chance fills, of the M numbers that the grid has between two powers of two, with c
-    entries M (1 - (1 - 1/M)^c) on average. Zeros, which pruning makes, do not count.
+    entries M (1 - (1 - 1/M)^c) on average, each c/M times. Zeros, which pruning makes, do not
+    count.
 
     >>> independent(torch.randn(64, 64).bfloat16(), torch.bfloat16)
     True
@@ -130,8 +134,11 @@ def independent(matrix: Float[Tensor, "out in"], dtype: torch.dtype) -> bool:
     grid = Grid.of(dtype)
     above = np.clip(powers - 1 - math.log2(grid.tiny), None, 0)  # fewer among the subnormals
     size = np.exp2(np.maximum(above - math.log2(grid.eps), 0))
+    shares = np.bincount(binades, counts)
+    if (counts > AT_LEAST + OFTEN * (shares / size)[binades]).any():
+        return False
     with np.errstate(divide="ignore"):  # of the last number before zero there is one
-        expected = -size * np.expm1(np.bincount(binades, counts) * np.log1p(-1 / size))
+        expected = -size * np.expm1(shares * np.log1p(-1 / size))
     return len(values) >= 0.5 * float(expected.sum())
 
 

@@ -77,16 +77,22 @@ def mode_path(targets: ArrayLike, starts: ArrayLike, depth: int, times: ArrayLik
     goal, s, t = (np.asarray(values, dtype=float) for values in (targets, starts, times))
     if depth == 1:
         return np.asarray(goal + (s - goal) * np.exp(-t[:, None]))
-    if depth == 2:
-        gone = np.exp(-2 * goal * t[:, None])  # the logistic function of Saxe et al.
-        return np.asarray(goal * s / (s + (goal - s) * gone))
+    if depth == 2:  # the logistic function of Saxe et al., also of a target of zero
+        age = 2 * t[:, None] * np.ones_like(goal)
+        grown = np.divide(-np.expm1(-goal * age), goal, out=age.copy(), where=goal != 0)
+        return np.asarray(s / (np.exp(-goal * age) + s * grown))
+    moving = s > 0  # from zero nothing moves
+    aim = goal[moving]
     # in log s, because a start of 1e-9 is as far from 1e-8 as 0.1 is from 1
 
     def speed(_: float, log: Array) -> Array:
-        return mode_speed(np.exp(log), goal, depth) / np.exp(log)
+        return mode_speed(np.exp(log), aim, depth) / np.exp(log)
 
-    path = scipy.integrate.solve_ivp(speed, _span(t), np.log(s), "LSODA", t, rtol=1e-8, atol=1e-10)
-    return np.exp(path.y.T)
+    begin = np.log(s[moving])
+    path = scipy.integrate.solve_ivp(speed, _span(t), begin, "LSODA", t, rtol=1e-8, atol=1e-10)
+    found = np.zeros((len(t), len(s)))
+    found[:, moving] = np.exp(path.y.T)
+    return found
 
 
 def mode_kappa(targets: ArrayLike, starts: ArrayLike, depth: int, times: ArrayLike) -> Array:
