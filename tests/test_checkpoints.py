@@ -248,7 +248,8 @@ def test_a14_a_whole_module_gives_its_tensors_and_names_its_class(
 def test_a14_objects_beside_the_tensors_are_left_out_by_name(tmp_path: Path) -> None:
     checkpoint = checkpoints.open(specimens.objects_beside_the_tensors(tmp_path))
     beside = checkpoint.contents["hyper_parameters"]
-    assert beside["args"] == Unreadable("object of class argparse.Namespace")
+    name = "argparse.Namespace"
+    assert beside["args"] == Unreadable(f"object of class {name}", foreign=name)
     assert isinstance(beside["score"], Unreadable)
     assert "argparse.Namespace" in checkpoint.notes[0]
     assert len(everything(checkpoint)) == 4

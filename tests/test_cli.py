@@ -68,6 +68,7 @@ def test_without_a_command_there_is_help(run) -> None:
         (["reproduce", "--jobs", "-1"], 4, "--jobs"),
         (["reproduce", "--jobs", "many"], 4, "--jobs"),
         (["reproduce", "--out"], 4, "--out"),
+        (["reproduce", "--out", ""], 4, "expected a folder, got nothing"),
         (["reproduce", "--out", "/dev/null"], 4, "/dev/null: is a file"),
         (["reproduce", "--out", "/proc/none"], 5, "cannot be written"),
         (["reproduce", "\x1b[31m\n\r\u202e" + "x" * 500], 4, "(see kappascope reproduce --help)"),

@@ -456,3 +456,88 @@ def test_program_text_is_no_pickle(run: Run, tmp_path: Path, source: str) -> Non
     path.write_text(source)
     code, _, errors = run(path)
     assert code == 2 and "it is text" in one_line(errors)
+
+
+def test_what_cannot_be_written_costs_no_result(
+    run: Run, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(folder: Path) -> None:
+        raise OSError(28, "no room")
+
+    monkeypatch.setattr("kappascope.store._sync", full)
+    code, output, errors = run(saved, "--html", tmp_path / "x.html")
+    assert code == 5 and "no room" in one_line(errors)
+    assert "were examined" in output and "Written" not in output
+    code, output, _ = run(saved, "--html", tmp_path / "x.html", "--json")
+    assert code == 5 and json.loads(output)["summary"]["analysed"] == 2
+
+
+def test_a_file_beside_the_checkpoint_is_not_written_over(run: Run, saved: Path) -> None:
+    for name in ("config.json", "model-00001-of-00002.safetensors"):
+        shard = saved.with_name(name)
+        shard.write_text("{}")
+        code, _, errors = run(saved, "--html", shard)
+        assert code == 4 and "beside the checkpoint" in one_line(errors)
+        assert shard.read_text() == "{}"
+    assert run(saved, "--html", saved.with_name("a.html"))[0] == 0
+    assert run(saved, "--html", saved.with_name("a.html"))[0] == 0  # a report may be
+
+
+def test_one_place_is_not_given_to_two_files(run: Run, saved: Path, tmp_path: Path) -> None:
+    both = tmp_path / "report.csv"
+    code, _, errors = run(saved, "--html", both, "--table", both)
+    assert code == 4 and "named twice" in one_line(errors) and not both.exists()
+
+
+def test_without_a_matrix_there_is_still_a_page_and_a_list(run: Run, tmp_path: Path) -> None:
+    torch.save({"bias": torch.ones(3)}, tmp_path / "model.pt")
+    out = tmp_path / "report.HTML"
+    code, output, _ = run(tmp_path / "model.pt", "--json", "--html", out)
+    told = json.loads(output)
+    assert code == told["error"]["code"] == 2
+    assert told["source"] == str(tmp_path / "model.pt")
+    assert [one["name"] for one in told["skipped"]] == ["bias"]
+    assert "nothing was examined" in out.read_text()
+
+
+@pytest.mark.parametrize("wrong", [["--spectrum", "bogus"], ["--fail-on", "bad"], ["--nope"]])
+def test_wrong_usage_is_told_in_a_document_too(run: Run, saved: Path, wrong: list[str]) -> None:
+    code, output, errors = run(saved, "--json", *wrong)
+    assert code == json.loads(output)["error"]["code"] == 4
+    assert wrong[0] in one_line(errors)
+
+
+def test_a_refused_document_names_its_source(run: Run, saved: Path) -> None:
+    _, output, _ = run(saved, "--json", "--table", "x.txt")
+    assert json.loads(output)["source"] == str(saved)
+
+
+def test_a_step_that_fails_leaves_the_others(run: Run, saved: Path, tmp_path: Path) -> None:
+    bad = {name: torch.full_like(w, math.nan) for name, w in weights().items()}
+    torch.save(bad, tmp_path / "bad.pt")
+    code, output, _ = run(saved, tmp_path / "bad.pt", saved)
+    assert code == 3 and "were examined" in output
+
+
+def test_all_steps_are_opened_before_any_is_examined(run: Run, saved: Path, monkeypatch) -> None:
+    monkeypatch.setattr(cli, "_examined", lambda case: pytest.fail("began to work"))
+    code, _, errors = run(saved, saved.with_name("nowhere.pt"))
+    assert code == 2 and "nowhere.pt" in one_line(errors)
+
+
+def test_a_long_path_loses_its_middle_and_not_the_reason(run: Run, tmp_path: Path) -> None:
+    code, _, errors = run(tmp_path / ("e" * 200) / "model.pt")
+    assert code == 2 and "No such file" in one_line(errors) and "model.pt: " in errors
+
+
+def test_a_path_without_a_name_is_refused(run: Run) -> None:
+    code, _, errors = run("")
+    assert code == 4 and "without a name" in one_line(errors)
+
+
+def test_an_encoding_that_lacks_a_sign_is_no_error(saved: Path) -> None:
+    surroundings = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    command = [sys.executable, "-m", "kappascope", "diagnose", str(saved), "--jobs", "1"]
+    done = subprocess.run(command, env=surroundings, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"were examined" in done.stdout

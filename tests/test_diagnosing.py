@@ -13,6 +13,7 @@ from torch import nn
 import kappascope
 from kappascope import corrections
 from kappascope.chains import Chain
+from kappascope.checkpoints import Exhausted
 from kappascope.clinic import diagnosing, places
 from kappascope.clinic.diagnosing import Choice, Weight, case, diagnose
 from kappascope.clinic.diagnosis import SCHEMA, Diagnosis, document, joined, spreadsheet
@@ -203,6 +204,34 @@ def test_a_matrix_that_takes_too_long_fails_alone(saved: Path) -> None:
     found = taken.concluded(rows)
     assert found.matrices and all("timeout" in row.status for row in found.matrices)
     assert found.analysed == () and found.verdict == ("Nothing could be examined.",)
+
+
+ENOMEM = "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory"
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError(ENOMEM), Exhausted(5, "x.pt", "too large", "buy more")]
+)
+def test_too_little_memory_is_known_by_its_type_from_any_process(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise pickle.loads(pickle.dumps(error))
+
+    monkeypatch.setattr(diagnosing, "examine", fails)
+    (failed,) = diagnose({"w": torch.eye(2)}).failed
+    assert failed == Skipped("w", "more memory needed than a worker may use")
+
+
+def test_an_error_that_only_speaks_of_memory_is_told_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails(*_: object) -> None:
+        raise ValueError("not enough memory in the title")
+
+    monkeypatch.setattr(diagnosing, "examine", fails)
+    (failed,) = diagnose({"w": torch.eye(2)}).failed
+    assert failed.reason == "ValueError: not enough memory in the title"
 
 
 def test_efforts_are_ordered_largest_first(saved: Path) -> None:

@@ -22,6 +22,7 @@ from kappascope.clinic.rules import MODEL_RULES, RULES
 from kappascope.matrices import Skipped
 from kappascope.products import Product
 from kappascope.theory import GaussianNull
+from kappascope.weights.reasons import NonFinite
 from nursery import FAMILIES, examined, multiplied
 
 HEADS = {"hidden_size": 64, "num_attention_heads": 4}
@@ -319,7 +320,7 @@ def test_without_a_full_spectrum_rules_still_work() -> None:
 
 
 def test_a_vector_that_is_not_finite_is_critical_and_one_that_is_lost_is_no_finding() -> None:
-    bad = Skipped("ln.bias", "non-finite (1 of 8), first at [2]")
+    bad = Skipped("ln.bias", NonFinite("non-finite (1 of 8), first at [2]"))
     (found,) = findings([], unsound=[bad, Skipped("ln.weight", "cannot be read: truncated")])
     assert (found.rule, found.severity, found.subject) == ("non-finite", "critical", "ln.bias")
     assert found.evidence == bad.reason
@@ -334,7 +335,7 @@ def test_equal_matrices_are_told_once() -> None:
 
 def head(kappa: float, size: int = 16) -> Product:
     values = (1.0,) * (size - 1) + (1 / kappa,)
-    return Product("attn[qk.0]", "QK", None, (64, 64), values, kappa, "ok")
+    return Product("attn", "QK", None, (64, 64), values, kappa, "ok", head=0)
 
 
 def test_a_product_explodes_beyond_what_random_factors_do() -> None:

@@ -22,6 +22,10 @@ def shapes(found: Matrices) -> dict[str, tuple[int, ...]]:
     return {name: tuple(matrix.shape) for name, matrix in found}
 
 
+HARMLESS = ("one-dimensional", "scalar", "empty", "torch.int8", "torch.bool", "not a tensor",
+            "optimizer state")  # fmt: skip
+
+
 def reasons(found: Matrices) -> dict[str, str]:
     return dict(found.skipped)
 
@@ -582,6 +586,7 @@ class TestSkipped:
         found = matrices({"x": make(), "w": torch.eye(2)})
         assert found.skipped == (Skipped("x", reason),)
         assert list(shapes(found)) == ["w"]
+        assert found.skipped[0].lost is not reason.startswith(HARMLESS)
 
     @pytest.mark.parametrize(
         ("name", "dtype", "beside"),

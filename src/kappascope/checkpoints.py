@@ -25,8 +25,9 @@ from kappascope.files.machine import Asks
 from kappascope.files.pieces import File, Piece, Unreadable
 from kappascope.files.trees import Found, Tree
 from kappascope.refusals import Refusal
+from kappascope.weights.reasons import Unbuilt
 
-__all__ = ["Checkpoint", "Fault", "Unreadable", "open"]
+__all__ = ["Checkpoint", "Exhausted", "Fault", "Unreadable", "open"]
 
 _LONGEST_INDEX = 1 << 25  # bytes: the index of 300,000 tensors
 _LONGEST_CONFIG = 1 << 22
@@ -34,6 +35,14 @@ _MOST_SHARDS = 10_000
 _FORMATS = {"safetensors": "safetensors", "zip": "PyTorch", "pickle": "PyTorch, before 1.6"}
 _REPAIR = "download the index again"
 _STATE_DICT = "save model.state_dict() where you trust it"
+
+
+class Exhausted(Refusal, MemoryError):  # noqa: N818 - as its first parent
+    """A checkpoint that takes more memory to read than there is.
+
+    >>> isinstance(Exhausted(5, "x.pt", "too large", "free some memory"), MemoryError)
+    True
+    """
 
 
 class Fault(NamedTuple):
@@ -141,7 +150,7 @@ def _refusing(path: Path) -> Iterator[None]:
         wrong = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise Refusal(2, given, wrong, "give a checkpoint or its folder") from error
     except MemoryError as error:
-        raise Refusal(5, given, "not enough memory to read it", "free some memory") from error
+        raise Exhausted(5, given, "not enough memory to read it", "free some memory") from error
 
 
 def _load(real: Path, name: str) -> tuple[Found, str]:
@@ -183,7 +192,7 @@ def _said(found: Found) -> tuple[tuple[str, ...], tuple[Fault, ...]]:
     names = [quoted(name) for name in found.kinds]
     asked = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     notes = (f"asks for {asked}: not built; {_STATE_DICT}",) if names else ()
-    reason = f"an object of a class: only the tensors it keeps are read; {_STATE_DICT}"
+    reason = Unbuilt(f"an object of a class: only the tensors it keeps are read; {_STATE_DICT}")
     return notes, tuple(Fault(name, reason) for name, holds in found.kinds.items() if holds)
 
 

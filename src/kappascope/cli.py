@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import io
 import os
 import signal
 import sys
@@ -21,14 +22,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kappascope.clinic import MODULES, Depth, Severity
+from kappascope.clinic import MODULES, Extent, Severity
 from kappascope.engines import CORES, ONE_THREAD, Done, Engine, Here, Processes
 from kappascope.prose import OUTCOMES, clean, plural, tally, unmeasured
 from kappascope.refusals import Refusal
 from kappascope.terminal import draw, progress, say, tell, waiting
 
 if TYPE_CHECKING:  # what needs torch is loaded when there is work
-    from kappascope.clinic.diagnosing import Choice
+    from kappascope.clinic.diagnosing import Case, Choice
     from kappascope.clinic.diagnosis import Diagnosis
     from kappascope.exhibition import Publication
     from kappascope.lab import Exhibit, Experiment, Study
@@ -41,8 +42,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+
+
+def _folder(text: str) -> Path:
+    if not text:  # an unset variable of the shell; the current folder has a name
+        raise typer.BadParameter("expected a folder, got nothing")
+    return Path(text)
+
+
 Debug = Annotated[bool, typer.Option("--debug", help="Show where an error arose.")]
 """Of every command; it is `run` that looks for it, since a command may not even begin."""
+Out = Annotated[Path, typer.Option(help="Folder of the results.", parser=_folder, metavar="PATH")]
 LABORATORY = (  # what workers need; torch's optimizers load its compiler, which takes a second
     "torch._dynamo", "matplotlib.figure", "kappascope.study", "kappascope.report",
 )  # fmt: skip
@@ -93,7 +103,7 @@ def reproduce(
     jobs: Annotated[
         int, typer.Option(min=0, max=1024, help="Processes to run trials in; 0 uses this one.")
     ] = CORES,
-    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("kappascope-report"),
+    out: Out = Path("kappascope-report"),
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget what is in that folder.")] = False,
     debug: Debug = False,
 ) -> None:
@@ -133,7 +143,7 @@ def networks(
     jobs: Annotated[
         int, typer.Option(min=0, max=1024, help="Processes to train in; 0 uses this one.")
     ] = CORES,
-    out: Annotated[Path, typer.Option(help="Folder of the results.")] = Path("kappascope-study"),
+    out: Out = Path("kappascope-study"),
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget what is in that folder.")] = False,
     debug: Debug = False,
 ) -> None:
@@ -141,8 +151,7 @@ def networks(
 
     After an interruption, name the same folder: training goes on in the middle.
     """
-    if text:
-        os.environ["KAPPASCOPE_TEXT"] = str(text.absolute())  # for the workers, which inherit it
+    _name_text(text)
     engine = _laboratory(jobs)
     from kappascope import study
     from kappascope.store import Store
@@ -165,6 +174,12 @@ def networks(
         wrong = f"left out, for what {'they need' if len(absent) > 1 else 'it needs'} is not here"
         advice = "give the same command again where pip and npm can fetch it"
         raise Refusal(3, f"study {', '.join(absent)}", wrong, advice)
+
+
+def _name_text(text: Path | None) -> None:
+    """Tell the workers, which inherit it."""
+    if text:
+        os.environ["KAPPASCOPE_TEXT"] = str(text.absolute())
 
 
 def _laboratory(jobs: int) -> Processes | Here:
@@ -228,7 +243,7 @@ def diagnose(
         list[str] | None, typer.Option(help="No tensors whose name contains this, or matches it.")
     ] = None,
     spectrum: Annotated[
-        Depth,
+        Extent,
         typer.Option(help="All singular values: up to size 2048, always, or where they come free."),
     ] = "auto",
     reference: Annotated[
@@ -251,49 +266,70 @@ def diagnose(
 
     kappascope diagnose model.safetensors --html report.html
     """
-    Processes(jobs, loaded=MODULES).warm()  # while we load torch, too
-    with waiting(LOADING):
-        from kappascope.clinic.diagnosing import Choice
-        from kappascope.clinic.diagnosis import document
-        from kappascope.store import strict
+    with _answering(as_json, paths[-1]):
+        Processes(jobs, loaded=MODULES).warm()  # while we load torch, too
+        with waiting(LOADING):
+            from kappascope.clinic.diagnosing import Choice
 
-    choice = Choice(tuple(include or ()), tuple(exclude or ()), spectrum)
-    with _answering(as_json):
+        choice = Choice(tuple(include or ()), tuple(exclude or ()), spectrum)
+        if not all((*paths, reference is None or reference)):
+            raise Refusal(4, "''", "a path without a name", "name a checkpoint")
         _writable([*paths, reference] if reference else paths, html, table)
         pairs = zip(paths, [reference, *paths[:-1]], strict=True)
-        found = [_examined(path, other, choice, jobs) for path, other in pairs]
-        _keep(found, html, table)
+        cases = [_opened(path, other, choice, jobs) for path, other in pairs]
+        found = [_examined(case) for case in cases]
+    unwritten = _unwritten(found, html, table)
+    empty = next(filter(None, map(_empty, found)), None)
     if as_json:
-        tell(strict(document(found)).decode())
+        _answer(found, empty)
     else:
-        _show(found, [one for one in (html, table) if one])
+        _show(found, [one for one in (html, table) if one and not unwritten])
+    for problem in (unwritten, empty):
+        if problem:
+            raise problem
     _judged(found, fail_on)
 
 
 @contextmanager
-def _answering(as_json: bool) -> Iterator[None]:
+def _answering(as_json: bool, source: str) -> Iterator[None]:
     """Where a document is expected, one that says why there is nothing in it."""
     try:
         yield
     except BaseException as error:
         if as_json:
-            from kappascope.clinic.diagnosis import refused
-            from kappascope.store import strict
-
-            tell(strict(refused(_refusal(error, ("diagnose",)))).decode())
+            _answer([], _refusal(error, ("diagnose", source)), source)
         raise
+
+
+def _answer(found: Sequence[Diagnosis], refusal: Refusal | None, source: str = "") -> None:
+    """The document, with what was wrong."""
+    from kappascope.clinic.diagnosis import Diagnosis, document
+    from kappascope.store import strict
+
+    wrong = {"error": vars(refusal)} if refusal else {}
+    tell(strict(document(found or [Diagnosis(source)]) | wrong).decode())
+
+
+REPORTS = (".html", ".htm", ".csv", ".parquet")  # what of ours may be written over
 
 
 def _writable(paths: Sequence[str], html: Path | None, table: Path | None) -> None:
     """Refuse places that cannot be written to before any work is done."""
-    if table and table.suffix not in (".parquet", ".csv"):
+    if table and table.suffix.lower() not in (".parquet", ".csv"):
         raise Refusal(4, str(table), "neither .parquet nor .csv", "name a file of one of these")
+    if html and table and html.resolve() == table.resolve():
+        raise Refusal(4, str(html), "is named twice", "name one file for each")
+    inputs = [Path(path).resolve() for path in paths]
     for out in (html, table):
         if out is None:
             continue
-        folder = out.resolve().parent
-        if any(Path(path).resolve() in (out.resolve(), *folder.parents, folder) for path in paths):
+        place = out.resolve()
+        folder = place.parent
+        if {*inputs} & {place, folder, *folder.parents}:
             raise Refusal(4, str(out), "lies in the checkpoint", "write it somewhere else")
+        beside = folder in {each.parent for each in inputs} and out.suffix.lower() not in REPORTS
+        if beside and out.is_file():  # it may be a shard, or a configuration
+            raise Refusal(4, str(out), "is a file beside the checkpoint", "name another")
         if out.is_dir():
             raise Refusal(4, str(out), "is a folder", "name a file")
         if out.exists() and not out.is_file():  # a pipe or a device is in no folder to write to
@@ -304,43 +340,57 @@ def _writable(paths: Sequence[str], html: Path | None, table: Path | None) -> No
             raise Refusal(5, str(out), "its folder cannot be written to", "name another place")
 
 
-def _examined(path: str, reference: str | None, choice: Choice, jobs: int) -> Diagnosis:
-    """One checkpoint, under a bar."""
+def _opened(path: str, reference: str | None, choice: Choice, jobs: int) -> Case:
     from kappascope.clinic import diagnosing
-    from kappascope.clinic.diagnosing import UNCHOSEN
 
     with waiting(f"Opening {path}"):
-        case = diagnosing.case(path, reference, choice, jobs)
+        return diagnosing.case(path, reference, choice, jobs)
+
+
+def _examined(case: Case) -> Diagnosis:
+    """One checkpoint, under a bar."""
     rows = []
     parts = [("matrices", task.effort) for task in case.tasks]
     with progress(parts) as advance, closing(case.examine()) as ended:
         for done in ended:
             advance(("matrices", done.item.effort))
             rows += done.result
-    found = case.concluded(rows)
-    if not found.matrices:
-        skipped = sorted(found.skipped, key=lambda one: (not one.lost, one.reason != UNCHOSEN))
-        reason = f", first {_first(skipped)}" if skipped else ""
-        wrong = f"no matrix to examine in it ({plural(len(skipped), 'item')}{reason})"
-        raise Refusal(2, path, wrong, "see --include and --exclude, or name a checkpoint")
-    return found
+    with waiting("Judging"):
+        return case.concluded(rows)
+
+
+def _empty(found: Diagnosis) -> Refusal | None:
+    """What to say of a checkpoint without a matrix to examine."""
+    from kappascope.clinic.diagnosing import UNCHOSEN
+
+    if found.matrices:
+        return None
+    skipped = sorted(found.skipped, key=lambda one: (not one.lost, one.reason != UNCHOSEN))
+    reason = f", first {_first(skipped)}" if skipped else ""
+    wrong = f"no matrix to examine in it ({plural(len(skipped), 'item')}{reason})"
+    return Refusal(2, found.source, wrong, "see --include and --exclude, or name a checkpoint")
 
 
 def _first(skipped: Sequence[Skipped]) -> str:
     return f"{skipped[0].name}: {skipped[0].reason}"
 
 
-def _keep(found: Sequence[Diagnosis], html: Path | None, table: Path | None) -> None:
-    """The files that were asked for."""
+def _unwritten(found: Sequence[Diagnosis], html: Path | None, table: Path | None) -> Refusal | None:
+    """Write the files that were asked for; why they are not there, if so."""
     from kappascope import store
     from kappascope.clinic import diagnosis, page
 
-    if html:
-        store.write(html, page.page(diagnosis.document(found, plots=True)).encode())
-    if table:
-        rows = diagnosis.joined(found)
-        make = store.parquet if table.suffix == ".parquet" else diagnosis.spreadsheet
-        store.write(table, make(rows))
+    try:
+        with waiting("Writing"):
+            if html:
+                store.write(html, page.page(diagnosis.document(found, plots=True)).encode())
+            if table:
+                parquet = table.suffix.lower() == ".parquet"
+                make = store.parquet if parquet else diagnosis.spreadsheet
+                store.write(table, make(diagnosis.joined(found)))
+    except Refusal as refusal:  # a result is worth more than its files
+        return refusal
+    return None
 
 
 def _show(found: Sequence[Diagnosis], written: Sequence[Path]) -> None:
@@ -354,7 +404,8 @@ def _show(found: Sequence[Diagnosis], written: Sequence[Path]) -> None:
         draw(bulletin.trajectory(found, width))
         for line in bulletin.earlier(found):
             draw(line)
-    draw(bulletin.table(found[-1], width))
+    if found[-1].matrices:
+        draw(bulletin.table(found[-1], width))
     for line in bulletin.lines(found[-1]):
         draw(line)
     for path in written:
@@ -374,7 +425,7 @@ def _judged(found: Sequence[Diagnosis], fail_on: Severity | None) -> None:
     for each in found:
         if each.reference and each.analysed and not any(row.errors for row in each.analysed):
             raise Refusal(3, str(each.reference), UNLIKE, "give a reference of the same model")
-        if each.failed and not each.analysed:
+        if each.failed and not any(other.analysed for other in found):
             raise Refusal(2, each.source, f"nothing analysed: {_first(each.failed)}", ADVICE)
         if each.failed and len(each.unbuilt) == len(each.failed):
             told = _first(each.failed).partition(": only")[0]
@@ -390,9 +441,11 @@ def _judged(found: Sequence[Diagnosis], fail_on: Severity | None) -> None:
 def verify(
     folder: Annotated[Path, typer.Argument(help="Folder of results.")],
     trials: Annotated[int, typer.Option(min=1, help="How many to run again.")] = 5,
+    text: Annotated[Path | None, typer.Option(help="The text that a study was given.")] = None,
     debug: Debug = False,
 ) -> None:
     """Run some trials of a folder again, each alone, and compare every bit."""
+    _name_text(text)
     from kappascope.store import Store
 
     if not (folder / "units").is_dir():
@@ -559,6 +612,17 @@ def _exhibit(one: Exhibit, more: int) -> None:
     tell(clean(" ".join([one.note, further] if more else [one.note])))
 
 
+def _line(refusal: Refusal) -> str:
+    """The one line of an error; a long name of what was given loses its middle, not the reason."""
+    whole = f"kappascope: error: {refusal}"
+    given = clean(refusal.given)
+    room = max(LONGEST // 3, LONGEST - (len(whole) - len(given)))
+    if len(given) > room:
+        given = f"{given[: room // 2]}…{given[-(room - room // 2 - 1) :]}"
+    shorter = Refusal(refusal.code, given, refusal.wrong, refusal.advice)
+    return _shortened(f"kappascope: error: {shorter}")
+
+
 def _shortened(line: str) -> str:
     """At most as long as an error line may be; the advice at its end stays."""
     advice = line[line.rfind(" (") :] if line.endswith(")") else ""
@@ -582,13 +646,19 @@ def _refusal(error: BaseException, arguments: Sequence[str]) -> Refusal:
     }
     if isinstance(error, Refusal):
         return error
-    if hasattr(error, "format_message"):  # typer's, whichever module it keeps them in
-        wrong = str(error.format_message()).replace("Value error, ", "").rstrip(".")
+    if told := _usage(error):
+        wrong = told.replace("Value error, ", "").rstrip(".")
         named = getattr(typer.main.get_command(app), "commands", {})
         of = f"{arguments[0]} " if arguments and arguments[0] in named else ""
         return Refusal(4, given, wrong, f"see kappascope {of}--help")
     code, wrong, advice = next(known[kind] for kind in known if isinstance(error, kind))
     return Refusal(code, given, wrong, advice)
+
+
+def _usage(error: BaseException) -> str:
+    """What typer says of arguments it does not take, whichever module it keeps its errors in."""
+    told = getattr(error, "format_message", str)
+    return str(told())
 
 
 @contextmanager
@@ -630,12 +700,17 @@ def run(arguments: Sequence[str]) -> int:
             if "--debug" in arguments:
                 traceback.print_exc()
             refusal = _refusal(came[0] if came else error, arguments)
-            say(_shortened(f"kappascope: error: {refusal}"))
+            if _usage(error) and "diagnose" in arguments[:1] and "--json" in arguments:
+                _answer([], refusal)
+            say(_line(refusal))
             return refusal.code
 
 
 def main() -> None:
     """The console script."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # whose encoding may lack what names are made of
+            stream.reconfigure(errors="replace")
     code = run(sys.argv[1:])
     gc.freeze()  # or Python looks through a million objects once more, for a second, before it ends
     sys.exit(code)

@@ -60,12 +60,13 @@ from kappascope.weights.inventory import (
 )
 from kappascope.weights.layouts import Layout, Near, Place
 from kappascope.weights.makings import composed
+from kappascope.weights.reasons import TIED, Harmless, Unbuilt
 
 __all__ = ["Logical", "Matrices", "Plan", "Skipped", "Unit", "matrices", "plan", "reader"]
 
 
 class Skipped(NamedTuple):
-    """Something stored that is no matrix, and why.
+    """Something stored that is no matrix, and why; the type of the reason tells what that means.
 
     >>> matrices(nn.Linear(3, 2)).skipped
     (Skipped(name='bias', reason='one-dimensional'),)
@@ -78,18 +79,20 @@ class Skipped(NamedTuple):
     def lost(self) -> bool:
         """Whether it may well be a weight, stored in a way that is not understood here.
 
-        >>> Skipped("mask", "torch.int8").lost, Skipped("w", "quantized codes (torch.int8)").lost
-        (False, True)
+        >>> kept = {"mask": torch.ones(2, 2).char(), "qweight": torch.ones(2, 2).char()}
+        >>> [(one.reason, one.lost) for one in matrices(kept).skipped]
+        [('torch.int8', False), ('quantized codes (torch.int8)', True)]
         """
-        return not _HARMLESS.match(self.reason)
+        return not isinstance(self.reason, Harmless)
 
+    @property
+    def unbuilt(self) -> bool:
+        """Whether it is an object of a foreign class, of which its tensors alone are read.
 
-# Reasons of what is no weight matrix, or is examined under another name
-_HARMLESS = re.compile(
-    r"one-dimensional|scalar|empty|torch\.(u?int\d+|bool)$|tied to |read as |optimizer state"
-    r"|a buffer|not a tensor|not chosen"
-    r"|number of heads unknown|expected one query|no value and output"  # products, not tensors
-)
+        >>> Skipped("args", Unbuilt("object of class argparse.Namespace")).unbuilt
+        True
+        """
+        return isinstance(self.reason, Unbuilt)
 
 
 @dataclass(frozen=True)
@@ -254,7 +257,7 @@ def _survey(source: Contents, config: Config) -> Iterator[Skipped | tuple[Unit, 
         if reason := stored.reason or _refused(stored):
             yield Skipped(name, reason)
         elif earlier := tie(stored, name, firsts):
-            yield Skipped(name, f"tied to {earlier}")
+            yield Skipped(name, Harmless(f"{TIED} {earlier}"))
         else:
             yield _unit(stored, config, partial(claimed, used=used), name), stored
 

@@ -77,6 +77,8 @@ def select(rows: Table, **where: Any) -> Table:
     """
     chosen, so_far = rows, ""
     for name, wanted in where.items():
+        if name not in rows.rows.column_names:
+            raise LookupError(f"this run has no trials with any {name}")
         chosen = chosen.where(**{name: wanted})
         if absent := _absent(chosen, name, wanted):
             raise LookupError(f"this run has no trials with {so_far}{name} {absent}")

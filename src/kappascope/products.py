@@ -27,6 +27,9 @@ from kappascope.matrices import Logical, Plan, Skipped, Unit
 from kappascope.weights import roles
 from kappascope.weights.heads import Config, Heads
 from kappascope.weights.inventory import Read
+from kappascope.weights.reasons import Harmless, Headless
+
+HEADLESS = "number of heads unknown"  # and with it where a head begins and ends
 
 
 @dataclass(frozen=True)
@@ -34,19 +37,27 @@ class Product:
     """The singular values of one head's product, largest first, as many as a head has rows.
 
     ``condition_number`` is the first over the last: infinite where float64 cannot tell the last
-    from zero, and None where there are no values.
+    from zero, and None where there are no values. Where a ``layer`` failed as a whole, its row is
+    of no ``head``.
 
-    >>> Product("attn[qk.0]", "QK", 0, (8, 8), (3.0, 1.0), 3.0, "ok").condition_number
-    3.0
+    >>> Product("attn", "QK", 0, (8, 8), (3.0, 1.0), 3.0, "ok", head=0).name
+    'attn[qk.0]'
     """
 
-    name: str
+    layer: str
     kind: str
     depth: int | None
     shape: tuple[int, int]
     values: tuple[float, ...]
     condition_number: float | None
     status: str
+    head: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The layer with what is multiplied in it."""
+        head = "" if self.head is None else f".{self.head}"
+        return f"{self.layer}[{self.kind.lower()}{head}]"
 
 
 @dataclass(frozen=True)
@@ -87,8 +98,8 @@ class Attention:
         for i, (group, shared) in enumerate(zip(left.split(self.heads.shared), right, strict=True)):
             found = spectra.product_singular_values(group, shared[None])
             for j, (sigma, floor) in enumerate(zip(*found, strict=True), i * self.heads.shared):
-                name = f"{self.name}[{kind.lower()}.{j}]"
-                yield Product(name, kind, self.depth, shape, *judged(sigma, float(floor)))
+                told = judged(sigma, float(floor))
+                yield Product(self.name, kind, self.depth, shape, *told, head=j)
 
 
 def values(units: Sequence[Unit], wanted: Sequence[Logical], read: Read) -> list[Tensor]:
@@ -213,13 +224,13 @@ def _layer(name: str, places: Places, count: int, config: Config) -> Iterator[At
         return
     if len(queries) != 1 or len(keys) != 1:
         reason = f"expected one query and one key matrix, found {len(queries)} and {len(keys)}"
-        yield Skipped(f"{shown}[qk]", reason)
+        yield Skipped(f"{shown}[qk]", Harmless(reason))
         return
     (unit, q), (_, k) = queries[0], keys[0]
     known = _heads(q, k, unit.heads or count, config)
     if known is None:
         told = "no config fits its shapes" if config.content else "there is no config"
-        reason = f"number of heads unknown: {told} and nothing beside it tells"
+        reason = Headless(f"{HEADLESS}: {told} and nothing beside it tells")
         yield Skipped(f"{shown}[qk]", reason)
         return
     found = Attention(shown, q.depth, known, q, k, None, None, _held(queries, keys))
@@ -229,7 +240,8 @@ def _layer(name: str, places: Places, count: int, config: Config) -> Iterator[At
         yield replace(found, value=value[0][1], output=output[0][1], units=units)
         return
     yield found
-    yield Skipped(f"{shown}[ov]", "no value and output matrices that fit the heads")
+    reason = "no value and output matrices that fit the heads"
+    yield Skipped(f"{shown}[ov]", Harmless(reason))
 
 
 def _held(*members: list[Member]) -> tuple[Unit, ...]:

@@ -370,7 +370,11 @@ def falls(curves: ArrayLike) -> Estimate:
     >>> print(falls([[3, 2, 1], [3, 1, 2]]))
     curves that fall throughout 0.5 [0.0126, 0.987] (n = 2)
     """
-    steps = np.diff(_floats(curves), axis=1)
+    points = _floats(curves)
+    if points.shape[1] < 2:
+        what, reason = "curves that fall throughout", "a curve of one point neither falls nor rises"
+        return Estimate(math.nan, None, None, 0, what, reason)
+    steps = np.diff(points, axis=1)
     missing = int(np.isnan(steps).any(axis=1).sum())
     hits = int((steps < 0).all(axis=1).sum())
     return _share(hits, len(steps) - missing, missing, "curves that fall throughout")

@@ -50,7 +50,7 @@ def write(path: Path, data: bytes) -> None:
                 file.write(data)
             return
         path = Path(os.path.realpath(path))  # not the link, but what it leads to
-        beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        beside = path.with_name(f".{path.name[:40]}.{os.getpid()}.tmp")  # names have a limit
         try:
             with beside.open("wb") as file:
                 file.write(data)

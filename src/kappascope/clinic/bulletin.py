@@ -16,7 +16,9 @@ from kappascope.clinic.diagnosis import Diagnosis, before
 from kappascope.clinic.facts import kappa
 from kappascope.clinic.findings import Finding
 from kappascope.clinic.glance import Row
+from kappascope.products import HEADLESS
 from kappascope.prose import clean, number
+from kappascope.weights.reasons import Headless
 
 ROWS = 24  # of the table: what a screen holds
 WIDEST = 60  # characters of a name
@@ -27,7 +29,6 @@ STEPS = "step", "matrices", "median κ", "largest κ", "Δ log κ", "Δ matrix",
 SPARE_STEPS = 3, 1, 4, 2
 NARROWEST = 20  # characters that tell it
 GAP = 3  # between columns
-HEADLESS = "number of heads unknown"  # why products are skipped that need not be
 UNLIKE = "nothing there has the name and shape of a matrix here"  # to be compared with
 COLOURS = {"critical": "bold red", "warning": "yellow", "info": "dim"}
 
@@ -168,9 +169,9 @@ def lines(diagnosis: Diagnosis) -> Iterator[Text]:
 
 def _without_products(diagnosis: Diagnosis) -> Iterator[str]:
     """Why attention has no products, where a word about its heads would give them."""
-    unknown = [one for one in diagnosis.skipped if one.reason.startswith(HEADLESS)]
+    unknown = [one for one in diagnosis.skipped if isinstance(one.reason, Headless)]
     if unknown:
-        layers = [plain(one.name.partition("[")[0], WIDEST) for one in unknown]
+        layers = [plain(one.name.rpartition("[")[0], WIDEST) for one in unknown]
         advice = "a config.json beside the file, or the model in memory, tells them"
         yield f"No QK and OV products: {HEADLESS} ({_listed(layers)}); {advice}."
 
@@ -182,10 +183,8 @@ def _listed(names: Sequence[str], most: int = 3) -> str:
 
 def _failed(diagnosis: Diagnosis, most: int = 8) -> Iterator[tuple[str, str]]:
     """What was to be examined; objects of foreign classes are none of it, and in the notes."""
-    unbuilt = set(diagnosis.unbuilt)
-    lost = [one for one in diagnosis.failed if one not in unbuilt]
-    for one in lost[:most]:
-        yield one.name, one.reason.removeprefix("failed: ")
+    lost = [one for one in diagnosis.failed if not one.unbuilt]
+    yield from lost[:most]
     if len(lost) > most:
         yield "…", f"{len(lost) - most} more, all in --json"
 

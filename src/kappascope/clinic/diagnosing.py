@@ -22,7 +22,7 @@ from typing import Protocol, final, get_args
 import torch
 
 from kappascope.chains import Chain, Ends, Links, links, obstacle
-from kappascope.clinic import MODULES, Depth
+from kappascope.clinic import MODULES, Extent
 from kappascope.clinic.diagnosis import Diagnosis, Row
 from kappascope.clinic.examination import Examination, examine
 from kappascope.clinic.places import (
@@ -39,9 +39,10 @@ from kappascope.engines import CORES, Done, Engine, Here, Processes
 from kappascope.matrices import Logical, Plan, Skipped, Unit
 from kappascope.products import Attention, Product, attention
 from kappascope.refusals import Refusal
+from kappascope.weights.reasons import Harmless
 
 LIBRARIES = GIGABYTE // 2  # what torch and scipy hold before any tensor is read
-UNCHOSEN = "not chosen"  # why a matrix is skipped that the user did not ask for
+UNCHOSEN = Harmless("not chosen")  # why a matrix is skipped that the user did not ask for
 SLOWEST = 2e9  # floating point operations a second: any machine does more
 WORKER = Processes(1, retries=0, loaded=MODULES)  # what fails on a file will fail again
 
@@ -58,11 +59,11 @@ class Choice:
 
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
-    spectrum: Depth = "auto"
+    spectrum: Extent = "auto"
 
     def __post_init__(self) -> None:
-        if self.spectrum not in get_args(Depth):
-            told = ", ".join(get_args(Depth))
+        if self.spectrum not in get_args(Extent):
+            told = ", ".join(get_args(Extent))
             raise ValueError(f"expected one of {told} for spectrum, got {self.spectrum!r}")
 
     def takes(self, name: str) -> bool:
@@ -89,7 +90,7 @@ class Task(Protocol):
     def units(self) -> tuple[Unit, ...]:
         """The stored tensors that are read for it."""
 
-    def rows(self, model: Opened, reference: Opened | None, spectrum: Depth) -> Iterator[Row]:
+    def rows(self, model: Opened, reference: Opened | None, spectrum: Extent) -> Iterator[Row]:
         """What is measured."""
 
     def failed(self, reason: str) -> Iterator[Row]:
@@ -120,7 +121,7 @@ class Weight:
         whole = self.unit.parts[0]
         return math.prod(whole.shape) * whole.dtype.itemsize
 
-    def rows(self, model: Opened, reference: Opened | None, spectrum: Depth) -> Iterator[Row]:
+    def rows(self, model: Opened, reference: Opened | None, spectrum: Extent) -> Iterator[Row]:
         """Their examinations."""
         wanted = [part.name for part in self.unit.parts if part.name in self.chosen]
         twins = reference.matrices(wanted) if reference else {}
@@ -176,7 +177,7 @@ class Heads:
         """Of its projections."""
         return self.layer.units
 
-    def rows(self, model: Opened, reference: Opened | None, spectrum: Depth) -> Iterator[Row]:
+    def rows(self, model: Opened, reference: Opened | None, spectrum: Extent) -> Iterator[Row]:
         """Two for each head."""
         return self.layer.products(model.read)
 
@@ -185,7 +186,7 @@ class Heads:
         layer = self.layer
         shape = (layer.query.shape[1], layer.key.shape[1])
         status = f"failed: {reason}"
-        yield Product(f"{layer.name}[qk]", "QK", layer.depth, shape, (), None, status)
+        yield Product(layer.name, "QK", layer.depth, shape, (), None, status)
 
 
 @final
@@ -210,7 +211,7 @@ class Sequel:
         """What is known where the product is not formed: nothing needs to be read for that."""
         return self.layers.chain(lambda path: torch.empty(0), self.known)
 
-    def rows(self, model: Opened, reference: Opened | None, spectrum: Depth) -> Iterator[Row]:
+    def rows(self, model: Opened, reference: Opened | None, spectrum: Extent) -> Iterator[Row]:
         """One."""
         yield self.layers.chain(model.read, self.known)
 
@@ -303,7 +304,7 @@ class Case:
         products = [row for row in every if isinstance(row, Product)]
         matrices = [row for row in every if isinstance(row, Examination)]
         matrices.sort(key=lambda row: order[row.name])
-        products.sort(key=lambda row: layers[row.name.rpartition("[")[0]])
+        products.sort(key=lambda row: layers[row.layer])
         chained = [tuple(each.name for each in one.members) for one in self.summary.links]
         chains = [row for row in every if isinstance(row, Chain)]
         chains.sort(key=lambda row: chained.index(row.members))
@@ -333,7 +334,7 @@ class _Order:
     task: Task
     model: File | Portion
     reference: File | Portion | None
-    spectrum: Depth
+    spectrum: Extent
 
     def rows(self) -> list[Row]:
         other = self.reference.opened() if self.reference else None
@@ -342,9 +343,16 @@ class _Order:
 
 def _reason(done: Done[_Order]) -> str:
     """Why a task failed, in the words of a user."""
-    if isinstance(done.error, MemoryError) or "not enough memory" in done.failure:
+    if _starved(done.error):
         return "more memory needed than a worker may use"
     return done.failure.removeprefix("Refusal: ")
+
+
+def _starved(error: BaseException | None) -> bool:
+    """Whether it took more memory than there was."""
+    # torch has a type for that on a GPU only; here its allocator's name has to do
+    torchs = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    return isinstance(error, MemoryError) or torchs
 
 
 def case(
@@ -403,7 +411,7 @@ def _summary(model: Place) -> Summary:
     if isinstance(done.error, TimeoutError):
         wrong = f"takes more than {model.patience:.0f} s to open"
         raise Refusal(5, str(model), wrong, "see whether the file is whole")
-    wrong = "needs too much memory to open" if "emory" in done.failure else done.failure
+    wrong = "needs too much memory to open" if _starved(done.error) else done.failure
     raise Refusal(2, str(model), wrong, "see whether the file is whole")
 
 
@@ -413,7 +421,7 @@ def diagnose(
     *,
     include: str | Iterable[str] = (),
     exclude: str | Iterable[str] = (),
-    spectrum: Depth = "auto",
+    spectrum: Extent = "auto",
     jobs: int = CORES,
 ) -> Diagnosis:
     """Examine every matrix of a checkpoint, a model or a state dict, and apply all rules.

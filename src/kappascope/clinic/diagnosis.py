@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,6 +16,7 @@ from kappascope.chains import Chain
 from kappascope.clinic import SEVERITIES, findings, glance
 from kappascope.clinic.examination import Examination
 from kappascope.clinic.findings import Finding
+from kappascope.clinic.status import Status
 from kappascope.matrices import Skipped
 from kappascope.products import Product
 from kappascope.prose import number
@@ -24,7 +24,6 @@ from kappascope.refusals import Refusal
 
 Row: TypeAlias = Examination | Product | Chain
 SCHEMA = "kappascope.diagnosis/1"
-_OBJECT = re.compile(r"(an )?object of (a )?class")  # what readers of pickles call such
 LEADING = "=+-@\t\r"  # a spreadsheet takes what begins so for a formula
 
 
@@ -82,8 +81,8 @@ class Diagnosis:
     def failed(self) -> tuple[Skipped, ...]:
         """What should have been examined and could not be, and why."""
         rows: tuple[Row, ...] = (*self.matrices, *self.products, *self.chains)
-        bad = [one for one in rows if one.status.startswith("failed")]
-        failures = [Skipped(one.name, one.status.removeprefix("failed: ")) for one in bad]
+        told = [(one.name, Status(one.status)) for one in rows]
+        failures = [Skipped(name, status.reason) for name, status in told if status.failed]
         lost = (one for one in self.skipped if one.lost)
         return (*self.faults, *failures, *self.unsound, *lost)
 
@@ -91,10 +90,10 @@ class Diagnosis:
     def unbuilt(self) -> tuple[Skipped, ...]:
         """Those of ``failed`` that are objects of foreign classes, of which tensors alone are read.
 
-        >>> Diagnosis("x", skipped=(Skipped("args", "object of class a.B"),)).unbuilt == ()
-        False
+        >>> Diagnosis("x", faults=(Skipped("a.B", "its file is lost"),)).unbuilt
+        ()
         """
-        return tuple(one for one in self.failed if _OBJECT.match(one.reason))
+        return tuple(one for one in self.failed if one.unbuilt)
 
     @property
     def analysed(self) -> tuple[Examination, ...]:
@@ -144,7 +143,9 @@ class Diagnosis:
     def ills(self) -> str:
         """How much was found, and the worst of it.
 
-        >>> Diagnosis("toy.pt", unsound=(Skipped("b", "non-finite (1 of 2)"),)).ills
+        >>> from kappascope.weights.reasons import NonFinite
+        >>> bad = Skipped("b", NonFinite("non-finite (1 of 2)"))
+        >>> Diagnosis("toy.pt", unsound=(bad,)).ills
         '1 critical; the worst is non-finite in b.'
         """
         if not self.findings:
@@ -277,30 +278,26 @@ def _row(row: Examination, plots: bool) -> dict[str, Any]:
 
 def _product(one: Product) -> dict[str, Any]:
     """Without the list of its values; what follows from it instead."""
-    told: dict[str, Any] = finite(asdict(one) | {"head": _head(one.name), "reasons": {}})
+    told: dict[str, Any] = finite({"name": one.name} | asdict(one) | {"reasons": {}})
     values = told.pop("values")
+    del told["layer"]
     told |= {"sigma_max": None, "sigma_min": None, "stable_rank": None}
     if values and values[0]:
         squares = sum((value / values[0]) ** 2 for value in values)
         told |= {"sigma_max": values[0], "sigma_min": values[-1], "stable_rank": squares}
     if told["condition_number"] is None:
-        told["reasons"] = {"condition_number": one.status.partition(": ")[2] or one.status}
+        told["reasons"] = {"condition_number": Status(one.status).reason}
     return told
 
 
 def _chain(one: Chain) -> dict[str, Any]:
     reasons = {}
     if one.condition_number is None or math.isinf(one.condition_number):
-        reasons["condition_number"] = one.status.partition(": ")[2] or one.status
+        reasons["condition_number"] = Status(one.status).reason
     if one.bound is None or math.isinf(one.bound):
         reasons["bound"] = "kappa of a layer is not finite"
     told: dict[str, Any] = finite(asdict(one) | {"reasons": reasons})
     return told
-
-
-def _head(name: str) -> int | None:
-    digits = name.rpartition(".")[2].rstrip("]")
-    return int(digits) if digits.isdigit() else None
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -357,7 +354,8 @@ def document(found: Sequence[Diagnosis], plots: bool = False) -> dict[str, Any]:
 def before(found: Sequence[Diagnosis]) -> Iterator[str]:
     """What is wrong with the steps before the last, which the verdict on that does not tell.
 
-    >>> bad = Skipped("fc.bias", "non-finite (1 of 2), first at [0]")
+    >>> from kappascope.weights.reasons import NonFinite
+    >>> bad = Skipped("fc.bias", NonFinite("non-finite (1 of 2), first at [0]"))
     >>> list(before([Diagnosis("1.pt", unsound=(bad,)), Diagnosis("2.pt")]))
     ['Before the last, in 1.pt: 1 critical; the worst is non-finite in fc.bias.']
     """

@@ -20,7 +20,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kappascope import components, spectra, tails
-from kappascope.clinic import Depth
+from kappascope.clinic import Extent
+from kappascope.clinic.status import INFINITE, Status
 from kappascope.components import Components
 from kappascope.theory import GaussianNull, MarchenkoPastur, tracy_widom_cdf
 
@@ -113,11 +114,11 @@ class Examination:
     @property
     def failed(self) -> bool:
         """Whether nothing could be measured."""
-        return self.status.startswith("failed")
+        return Status(self.status).failed
 
 
 def examine(
-    name: str, matrix: Tensor, spectrum: Depth = "auto", reference: Tensor | None = None
+    name: str, matrix: Tensor, spectrum: Extent = "auto", reference: Tensor | None = None
 ) -> Examination:
     """Measure one matrix, and its errors against a reference of its shape if there is one.
 
@@ -168,6 +169,7 @@ class _Absent:
 RANGE = _Absent("outside float64's range")
 EMPTY = _Absent("empty matrix")
 ZERO = _Absent("zero matrix")
+SINGULAR = _Absent(f"{INFINITE}: the smallest singular value cannot be told from zero")
 PARTIAL = _Absent("needs all singular values: --spectrum full")
 
 
@@ -233,7 +235,7 @@ def _entries(matrix: Tensor, found: spectra.Vitals) -> dict[str, Any]:
 
 def _vitals(found: spectra.Vitals) -> dict[str, Any]:
     """Extremes and kappa as they are, infinite ones apart."""
-    why = found.status.partition(": ")[2] or found.status
+    why = Status(found.status).reason
     names = ("frobenius_norm", "sigma_max", "sigma_2", "sigma_min", "spectral_gap")
     kappas = ("condition_number", "condition_number_low", "condition_number_high")
     facts: dict[str, Any] = {}
@@ -242,7 +244,7 @@ def _vitals(found: spectra.Vitals) -> dict[str, Any]:
         facts[name] = _Absent(why) if value is None else value
     for name in kappas:
         if facts[name] == math.inf:
-            facts[name] = _Absent("infinite: the smallest singular value cannot be told from zero")
+            facts[name] = SINGULAR
     return facts | {"resolved": found.resolved}
 
 
@@ -339,7 +341,7 @@ def _errors(
         shapes = f"{tuple(reference.shape)}, not {tuple(matrix.shape)}"
         return _Absent(f"the reference has another shape: {shapes}")
     theirs = spectra.vitals(reference, complete=complete)
-    if theirs.status.startswith("failed"):
+    if Status(theirs.status).failed:
         return _Absent(f"the reference {theirs.status}")
     both = components.errors(_known(matrix, found), _known(reference, theirs))
     values = {name: float(error) for name, error in both.items()}

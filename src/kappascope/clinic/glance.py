@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any
 
 from kappascope.clinic import SEVERITIES
+from kappascope.clinic.status import INFINITE, Status
 from kappascope.components import Components
 from kappascope.prose import number
 from kappascope.theory import GaussianNull
@@ -56,15 +57,20 @@ class Row:
         return int(self.matrix["place"])
 
     @property
+    def status(self) -> Status:
+        """What became of it."""
+        return Status(str(self.matrix.get("status") or ""))
+
+    @property
     def failed(self) -> bool:
         """Whether nothing is known of it."""
-        return str(self.matrix.get("status") or "").startswith("failed")
+        return self.status.failed
 
     @property
     def unresolved(self) -> bool:
         """Whether rounding to the stored dtype alone could give such a condition number."""
-        nothing = str(self.matrix.get("status") or "").startswith("degenerate")  # to be resolved
-        return self.matrix.get("resolved") is False and not self.failed and not nothing
+        nothing = self.status.word in ("failed", "degenerate")  # to be resolved
+        return self.matrix.get("resolved") is False and not nothing
 
     @property
     def severity(self) -> str:
@@ -86,8 +92,8 @@ class Row:
         """
         known: float | None = None if self.bounded else self.matrix["condition_number"]
         least: float | None = self.matrix.get("condition_number_low")
-        why = str((self.matrix.get("reasons") or {}).get("condition_number"))
-        infinite = math.inf if why.startswith("infinite") else None
+        why = Status(str((self.matrix.get("reasons") or {}).get("condition_number")))
+        infinite = math.inf if why.word == INFINITE else None
         return next((k for k in (known, least, infinite) if k is not None), None)
 
     @cached_property

@@ -16,13 +16,14 @@ from kappascope.clinic.rules import DIVERGED, GRAVE, NOTABLE, Model, Symptom, mo
 from kappascope.products import Product
 from kappascope.prose import number
 from kappascope.theory import GaussianNull
+from kappascope.weights.reasons import NonFinite
 
 
 @model_rule
 def non_finite(model: Model) -> Iterator[Symptom]:
     """As of matrices, so of biases, gains and other vectors: what goes past them is lost."""
     for one in model.unsound:
-        if one.reason.startswith("non-finite"):
+        if isinstance(one.reason, NonFinite):
             yield Symptom("critical", one.reason, DIVERGED, subject=one.name)
 
 
@@ -104,7 +105,7 @@ _FACTORS = {"QK": ("query", "key"), "OV": ("output", "value")}
 
 def _factors(product: Product, model: Model) -> tuple[Examination, ...]:
     """The matrices whose heads a product multiplies: by kind, in the same layer."""
-    layer, kinds = product.name.partition("[")[0], _FACTORS.get(product.kind, ())
+    kinds = _FACTORS.get(product.kind, ())
     near = [row for row in model.rows if row.depth == product.depth and row.kind in kinds]
-    inside = [row for row in near if row.name.startswith(layer)]
+    inside = [row for row in near if row.name.startswith(product.layer)]
     return tuple(inside or near)

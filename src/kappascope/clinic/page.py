@@ -29,6 +29,7 @@ from kappascope.clinic.facts import (
 )
 from kappascope.clinic.glance import RANKS, Row
 from kappascope.prose import Record
+from kappascope.weights.reasons import TIED
 
 PLOTTED = 1000  # spectra on one page: 2 kB each, and a page beyond 5 MB opens slowly
 LISTED = 200  # findings of one rule: nobody reads more, and the table has them all
@@ -101,7 +102,7 @@ def opening(document: Record, rows: Sequence[Row]) -> Opening:
     >>> opening({"skipped": [bias], "failed": [], "summary": {}}, [good])
     Opening(alarm=False, first='1 matrix analysed.', rest='Skipped: 1 one-dimensional.')
     """
-    failures = {row.name: row.matrix["status"].partition(": ")[2] for row in rows if row.failed}
+    failures = {row.name: row.status.reason for row in rows if row.failed}
     failures |= {one["name"]: one["reason"] for one in document["failed"]}
     failed = max(len(failures), int(document["summary"].get("failed") or 0))
     analysed = sum(not row.failed for row in rows)
@@ -119,7 +120,7 @@ def opening(document: Record, rows: Sequence[Row]) -> Opening:
 def _reasons(skipped: Sequence[Record]) -> list[str]:
     """How often each, most frequent first; ties to different names are one reason."""
     reasons = (str(one["reason"]) for one in skipped)
-    kinds = ("tied to another" if r.startswith("tied to") else r for r in reasons)
+    kinds = (f"{TIED} another" if r.startswith(TIED) else r for r in reasons)
     return [f"{many:,} {reason}" for reason, many in Counter(kinds).most_common()]
 
 

@@ -16,6 +16,7 @@ from kappascope.refusals import Refusal
 from kappascope.weights.factored import merged
 from kappascope.weights.inventory import Path as Keys
 from kappascope.weights.inventory import Read, vectors
+from kappascope.weights.reasons import NonFinite
 
 Model: TypeAlias = nn.Module | Mapping[Any, Any]
 Source: TypeAlias = str | Path | Model
@@ -54,7 +55,7 @@ class Opened:
                 yield Skipped(name, f"cannot be read: {refusal.wrong}")
                 continue
             if found := _unsound(vector):
-                yield Skipped(name, found)
+                yield Skipped(name, NonFinite(found))
 
     def matrices(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Those of these names that are there; a tensor is read once for all its parts."""

@@ -22,10 +22,12 @@ from kappascope.clinic import Severity
 from kappascope.clinic.examination import Examination, Spread
 from kappascope.clinic.freshness import can_tell, is_fresh, is_orthogonal, law, usual_distance
 from kappascope.clinic.prescriptions import Flaw, is_left_alone
+from kappascope.clinic.status import Status
 from kappascope.matrices import Skipped
 from kappascope.products import Product
 from kappascope.prose import number
 from kappascope.theory import GaussianNull, MarchenkoPastur
+from kappascope.weights.reasons import NonFinite
 
 FALSE_ALARM = 1e-3  # the share of fresh models that a rule may accuse
 NOTABLE, GRAVE = 10.0, 100.0  # times kappa's usual value: one digit lost beyond chance, and two
@@ -103,9 +105,9 @@ def _id(judge: Callable[..., Any]) -> str:
 @rule
 def non_finite(row: Examination, model: Model) -> Symptom | None:
     """A NaN or an infinity spreads to every output: critical, at any count."""
-    if "non-finite" not in row.status:
+    evidence = Status(row.status).reason
+    if not isinstance(evidence, NonFinite):
         return None
-    evidence = row.status.removeprefix("failed: ")
     if "mask" in row.name:
         return Symptom("info", evidence, "fine in a mask, which adds minus infinity to logits")
     return Symptom("critical", evidence, DIVERGED)

@@ -29,6 +29,7 @@ class Unreadable:
     """
 
     reason: str
+    foreign: str = ""  # its class, if it is an object that was not built
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class Grower:
 
     >>> lost = View(Storage("0", torch.float32, 4), torch.float32, 0, (2, 2), (2, 1))
     >>> Grower(lambda storage: "its storage is lost").grow(Loaded(Pairs([("w", lost)]), 0, {})).tree
-    {'w': Unreadable(reason='its storage is lost')}
+    {'w': Unreadable(reason='its storage is lost', ...)}
     """
 
     locate: Callable[[Storage], Room | str]  # a storage in its file, or why it is not there
@@ -91,7 +91,7 @@ class Grower:
             tree |= self._mapping(pairs, depth)
         holds = self.tensors > before
         self.kinds[it.kind] = holds or self.kinds.get(it.kind, False)
-        return _module(tree) if holds else Unreadable(f"object of class {it.kind}")
+        return _module(tree) if holds else Unreadable(f"object of class {it.kind}", it.kind)
 
     def _leaf(self, view: View) -> Piece | Unreadable:
         room, storage = self.locate(view.storage), view.storage

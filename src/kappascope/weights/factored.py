@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from kappascope.weights.inventory import DEEPEST, Path, Read
+from kappascope.weights.reasons import Harmless
 
 Shape: TypeAlias = tuple[int, ...]
 _FACTOR = re.compile(r"(?P<of>(.+\.)?parametrizations\.\w+)\.(?P<step>\d+)\.(?P<what>\w+)")
@@ -89,7 +90,7 @@ def _level(
         fits = all(_fits(key, _shape(contents[key]), one) for one in shapes)
         paths = [{what: (*at, name) for what, name in one.items()} for one in steps if fits]
         recipes[*at, whole] = _Recipe((*at, key), tuple(paths))
-        reason = f"read as {whole}" if fits else _OPEN.format(whole)
+        reason = Harmless(f"read as {whole}") if fits else _OPEN.format(whole)
         taken |= {name: _Part(reason) for one in steps for name in one.values()} | {key: whole}
     if not isinstance(contents, dict):
         return _replaced(contents, taken) if taken else contents

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from kappascope.weights.makings import attempt, composed, makings, tensors
+from kappascope.weights.reasons import Harmless, Unbuilt
 
 Contents: TypeAlias = nn.Module | Mapping[Any, Any]
 Path: TypeAlias = tuple[Any, ...]  # keys into nested mappings; a module is a mapping of its weights
@@ -27,6 +28,9 @@ Firsts: TypeAlias = dict[Hashable, tuple[str, Callable[[], Any]]]  # a name, and
 MODEL_KEYS = {"state_dict", "model_state_dict", "model_state", "model", "module"}
 LONGEST = 1 << 22  # numbers of a vector: a bias has 300,000 at most, a flattened model billions
 DEEPEST = 8  # checkpoints nest two or three levels; one that contains itself never ends
+
+OPTIMIZER = Harmless("optimizer state")
+SCALAR, VECTOR = Harmless("scalar"), Harmless("one-dimensional")
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +96,7 @@ def _walk(source: Contents, at: str, path: Path) -> Iterator[Stored]:
 
 def _mapping(source: Mapping[Any, Any], at: str, path: Path) -> Iterator[Stored]:
     keys = {str(key): key for key in source}
-    own = "optimizer state" if {"state", "param_groups"} <= keys.keys() else None
+    own = OPTIMIZER if {"state", "param_groups"} <= keys.keys() else None
 
     def near(key: str) -> Any:
         return source[keys[key]] if key in keys else None
@@ -113,10 +117,10 @@ def _foreign(key: str, inner: Contents | None, depth: int) -> str | None:
     if not isinstance(inner, Mapping):
         return None
     if key.startswith("optim") or "param_groups" in inner:
-        return "optimizer state"
+        return OPTIMIZER
     if depth == DEEPEST:
         return f"nested more than {DEEPEST} deep"
-    return None if inner else "empty"
+    return None if inner else Harmless("empty")
 
 
 # --- modules --------------------------------------------------------------------------------------
@@ -132,7 +136,8 @@ def _module(module: nn.Module, at: str, path: Path) -> Iterator[Stored]:
         store = partial(_within, path, here, near=near, at=at, owner=owner, around=around)
 
         for name, make, keys in makings(owner):
-            ingredients |= {here + key: f"read as {at}{stripped(here + name)}" for key in keys}
+            told = Harmless(f"read as {at}{stripped(here + name)}")
+            ingredients |= {here + key: told for key in keys}
             value, reason = attempt(make)
             yield store(name, value, reason=reason, made=True)
         for name, tensor, buffer in tensors(owner, recurse=False):
@@ -195,7 +200,7 @@ def _composed(stored: Stored) -> Iterator[Stored]:
         if stored.key.endswith(larger):
             parts = tuple(halves)
             yield replace(stored, key=whole, value=weight, made=True, halves=parts, factor=smaller)
-        stored = replace(stored, reason=f"read as {stored.at}{stripped(whole)}")
+        stored = replace(stored, reason=Harmless(f"read as {stored.at}{stripped(whole)}"))
     yield stored
 
 
@@ -208,7 +213,7 @@ def _half(stored: Stored, key: str) -> Stored:
 def _composition(halves: list[Stored], factor: str) -> Tensor | None:
     """A valueless tensor like the weight made of two halves, or None if they do not fit."""
     weight, scale = (half.value for half in halves)
-    if objection(weight) or weight.itemsize == 1 or objection(scale) not in (None, "scalar"):
+    if objection(weight) or weight.itemsize == 1 or objection(scale) not in (None, SCALAR):
         return None
     return composed(weight.detach().to("meta"), scale.detach().to("meta"), factor)
 
@@ -223,8 +228,16 @@ def objection(value: object) -> str | None:
     ('one-dimensional', 'not a tensor (int)', None)
     """
     if not isinstance(value, Tensor):
-        return str(getattr(value, "reason", "")) or f"not a tensor ({type(value).__name__})"
+        return _own_reason(value) or Harmless(f"not a tensor ({type(value).__name__})")
     return next((reason for applies, reason in _objections(value) if applies), None)
+
+
+def _own_reason(value: object) -> str:
+    """What something says of itself that stands for a tensor or an object of a checkpoint."""
+    reason = getattr(value, "reason", "")
+    if getattr(value, "foreign", ""):
+        return Unbuilt(reason)
+    return reason if isinstance(reason, str) else str(reason)
 
 
 def _objections(tensor: Tensor) -> Iterator[tuple[bool, str]]:
@@ -234,12 +247,13 @@ def _objections(tensor: Tensor) -> Iterator[tuple[bool, str]]:
     yield tensor.layout is not torch.strided, f"layout {tensor.layout}"
     yield tensor.is_quantized, f"quantized ({tensor.dtype})"
     yield subclass, f"tensor subclass {type(tensor).__name__}"
+    yield _is_integer(tensor.dtype) or tensor.dtype is torch.bool, Harmless(tensor.dtype)
     yield not tensor.is_floating_point(), str(tensor.dtype)
     # four bits have no arithmetic, and e8m0 holds the scales of other tensors
     yield tensor.dtype in (torch.float4_e2m1fn_x2, torch.float8_e8m0fnu), str(tensor.dtype)
-    yield tensor.ndim == 0, "scalar"
-    yield tensor.ndim == 1, "one-dimensional"
-    yield tensor.numel() == 0, "empty"
+    yield tensor.ndim == 0, SCALAR
+    yield tensor.ndim == 1, VECTOR
+    yield tensor.numel() == 0, Harmless("empty")
 
 
 def vectors(source: Contents) -> dict[str, Path]:
@@ -248,12 +262,12 @@ def vectors(source: Contents) -> dict[str, Path]:
     >>> vectors({"fc.weight": torch.eye(2), "fc.bias": torch.ones(2), "steps": torch.tensor(3)})
     {'fc.bias': ('fc.bias',)}
     """
-    small, used = ("one-dimensional", "scalar"), set[str]()
+    used = set[str]()
     return {
         claimed(stored.name, used): stored.path
         for stored in walk(source)
-        if stored.reason != "optimizer state"
-        and objection(stored.value) in small
+        if stored.reason != OPTIMIZER
+        and objection(stored.value) in (SCALAR, VECTOR)
         and stored.value.numel() <= LONGEST
         and "mask" not in stored.name  # which is to add minus infinity
     }
@@ -281,14 +295,14 @@ def bystander(stored: Stored) -> str | None:
     """
     leaf, shape = stored.key.rpartition(".")[2], tuple(stored.value.shape)
     if leaf == "bias" and len(shape) == 4 and shape[:2] == (1, 1):  # GPT-2
-        return "a buffer, the mask of attention"
+        return Harmless("a buffer, the mask of attention")
     if re.fullmatch("(cos|sin)_cached?", leaf):
-        return "a buffer, a table of rotations"
+        return Harmless("a buffer, a table of rotations")
     if scales := _SCALES.fullmatch(stored.key):
         codes = [scales["of"] + end for end in ("", *_ENDS) if _is_code(stored, scales["of"] + end)]
-        return f"a buffer, the scales of {codes[0]}" if codes else None
+        return Harmless(f"a buffer, the scales of {codes[0]}") if codes else None
     if "expert" in stored.key and leaf.endswith("bias") and len(shape) == 2:
-        return "one-dimensional for each expert"
+        return Harmless("one-dimensional for each expert")
     return None
 
 
@@ -316,7 +330,11 @@ def coded(stored: Stored) -> str | None:
 
 def _is_whole(tensor: Tensor) -> bool:
     plain = tensor.layout is torch.strided and not tensor.is_quantized
-    return plain and re.fullmatch(r"torch\.u?int\d+", str(tensor.dtype)) is not None
+    return plain and _is_integer(tensor.dtype)
+
+
+def _is_integer(dtype: torch.dtype) -> bool:
+    return re.fullmatch(r"torch\.u?int\d+", str(dtype)) is not None
 
 
 def _is_code(stored: Stored, key: str) -> bool:

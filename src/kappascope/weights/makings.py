@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.nn.utils.spectral_norm import SpectralNorm
 
+from kappascope.weights.reasons import Harmless
+
 
 def tensors(module: nn.Module, recurse: bool = True) -> Iterator[tuple[str, Tensor, str | None]]:
     """Parameters and buffers with their names, and why the latter are no weights.
@@ -21,7 +23,7 @@ def tensors(module: nn.Module, recurse: bool = True) -> Iterator[tuple[str, Tens
     for name, parameter in module.named_parameters(recurse=recurse, remove_duplicate=False):
         yield name, parameter, None
     for name, buffer in module.named_buffers(recurse=recurse, remove_duplicate=False):
-        yield name, buffer, "a buffer, not a parameter"
+        yield name, buffer, Harmless("a buffer, not a parameter")
 
 
 def makings(owner: nn.Module) -> Iterator[tuple[str, Callable[[], Tensor], list[str]]]:
