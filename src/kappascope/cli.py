@@ -119,12 +119,7 @@ def reproduce(
     experiments = _chosen(numbers or [], beyond, quick)
     plan = study.plan(experiments, trials)
     store = Store(out)
-    with store.lock() as notice:
-        for note in (notice, *plan.notes):
-            say(note)
-        if fresh:
-            store.forget()
-        store.begin(plan.study)
+    with _begun(store, plan, fresh):
         failures = _run(plan, store, engine)
         _conclude(experiments, plan, store, failures, engine)
 
@@ -159,12 +154,7 @@ def networks(
     wanted = _studies(name, quick, text)
     studies = _provided(wanted)
     plan, store = study.plan(studies), Store(out)
-    with store.lock() as notice:
-        for note in (notice, *plan.notes):
-            say(note)
-        if fresh:
-            store.forget()
-        store.begin(plan.study)
+    with _begun(store, plan, fresh):
         _run(plan, store, engine)
         studies = [one.continued(rows) for one, rows in study.begun(studies, plan, store)]
         plan = study.plan(studies)
@@ -174,6 +164,18 @@ def networks(
         wrong = f"left out, for what {'they need' if len(absent) > 1 else 'it needs'} is not here"
         advice = "give the same command again where pip and npm can fetch it"
         raise Refusal(3, f"study {', '.join(absent)}", wrong, advice)
+
+
+@contextmanager
+def _begun(store: Store, plan: Plan, fresh: bool) -> Iterator[None]:
+    """The folder, ours alone, for what is planned."""
+    with store.lock() as notice:
+        for note in (notice, *plan.notes):
+            say(note)
+        if fresh:
+            store.forget()
+        store.begin(plan.study)
+        yield
 
 
 def _name_text(text: Path | None) -> None:
