@@ -1,5 +1,6 @@
 """Checkpoints nobody vouches for: the cases A01 to A35 of the fault contract, and the real ones."""
 
+import io
 import json
 import os
 import pickle
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ import specimens
 from kappascope import checkpoints
 from kappascope.checkpoints import Checkpoint, Unreadable
 from kappascope.files import archives, folders, headers, pieces, trees
+from kappascope.files.formats import quoted
 from kappascope.files.pieces import Piece
 from kappascope.matrices import matrices
 from kappascope.refusals import Refusal
@@ -111,6 +114,16 @@ def test_a03_brackets_without_end_do_not_fill_the_memory(
 def test_a04_a_name_twice(second: Any, tmp_path: Path) -> None:
     text = f'{{"a": {json.dumps(HEADER["a"])}, "a": {json.dumps(second)}}}'
     refused(put(tmp_path, raw(text.encode(), DATA)), "duplicate tensor name", "'a'")
+
+
+def test_a04_what_is_no_name_of_a_tensor_is_not_called_one(tmp_path: Path) -> None:
+    twice = b'{"a": {"dtype": "F32", "dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}'
+    refused(put(tmp_path, raw(twice, bytes(4))), ": duplicate name 'dtype'")
+    index = specimens.sharded(tmp_path / "x") / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {}, "weight_map": {}}')
+    refused(index, ": duplicate name 'weight_map'")
+    index.write_text('{"weight_map": {"a": "x", "a": "x"}}')
+    refused(index, ": duplicate tensor name 'a'")
 
 
 @pytest.mark.parametrize(
@@ -523,6 +536,14 @@ def test_a24_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     refused(tmp_path / "single")
 
 
+def test_a24_a_shard_that_is_a_circle_of_links_is_named(tmp_path: Path) -> None:
+    shard = specimens.sharded(tmp_path) / "model-00002-of-00003.safetensors"
+    shard.unlink()
+    shard.symlink_to(shard.name)
+    (fault,) = checkpoints.open(tmp_path).faults
+    assert fault.name == shard.name and "symbolic links" in fault.reason
+
+
 def _with_shard(folder: Path, data: bytes | None) -> Checkpoint:
     shard = specimens.sharded(folder) / "model-00002-of-00003.safetensors"
     if data is None:
@@ -611,6 +632,32 @@ def test_a29_of_two_formats_one_is_read_and_it_is_said(tmp_path: Path) -> None:
     assert "other" not in checkpoint.contents
     assert checkpoint.notes == ("read model.safetensors, left aside pytorch_model.bin",)
     assert checkpoint.config == {"hidden_size": 4}
+
+
+def test_a29_of_shards_those_are_left_aside_that_the_index_does_not_list(tmp_path: Path) -> None:
+    folder = specimens.sharded(tmp_path)
+    assert not checkpoints.open(folder).notes
+    more = put(folder, SOUND, "model-00004-of-00004.safetensors")
+    aside = f"read model.safetensors.index.json, left aside {more.name}"
+    assert checkpoints.open(folder).notes == (aside,)
+
+
+@pytest.mark.parametrize(
+    ("index", "shard"),
+    [
+        ("diffusion_pytorch_model.safetensors.index.fp16.json",
+         "diffusion_pytorch_model.fp16-00001-of-00001.safetensors"),
+        ("model.safetensors.index.fp16.json", "model-00001-of-00001.fp16.safetensors"),
+        ("model.safetensors.index.json", "weights.safetensors"),
+    ],
+)  # fmt: skip
+def test_a29_what_an_index_lists_is_not_left_aside(index: str, shard: str, tmp_path: Path) -> None:
+    put(tmp_path, SOUND, shard)
+    put(tmp_path, json.dumps({"weight_map": {"a": shard, "b": shard}}).encode(), index)
+    for path in (tmp_path, tmp_path / index):
+        assert checkpoints.open(path).notes == ()
+    assert len(checkpoints.open(tmp_path).contents) == 2
+    assert bool(checkpoints.open(tmp_path / shard).notes) == ("-of-" in shard)
 
 
 def test_a29_an_adapter_is_said_to_be_one(tmp_path: Path) -> None:
@@ -722,7 +769,47 @@ def test_the_choice_of_a_folder_never_depends_on_the_order_of_its_files(tmp_path
         put(tmp_path, SOUND, name)
     choice = folders.choose(tmp_path)
     assert choice.files == ("model.safetensors",)
-    assert choice.notes == ("read model.safetensors, left aside a.ckpt, pytorch_model.bin",)
+    notes = ["read model.safetensors, left aside a.ckpt, pytorch_model.bin"]
+    assert list(choice.notes(choice.all)) == notes
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_damage_is_noticed_in_a_storage_that_several_tensors_share(
+    compression: int, tmp_path: Path
+) -> None:
+    both = torch.arange(4096.0).reshape(2, 2048)
+    views = {"a": both[:1], "b": both[1:], "alone": torch.ones(3)}
+    inside = zipfile.ZipFile(io.BytesIO(saved(views)))
+    with zipfile.ZipFile(tmp_path / "x.pt", "w", compression) as archive:
+        for name in inside.namelist():
+            archive.writestr(name, inside.read(name))
+    sound = everything(checkpoints.open(tmp_path / "x.pt"))
+    assert torch.equal(torch.cat([sound["a"], sound["b"]]), both)
+    data = (tmp_path / "x.pt").read_bytes()
+    crc = zlib.crc32(both.numpy().tobytes()).to_bytes(4, "little")
+    (tmp_path / "x.pt").write_bytes(data.replace(crc, b"none"))
+    checkpoint = checkpoints.open(tmp_path / "x.pt")
+    for name in "ab":
+        with pytest.raises(Refusal, match="checksum"):
+            checkpoint.read((name,))
+    assert checkpoint.read(("alone",)).sum() == 3
+
+
+def test_what_a_sentence_names_is_text_or_has_a_type() -> None:
+    assert quoted("x") == "'x'" and quoted(3) == "(of type int)"
+
+
+def test_of_too_many_dimensions_it_is_said_how_many_there_may_be() -> None:
+    room = pieces.Room(pieces.File.at(Path(__file__)), 0, 4)
+    fault = Piece(room, torch.float32, (1,) * 70, (1,) * 70).fault()
+    assert fault == "70 dimensions, more than 64"
+
+
+def test_the_oldest_pickles_are_read(tmp_path: Path) -> None:
+    old = saved({"w": torch.eye(2)}, pickle_protocol=1, _use_new_zipfile_serialization=False)
+    checkpoint = checkpoints.open(put(tmp_path, old, "x.pt"))
+    assert checkpoint.format == "PyTorch, before 1.6"
+    assert torch.equal(checkpoint.read(("w",)), torch.eye(2))
 
 
 def test_leaves_are_pieces_of_their_files(tmp_path: Path) -> None:

@@ -416,6 +416,14 @@ def test_a_reference_without_any_of_the_matrices_ends_with_3(
     assert "nothing there has the name and shape" in one_line(errors)
 
 
+def test_a_reference_that_cannot_be_compared_with_says_why(run: Run, tmp_path: Path) -> None:
+    torch.save({"w": torch.eye(7)}, tmp_path / "model.pt")
+    torch.save({"w": torch.full((7, 7), math.nan)}, tmp_path / "other.pt")
+    code, output, errors = run(tmp_path / "model.pt", "--reference", tmp_path / "other.pt")
+    assert code == 3 and "no matrix could be compared, first w: the reference" in one_line(errors)
+    assert "not compared: w: the reference failed: non-finite" in output
+
+
 def test_a_report_may_be_written_to_a_pipe_which_stays_one(
     run: Run, saved: Path, tmp_path: Path
 ) -> None:

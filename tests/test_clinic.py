@@ -719,6 +719,23 @@ def test_no_width_needs_scrolling_sideways(browser: Any, addresses: Any) -> None
         ward.context.close()
 
 
+COVERED = """() => [...document.querySelectorAll("pre")].filter((pre) => {
+  const button = pre.querySelector(".copy").getBoundingClientRect(), lines = document.createRange();
+  lines.selectNodeContents(pre.querySelector("code"));
+  return [...lines.getClientRects()].some((line) => line.right > button.left + 1
+    && line.bottom > button.top + 1 && line.top < button.bottom - 1);
+}).length"""
+
+
+def test_the_button_that_copies_covers_no_code(browser: Any, addresses: Any) -> None:
+    ward = Ward(browser, addresses["clinic"])
+    assert ward.page.locator("pre .copy").count()
+    for width in (1280, 600, 375):
+        ward.page.set_viewport_size({"width": width, "height": 844})
+        assert ward.page.evaluate(COVERED) == 0
+    ward.context.close()
+
+
 def test_a_phone_opens_a_matrix_over_its_whole_screen(browser: Any, addresses: Any) -> None:
     ward = Ward(browser, addresses["clinic"], 390, is_mobile=True, has_touch=True)
     ward.page.locator("#glance button[data-kind=up][data-depth='2']").tap()

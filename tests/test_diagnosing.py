@@ -125,6 +125,21 @@ def test_a_vector_that_is_not_finite_is_critical_in_a_file_and_in_memory(
     assert not diagnose(sick, exclude=["bias", "var"]).failed
 
 
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("mask_decoder.mlp.bias", (4,)),  # SAM
+        ("attn.mask", (4,)),
+        ("mlp.experts.gate_up_proj_bias", (2, 4)),
+        ("up.scales", (2, 4)),
+        ("rotary_emb.cos_cached", (2, 4)),
+    ],
+)
+def test_whatever_acts_beside_a_matrix_is_looked_at(name: str, shape: tuple[int, ...]) -> None:
+    sick = {"up.qweight": torch.ones(2, 4).int(), name: torch.full(shape, math.nan)}
+    assert [one.subject for one in diagnose(sick).above("critical")] == [name]
+
+
 def test_a_vector_behind_another_of_its_name_is_looked_at_too() -> None:
     sound, sick = torch.ones(2), torch.tensor([math.nan, 1.0])
     for first, second in ((sick, sound), (sound, sick)):
@@ -339,6 +354,67 @@ def test_with_a_reference_every_matrix_has_errors_or_a_reason() -> None:
     reasons = {row["name"]: row["reasons"]["errors"] for row in rows}
     assert "non-finite" in reasons["a"] and "the reference failed" in reasons["b"]
     assert reasons["e"] == "not in the reference" and "another shape" in reasons["d"]
+
+
+def test_every_error_that_is_missing_has_its_reason() -> None:
+    zero, plain, singular = torch.zeros(3, 3), torch.randn(3, 3), torch.ones(3, 3)
+    source = {"a": plain, "b": zero, "c": plain.clone(), "d": plain.clone()}
+    theirs = {"a": zero, "b": plain, "c": singular, "d": plain.int()}
+    found = diagnose(source, reference=theirs)
+    rows = {row["name"]: row for row in found.document()["matrices"]}
+    assert rows["a"]["errors"] is None and "zero" in rows["a"]["reasons"]["errors"]
+    assert rows["d"]["reasons"]["errors"] == "in the reference: torch.int32"
+    assert rows["b"]["errors"]["singular_values"] == 1.0
+    assert "reference" in rows["c"]["reasons"]["errors.condition_number"]
+    for row in (rows["b"], rows["c"]):
+        missing = {f"errors.{name}" for name, error in row["errors"].items() if error is None}
+        assert missing and missing <= row["reasons"].keys()
+    assert {name for name, _ in found.uncompared} == {"a", "d"} and not found.incomparable
+
+
+def test_nothing_is_called_unlike_that_is_there() -> None:
+    source, broken = {"w": torch.eye(3)}, {"w": torch.full((3, 3), torch.nan)}
+    for theirs in (broken, {"w": torch.eye(3).int()}, {"w": torch.zeros(3, 3)}):
+        assert diagnose(source, reference=theirs).incomparable == "no matrix could be compared"
+    for theirs in ({"v": torch.eye(3)}, {"w": torch.eye(4)}):
+        assert diagnose(source, reference=theirs).incomparable.startswith("nothing there has")
+
+
+def test_numbers_inside_a_field_have_their_reasons() -> None:
+    (zero,) = diagnose({"w": torch.zeros(3, 3)}).matrices
+    assert zero.row_norms.cv is None and zero.reasons["row_norms.cv"] == "zero matrix"
+    (part,) = diagnose({"w": torch.randn(900, 900)}, spectrum="none").matrices
+    missing = {f"effective_ranks.{name}" for name, it in part.effective_ranks.items() if it is None}
+    assert missing and missing <= part.reasons.keys()
+
+
+def test_a_comparison_factorizes_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kappascope.spectra.singular_values", lambda matrix: pytest.fail("again"))
+    (row,) = diagnose({"w": torch.eye(4)}, {"w": torch.eye(4)}, spectrum="none").matrices
+    assert row.errors["condition_number"] == 0.0
+
+
+def test_products_that_failed_say_so_of_every_number() -> None:
+    model = nn.MultiheadAttention(4, 2)
+    model.in_proj_weight.data[0] = math.nan
+    failed = diagnose(model).document()["products"][0]
+    names = "condition_number", "sigma_max", "sigma_min", "stable_rank"
+    assert all(failed[name] is None and failed["reasons"][name] for name in names)
+    model.in_proj_weight.data.zero_()
+    zero = diagnose(model).document()["products"][0]
+    assert zero["sigma_max"] == 0 and zero["reasons"].keys() == {"condition_number", "stable_rank"}
+
+
+def test_why_a_tensor_cannot_be_read_is_told_once(tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    torch.save({"w": torch.ones(8, 8)}, path)
+    data = path.read_bytes()
+    path.write_bytes(data.replace(torch.ones(8, 8).numpy().tobytes(), bytes(256)))
+    (lost,) = diagnose(path, jobs=1).failed
+    assert lost.reason == "damaged: the checksum of its content is another"
+    torch.save({"w": torch.ones(8, 8)}, tmp_path / "y.pt")
+    (lost,) = diagnose(tmp_path / "y.pt", path, jobs=1).failed
+    assert lost.reason.startswith(f"{path}: damaged") and "(" not in lost.reason
 
 
 def test_a_script_without_a_guard_is_not_run_again(saved: Path, tmp_path: Path) -> None:

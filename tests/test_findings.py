@@ -220,6 +220,10 @@ def test_a_mask_may_be_infinite_and_a_weight_may_not() -> None:
     mask = torch.zeros(4, 4).masked_fill(torch.ones(4, 4).triu(1) > 0, -math.inf)
     assert severities(sick(mask, name="attn.causal_mask")) == {"non-finite": "info"}
     assert severities(sick(mask)) == {"non-finite": "critical"}
+    for name in ("mask_decoder.weight", "mask_embed", "unmask"):
+        assert severities(sick(mask, name=name)) == {"non-finite": "critical"}
+    mask[0, 0] = math.nan
+    assert severities(sick(mask, name="attn.causal_mask")) == {"non-finite": "critical"}
 
 
 def test_a_triangle_of_ones_is_a_table() -> None:

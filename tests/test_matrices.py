@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -299,6 +300,23 @@ class TestFusedAttention:
             found = shapes(matrices(source))
             assert {part: found[f"qkv_proj.weight[{part}]"] for part in "qkv"} == parts
 
+    @pytest.mark.parametrize("form", [lambda model: model, nn.Module.state_dict])
+    def test_attention_to_another_text_holds_k_and_v_beside_its_q(self, form) -> None:
+        cross = {"c_attn": Conv1D(16, 8), "q_attn": Conv1D(8, 8), "c_proj": Conv1D(8, 8)}
+        own = {"c_attn": Conv1D(24, 8), "c_proj": Conv1D(8, 8)}
+        model = nn.ModuleDict({"attn": nn.ModuleDict(own), "cross": nn.ModuleDict(cross)})
+        found = dict(matrices(form(model)))
+        name = "cross.c_attn.weight"
+        assert [key for key in found if key.startswith(name)] == [name, f"{name}[k]", f"{name}[v]"]
+        k, v = cross["c_attn"].weight.detach().T.chunk(2)
+        assert torch.equal(found[f"{name}[k]"], k) and torch.equal(found[f"{name}[v]"], v)
+
+    def test_twice_the_width_is_cut_only_if_a_config_tells_of_shared_keys(self) -> None:
+        source = {"attn.qkv.weight": blank(16, 8), "attn.proj.weight": blank(8, 8)}
+        assert list(parts(plan(source))) == list(source)
+        config = {"hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 2}
+        assert parts(plan(source, config))["attn.qkv.weight[k]"] == (4, 8)
+
     def test_multi_query_attention_has_one_narrow_key_and_value(self) -> None:
         found = shapes(matrices(Attention("c_attn", nn.Linear(8, 12), out="c_proj")))
         assert found["c_attn.weight[k]"] == (2, 8)
@@ -483,6 +501,19 @@ class TestMadeWeights:
         found = matrices(model)
         assert list(shapes(found)) == ["1.weight"]
         assert reasons(found)["0.weight"] == "could not be made: no luck"
+        original = "0.parametrizations.weight.original"
+        assert reasons(found)[original] == "a part of 0.weight, which could not be made"
+        assert [one.name for one in found.skipped if one.lost] == ["0.weight"]
+
+    def test_halves_of_a_weight_that_goes_through_another_step_make_none(self) -> None:
+        layer = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4, bias=False))
+        nn.utils.parametrizations.spectral_norm(layer)
+        assert list(shapes(matrices(layer))) == ["weight"]
+        halves = [f"parametrizations.weight.original{i}" for i in range(2)]
+        assert list(shapes(matrices(layer.state_dict()))) == halves
+        other = {f"other.{name}": tensor for name, tensor in layer.state_dict().items()}
+        plain = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4, bias=False)).state_dict()
+        assert "weight" in shapes(matrices(plain | other))
 
     def test_parameters_of_a_parametrization_are_matrices_of_their_own(self) -> None:
         class LowRank(nn.Module):
@@ -600,6 +631,8 @@ class TestSkipped:
             ("up.W_q", torch.uint8, "up.scale"),  # HQQ
             ("module.up.codes", torch.int16, "module.up.scales"),  # AQLM
             ("up.table", torch.int8, "up.table_scale"),
+            ("up.weight._data", torch.int8, "up.weight._scale"),  # quanto
+            ("up.weight._data._data", torch.uint8, "up.weight._scale"),  # its four bits
         ],
     )
     def test_codes_of_a_quantized_weight_are_lost_and_their_scales_no_matrix(
@@ -671,9 +704,20 @@ class TestSkipped:
 
     def test_float8_that_waits_for_its_scales_is_not_taken_for_the_weight(self) -> None:
         eight = torch.ones(4, 4).to(torch.float8_e4m3fn)
-        for key in ("fc.weight_scale_inv", "fc.weight_scale"):
-            found = matrices({"fc.weight": eight, key: torch.tensor(0.5)})
-            assert reasons(found)["fc.weight"] == f"to be scaled by {key}"
+        scales = {"fc.weight": ("weight_scale_inv", "weight_scale", "scale", "scale_weight"),
+                  "fc.weight._data": ("weight._scale",)}  # fmt: skip
+        for codes, key in [(codes, f"fc.{key}") for codes, keys in scales.items() for key in keys]:
+            found = matrices({codes: eight, key: torch.ones(2, 2)})
+            assert reasons(found) == {
+                codes: f"to be scaled by {key}",
+                key: f"a buffer, the scales of {codes}",
+            }
+            assert [one.lost for one in found.skipped] == [True, False]
+
+    def test_an_array_of_another_library_may_be_a_weight(self) -> None:
+        found = matrices({"w": np.eye(3), "b": np.ones(3), "t": np.float64(1)}).skipped
+        assert [one.lost for one in found] == [True, False, False]
+        assert found[0].reason == "not a tensor (ndarray)"
 
     def test_packed_weights_of_a_quantized_layer_are_not_passed_over(self) -> None:
         from torch.ao.nn.quantized import Conv2d, Linear
@@ -865,6 +909,16 @@ class TestPlan:
     def test_a_claim_of_very_many_slices_gets_no_parts(self) -> None:
         found = plan({"mlp.experts.w": blank(10**6, 2, 2)})
         assert list(parts(found)) == ["mlp.experts.w"]
+        told = Skipped("mlp.experts.w[0:1000000]", "too many to be examined one by one")
+        assert found.skipped == (told,) and not found.skipped[0].lost
+
+    def test_stacks_that_could_not_be_parted_are_told_and_others_are_not(self) -> None:
+        assert plan({"experts.w": blank(1025, 3, 2)}).skipped
+        assert not plan({"experts.w": blank(1024, 3, 2)}).skipped
+        for whole in ({"w": blank(5000, 2)}, {"w": blank(2000, 1, 9)}):  # no stack of matrices
+            assert not plan(whole).skipped
+        grouped = nn.Conv1d(2048, 2048, 3, groups=2048, bias=False)
+        assert not plan(grouped).skipped
 
     def test_masks_rotations_and_biases_of_experts_are_no_matrices(self) -> None:
         found = plan(

@@ -142,6 +142,14 @@ class TestAttention:
         expected = [p.values for p in products(source, config(8, 2, 2, 4)).values()]
         torch.testing.assert_close([p.values for p in products(turned, told).values()], expected)
 
+    def test_gpt2_that_attends_to_another_text_has_its_q_apart(self) -> None:
+        source, told = layer(8, 2, 2, 4), {"n_embd": 8, "n_head": 2, "model_type": "gpt2"}
+        q, k, v, o = source.values()
+        names = (f"h.0.crossattention.{name}.weight" for name in ("c_attn", "q_attn", "c_proj"))
+        turned = dict(zip(names, (torch.cat([k, v]).T, q.T, o.T), strict=True))
+        expected = [p.values for p in products(source, config(8, 2, 2, 4)).values()]
+        torch.testing.assert_close([p.values for p in products(turned, told).values()], expected)
+
     def test_the_output_of_bert_stands_beside_its_attention(self) -> None:
         names = ("self.query", "self.key", "self.value", "output.dense")
         source = {f"layer.0.attention.{name}.weight": torch.randn(8, 8) for name in names}

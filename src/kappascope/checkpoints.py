@@ -122,8 +122,8 @@ def open(path: Path | str) -> Checkpoint:
     with _refusing(path):
         if path.is_dir():
             return _opened_folder(path)
-        if path.name.endswith(".index.json"):
-            return _opened_index(path.parent, path.name, path)
+        if folders.is_index(path.name):
+            return _joined(path.parent, _listed(path.parent, path.name), path)
         checkpoint = _checkpoint(path, path.parent, *_load(folders.resolved(path), path.name))
         note = ("one shard of several: only what it holds is read",)
         more = note if folders.is_shard(path.name) else ()
@@ -163,7 +163,7 @@ def _load(real: Path, name: str) -> tuple[Found, str]:
     if form == "safetensors" or (named and (form == "unknown" or len(head) <= 8)):
         return Found(headers.read(file), {}), "safetensors"
     if form == "unknown":
-        raise _stranger(file)
+        return _oldest(file), _FORMATS["pickle"]
     if named:
         what = "zip archive" if form == "zip" else "pickle"
         raise Malformed(f"not a safetensors file but a {what}", "give it the name it should have")
@@ -171,17 +171,17 @@ def _load(real: Path, name: str) -> tuple[Found, str]:
     return read(file), _FORMATS[form]
 
 
-def _stranger(file: File) -> Malformed:
-    """What to say of a beginning that is of no known format."""
+def _oldest(file: File) -> Found:
+    """A file whose beginning is of no known format: the oldest pickles begin in any way."""
     text = file.read(0, HEAD).isascii()
     try:
-        archives.legacy(file)  # the oldest pickles begin in any way
+        return archives.legacy(file)
     except Asks as error:
         if not text or re.search(r"asks for '[\w.]+'", error.wrong):  # else "import" and the like
-            return error
+            raise
     except Malformed:
         pass
-    return Malformed(
+    raise Malformed(
         f"neither a safetensors nor a PyTorch file{': it is text' if text else ''}",
         "give a checkpoint or its folder",
     )
@@ -218,17 +218,18 @@ _Wanted: TypeAlias = Mapping[str, list[str]]  # the tensors of every shard; none
 def _opened_folder(path: Path) -> Checkpoint:
     folder = folders.snapshot(path)
     choice = folders.choose(folder)
+    wanted: _Wanted = {file: [] for file in sorted(choice.all)}
     if choice.listing:
-        checkpoint = _opened_index(folder, choice.listing, path)
-    elif len(choice.files) > 1 or choice.missing:
-        checkpoint = _joined(folder, {shard: [] for shard in sorted(choice.all)}, path)
+        wanted = _listed(folder, choice.listing)
+    if choice.listing or len(wanted) > 1:
+        checkpoint = _joined(folder, wanted, path)
     else:
         found = _load(folders.inside(folder, choice.files[0]), choice.files[0])
         checkpoint = _checkpoint(path, folder, *found)
-    return replace(checkpoint, notes=choice.notes + checkpoint.notes)
+    return replace(checkpoint, notes=(*choice.notes(wanted), *checkpoint.notes))
 
 
-def _opened_index(folder: Path, name: str, path: Path) -> Checkpoint:
+def _listed(folder: Path, name: str) -> _Wanted:
     """The shards that an index lists, each with the tensors it should hold."""
     file = File.at(folders.inside(folder, name))
     if file.size > _LONGEST_INDEX:
@@ -243,7 +244,7 @@ def _opened_index(folder: Path, name: str, path: Path) -> Checkpoint:
         if not folders.is_plain(shard):
             raise Malformed(f"shard name is not a plain file name: {quoted(shard)}", _REPAIR)
         wanted.setdefault(shard, []).append(tensor)
-    return _joined(folder, wanted, path)
+    return wanted
 
 
 def _joined(folder: Path, wanted: _Wanted, path: Path) -> Checkpoint:

@@ -416,8 +416,6 @@ def _show(found: Sequence[Diagnosis], written: Sequence[Path]) -> None:
 
 def _judged(found: Sequence[Diagnosis], fail_on: Severity | None) -> None:
     """The exit code, if it is not 0."""
-    from kappascope.clinic.bulletin import UNLIKE
-
     bad = [(each, one) for each in found for one in (each.above(fail_on) if fail_on else ())]
     if bad:
         step, first = bad[0]
@@ -425,8 +423,10 @@ def _judged(found: Sequence[Diagnosis], fail_on: Severity | None) -> None:
         given = f"{step.source}: {first.subject}" if len(found) > 1 else first.subject
         raise Refusal(1, given, f"{wrong}: {first.evidence}", first.advice)
     for each in found:
-        if each.reference and each.analysed and not any(row.errors for row in each.analysed):
-            raise Refusal(3, str(each.reference), UNLIKE, "give a reference of the same model")
+        if each.analysed and each.incomparable:
+            wrong = f"{each.incomparable}, first {_first(each.uncompared)}"
+            advice = "give another reference of the same model"
+            raise Refusal(3, str(each.reference), wrong, advice)
         if each.failed and not any(other.analysed for other in found):
             raise Refusal(2, each.source, f"nothing analysed: {_first(each.failed)}", ADVICE)
         if each.failed and len(each.unbuilt) == len(each.failed):

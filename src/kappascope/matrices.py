@@ -23,8 +23,8 @@ three or more dimensions called ``weight`` counts as a kernel (out, in, ...) unl
 of experts.
 
 A weight made of other tensors is read as its layer uses it in evaluation mode. A state dict
-determines it for weight normalization and pruning; the originals of any other parametrization
-appear there under their own names.
+determines it for weight normalization and pruning alone; the originals of any other
+parametrization, or of several, appear there under their own names.
 """
 
 from __future__ import annotations
@@ -259,7 +259,10 @@ def _survey(source: Contents, config: Config) -> Iterator[Skipped | tuple[Unit, 
         elif earlier := tie(stored, name, firsts):
             yield Skipped(name, Harmless(f"{TIED} {earlier}"))
         else:
-            yield _unit(stored, config, partial(claimed, used=used), name), stored
+            unit = _unit(stored, config, partial(claimed, used=used), name)
+            yield unit, stored
+            if crowd := unit.layout.crowd:
+                yield Skipped(f"{name}[0:{crowd}]", Harmless("too many to be examined one by one"))
 
 
 def _refused(stored: Stored) -> str | None:

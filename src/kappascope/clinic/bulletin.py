@@ -29,7 +29,6 @@ STEPS = "step", "matrices", "median κ", "largest κ", "Δ log κ", "Δ matrix",
 SPARE_STEPS = 3, 1, 4, 2
 NARROWEST = 20  # characters that tell it
 GAP = 3  # between columns
-UNLIKE = "nothing there has the name and shape of a matrix here"  # to be compared with
 COLOURS = {"critical": "bold red", "warning": "yellow", "info": "dim"}
 
 
@@ -194,8 +193,9 @@ def _moves(diagnosis: Diagnosis) -> Iterator[Text]:
     compared = [(row.errors, row.name) for row in diagnosis.matrices if row.errors]
     if not diagnosis.reference:
         return
-    if not compared:
-        yield Text(f"Against {plain(diagnosis.reference)}: {UNLIKE}.")
+    if diagnosis.incomparable:
+        yield Text(f"Against {plain(diagnosis.reference)}: {diagnosis.incomparable}.")
+        yield from _uncompared(diagnosis)
         return
     extent = f"{len(compared)} of {len(diagnosis.matrices)} matrices compared"
     yield Text(f"Against {plain(diagnosis.reference)}, {extent}; relative change, median and most:")
@@ -214,10 +214,8 @@ def _moves(diagnosis: Diagnosis) -> Iterator[Text]:
 def _uncompared(diagnosis: Diagnosis) -> Iterator[Text]:
     """Which matrices have no twin in the reference, by the reason."""
     reasons: dict[str, list[str]] = {}
-    for row in diagnosis.matrices:
-        if not row.errors:
-            reason = row.reasons.get("errors") or row.status
-            reasons.setdefault(reason, []).append(plain(row.name, WIDEST))
+    for name, reason in diagnosis.uncompared:
+        reasons.setdefault(reason, []).append(plain(name, WIDEST))
     for reason, names in reasons.items():
         yield Text(f"    not compared: {_listed(names)}: {plain(reason)}", COLOURS["warning"])
 

@@ -131,7 +131,7 @@ class Weight:
             twin = twins.get(logical.name)
             row = examine(logical.name, matrix, spectrum, twin)
             if reference and row.errors is None:
-                why = "not in the reference" if twin is None else row.status
+                why = reference.absence(logical.name) if twin is None else row.status
                 row = replace(row, reasons={"errors": why, **row.reasons})
             yield _placed(row, logical)
 
@@ -345,7 +345,10 @@ def _reason(done: Done[_Order]) -> str:
     """Why a task failed, in the words of a user."""
     if _starved(done.error):
         return "more memory needed than a worker may use"
-    return done.failure.removeprefix("Refusal: ")
+    if not isinstance(done.error, Refusal):
+        return done.failure
+    given, wrong = done.error.given, done.error.wrong
+    return wrong if done.item.model.holds(given) else f"{given}: {wrong}"
 
 
 def _starved(error: BaseException | None) -> bool:

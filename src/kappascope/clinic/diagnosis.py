@@ -21,9 +21,11 @@ from kappascope.matrices import Skipped
 from kappascope.products import Product
 from kappascope.prose import number
 from kappascope.refusals import Refusal
+from kappascope.weights.reasons import Unlike
 
 Row: TypeAlias = Examination | Product | Chain
 SCHEMA = "kappascope.diagnosis/1"
+UNLIKE = "nothing there has the name and shape of a matrix here"  # to be compared with
 LEADING = "=+-@\t\r"  # a spreadsheet takes what begins so for a formula
 
 
@@ -99,6 +101,29 @@ class Diagnosis:
     def analysed(self) -> tuple[Examination, ...]:
         """The rows with numbers in them."""
         return tuple(row for row in self.matrices if not row.failed)
+
+    @property
+    def uncompared(self) -> tuple[Skipped, ...]:
+        """The matrices that have no errors against the reference, and why.
+
+        >>> Diagnosis("toy.pt").uncompared
+        ()
+        """
+        rows = (row for row in self.matrices if self.reference and not row.errors)
+        return tuple(Skipped(row.name, row.reasons.get("errors") or row.status) for row in rows)
+
+    @property
+    def incomparable(self) -> str:
+        """Why nothing could be compared with the reference; nothing if something was.
+
+        >>> row = Examination("w", (1, 1), "float32", "ok", reasons={"errors": "zero"})
+        >>> Diagnosis("toy.pt", (row,), reference="other.pt").incomparable
+        'no matrix could be compared'
+        """
+        if not self.reference or any(row.errors for row in self.matrices):
+            return ""
+        alike = any(not isinstance(one.reason, Unlike) for one in self.uncompared)
+        return "no matrix could be compared" if alike else UNLIKE
 
     def above(self, severity: str) -> tuple[Finding, ...]:
         """The findings of this severity or a worse one.
@@ -282,11 +307,13 @@ def _product(one: Product) -> dict[str, Any]:
     values = told.pop("values")
     del told["layer"]
     told |= {"sigma_max": None, "sigma_min": None, "stable_rank": None}
+    if values:
+        told |= {"sigma_max": values[0], "sigma_min": values[-1]}
     if values and values[0]:
-        squares = sum((value / values[0]) ** 2 for value in values)
-        told |= {"sigma_max": values[0], "sigma_min": values[-1], "stable_rank": squares}
-    if told["condition_number"] is None:
-        told["reasons"] = {"condition_number": Status(one.status).reason}
+        told["stable_rank"] = sum((value / values[0]) ** 2 for value in values)
+    derived = "condition_number", "sigma_max", "sigma_min", "stable_rank"
+    why = Status(one.status).reason
+    told["reasons"] = {name: why for name in derived if told[name] is None}
     return told
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -21,9 +21,10 @@ from torch import Tensor
 
 from kappascope import components, spectra, tails
 from kappascope.clinic import Extent
-from kappascope.clinic.status import INFINITE, Status
+from kappascope.clinic.status import INFINITE, MASKING, NON_FINITE, Status
 from kappascope.components import Components
 from kappascope.theory import GaussianNull, MarchenkoPastur, tracy_widom_cdf
+from kappascope.weights.reasons import Unlike
 
 FULL = 2048  # up to this many singular values "auto" takes them all: about half a second
 THRESHOLDS = (0.001, 0.01, 0.1)  # of the effective rank; the middle one is the paper's
@@ -31,6 +32,7 @@ POINTS = 256  # of a drawn spectrum, evenly spaced in the logarithm of the index
 BARS = 32  # of the histogram of row norms
 DEAD = 1e-6  # of the median norm: a row this small adds nothing to bfloat16 or float16 sums
 OUTLYING = 6.0  # robust deviations from the median, and twice the median at least
+PANEL = 2**20  # numbers looked at together: eight megabytes in float64
 CHANCE = 1e-3  # at which the largest singular value of a random matrix exceeds its limit
 
 
@@ -141,7 +143,8 @@ def examine(
         method=found.method,
     )
     if row.failed:
-        return replace(row, status=f"{row.status}{_position(matrix)}")
+        broken = unsound(matrix)
+        return replace(row, status=f"failed: {broken}" if broken else row.status)
     values = found.singular_values
     facts = {
         **_norms(found),
@@ -152,11 +155,8 @@ def examine(
         **_spectrum(row.shape, found, values),
         "errors": _errors(matrix, found, reference, complete),
     }
-    reasons = {key: fact.reason for key, fact in facts.items() if isinstance(fact, _Absent)}
-    known: dict[str, Any] = {
-        key: None if isinstance(fact, _Absent) else fact for key, fact in facts.items()
-    }
-    return replace(row, **known, reasons=reasons, plot=_plot(row.shape, found, values))
+    plot = _plot(row.shape, found, values)
+    return replace(row, **_present(facts), reasons=dict(_reasons(facts)), plot=plot)
 
 
 @dataclass(frozen=True)
@@ -166,6 +166,22 @@ class _Absent:
     reason: str
 
 
+def _present(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with ``None`` for what is absent, also inside."""
+    pairs = ((name, _present(it) if isinstance(it, dict) else it) for name, it in facts.items())
+    return {name: None if isinstance(it, _Absent) else it for name, it in pairs}
+
+
+def _reasons(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Why fields are absent, and of others what is inside them."""
+    for name, it in facts.items():
+        inside = {"cv": ZERO} if isinstance(it, Spread) and it.cv is None else it
+        if isinstance(it, _Absent):
+            yield name, it.reason
+        elif isinstance(inside, dict):
+            yield from ((f"{name}.{key}", why) for key, why in _reasons(inside))
+
+
 RANGE = _Absent("outside float64's range")
 EMPTY = _Absent("empty matrix")
 ZERO = _Absent("zero matrix")
@@ -173,12 +189,27 @@ SINGULAR = _Absent(f"{INFINITE}: the smallest singular value cannot be told from
 PARTIAL = _Absent("needs all singular values: --spectrum full")
 
 
-def _position(matrix: Tensor) -> str:
-    for top, panel in enumerate(matrix.split(1024)):
-        bad = (~torch.isfinite(panel.double())).nonzero()
-        if len(bad):
-            return f", first at {[1024 * top + int(bad[0, 0]), int(bad[0, 1])]}"
-    return ""
+def unsound(tensor: Tensor) -> str:
+    """How many numbers of a tensor are none, and where the first of them is; nothing if all are.
+
+    >>> unsound(torch.tensor([1.0, math.nan, -math.inf])), unsound(torch.ones(2, 2))
+    ('non-finite (2 of 3), first at [1]', '')
+    """
+    if tensor.is_meta:  # saved or made without values
+        return ""
+    rows = torch.atleast_1d(tensor)
+    height = max(1, PANEL * len(rows) // max(1, tensor.numel()))
+    bad = minus = 0
+    first: list[int] = []
+    for top, panel in enumerate(rows.split(height)):
+        exact = panel.double()
+        broken = ~exact.isfinite()
+        if broken.any() and not first:
+            first = broken.nonzero()[0].tolist()
+            first[0] += top * height
+        bad, minus = bad + int(broken.sum()), minus + int(exact.isneginf().sum())
+    told = f"{NON_FINITE} ({bad} of {tensor.numel()}), first at {first}"
+    return Status(f"failed: {told}{MASKING if bad == minus else ''}").reason if bad else ""
 
 
 def _norms(found: spectra.Vitals) -> dict[str, Any]:
@@ -250,7 +281,7 @@ def _vitals(found: spectra.Vitals) -> dict[str, Any]:
 
 def _ranks(found: spectra.Vitals, values: Tensor | None) -> dict[str, Any]:
     """Effective ranks at the thresholds, stable and entropy rank."""
-    ranks: dict[str, int | None] = dict.fromkeys(map(str, THRESHOLDS))
+    ranks: dict[str, Any] = dict.fromkeys(map(str, THRESHOLDS), PARTIAL)
     ranks["0.01"] = found.effective_rank
     facts: dict[str, Any] = {"effective_rank": found.effective_rank}
     if not found.sigma_max or found.frobenius_norm is None:
@@ -333,19 +364,28 @@ def _kolmogorov(null: MarchenkoPastur, ascending: np.ndarray[Any, Any]) -> float
 
 def _errors(
     matrix: Tensor, found: spectra.Vitals, reference: Tensor | None, complete: bool
-) -> dict[str, float | None] | _Absent | None:
+) -> dict[str, float | _Absent] | _Absent | None:
     """The errors of the components against the reference."""
     if reference is None:
         return None
     if reference.shape != matrix.shape:
         shapes = f"{tuple(reference.shape)}, not {tuple(matrix.shape)}"
-        return _Absent(f"the reference has another shape: {shapes}")
+        return _Absent(Unlike(f"the reference has another shape: {shapes}"))
     theirs = spectra.vitals(reference, complete=complete)
     if Status(theirs.status).failed:
         return _Absent(f"the reference {theirs.status}")
     both = components.errors(_known(matrix, found), _known(reference, theirs))
-    values = {name: float(error) for name, error in both.items()}
-    return {name: None if math.isnan(error) else error for name, error in values.items()}
+    absent = {name: _Absent(_single(why)) for name, why in both.absent.items()}
+    if any(one.singular_values is None and one.sigma_max for one in (found, theirs)):
+        absent["singular_values"] = PARTIAL
+    if len(absent) == len(both):  # to a matrix of zeros nothing is relative
+        return absent["overall_matrix"]
+    return {name: absent.get(name, float(error)) for name, error in both.items()}
+
+
+def _single(reason: str) -> str:
+    """Why an error is absent, of one matrix and in the words of a diagnosis."""
+    return reason.removesuffix(" (1 of 1)").replace("target", "reference")
 
 
 def _known(matrix: Tensor, found: spectra.Vitals) -> Components:
@@ -356,7 +396,9 @@ def _known(matrix: Tensor, found: spectra.Vitals) -> Components:
         known = torch.nan if value is None else value
         vars(result)[name] = torch.as_tensor(known, dtype=torch.float64)
     if found.singular_values is None:
-        vars(result)["singular_values"] = torch.full((min(matrix.shape),), torch.nan)
+        unknown = 0.0 if found.sigma_max == 0 else torch.nan
+        vars(result)["singular_values"] = torch.full((min(matrix.shape),), unknown)
+    vars(result)["_values"] = torch.zeros(1)  # asked for nothing but whether they are finite
     return result
 
 

@@ -11,12 +11,14 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 
 from kappascope import checkpoints
+from kappascope.clinic.examination import unsound
 from kappascope.matrices import Plan, Skipped, Unit, plan, reader
 from kappascope.refusals import Refusal
 from kappascope.weights.factored import merged
 from kappascope.weights.inventory import Path as Keys
 from kappascope.weights.inventory import Read, vectors
-from kappascope.weights.reasons import NonFinite
+from kappascope.weights.reasons import Masking, Unlike
+from kappascope.weights.roles import is_mask, stored
 
 Model: TypeAlias = nn.Module | Mapping[Any, Any]
 Source: TypeAlias = str | Path | Model
@@ -54,14 +56,24 @@ class Opened:
             except Refusal as refusal:
                 yield Skipped(name, f"cannot be read: {refusal.wrong}")
                 continue
-            if found := _unsound(vector):
-                yield Skipped(name, NonFinite(found))
+            if (found := unsound(vector)) and not (isinstance(found, Masking) and is_mask(name)):
+                yield Skipped(name, found)
 
     def matrices(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Those of these names that are there; a tensor is read once for all its parts."""
         wanted = frozenset(names)
         found = (pair for unit in self.units(wanted) for pair in unit.matrices(self.read))
         return {logical.name: matrix for logical, matrix in found if logical.name in wanted}
+
+    def absence(self, name: str) -> str:
+        """Why there is no matrix of this name to compare another with.
+
+        >>> import torch
+        >>> Memory({"w": torch.eye(2).int()}).opened().absence("w")
+        'in the reference: torch.int32'
+        """
+        why = self._skipped.get(stored(name))
+        return f"in the reference: {why}" if why else Unlike("not in the reference")
 
     def units(self, names: Iterable[str]) -> tuple[Unit, ...]:
         """Those that hold the matrices of these names, as far as there are any."""
@@ -72,13 +84,9 @@ class Opened:
     def _holders(self) -> dict[str, Unit]:
         return {part.name: unit for unit in self.plan.units for part in unit.parts}
 
-
-def _unsound(vector: Tensor) -> str:
-    """How many numbers of a vector are none, and where."""
-    if vector.is_meta:  # saved or made without values
-        return ""
-    bad = (~vector.double().isfinite()).flatten().nonzero().flatten().tolist()
-    return f"non-finite ({len(bad)} of {vector.numel()}), first at [{bad[0]}]" if bad else ""
+    @cached_property
+    def _skipped(self) -> dict[str, str]:
+        return dict(self.plan.skipped)
 
 
 @dataclass(frozen=True)
@@ -103,6 +111,10 @@ class File:
     def opened(self) -> Opened:
         """Parsed, once in each process; to be called where a hostile file does no harm."""
         return _opened(self.path, self.stamp)
+
+    def holds(self, path: str) -> bool:
+        """Whether this is the very file at ``path``, whatever links lead to it."""
+        return Path(path).resolve() == Path(self.path).resolve()
 
     def portion(self, names: Iterable[str]) -> File:
         """All of it: it is read where the work is done."""
@@ -157,8 +169,9 @@ class Memory:
 
     def portion(self, names: Iterable[str]) -> Portion:
         """What of it is needed for the matrices of these names."""
-        opened = self.opened()
-        return Portion(opened.units(names), opened.read)
+        opened, wanted = self.opened(), {stored(name) for name in names}
+        skipped = tuple(one for one in opened.plan.skipped if one.name in wanted)
+        return Portion(opened.units(names), opened.read, skipped)
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,15 +180,20 @@ class Portion:
 
     units: tuple[Unit, ...]
     read: Read
+    skipped: tuple[Skipped, ...] = ()
 
     def opened(self) -> Opened:
         """With nothing else in it."""
-        return Opened(Plan(self.units, ()), self.read)
+        return Opened(Plan(self.units, self.skipped), self.read)
+
+    def holds(self, path: str) -> bool:
+        """Never: it is in no file."""
+        return False
 
     def __reduce__(self) -> tuple[Any, ...]:
         paths = [path for unit in self.units for path in unit.paths]
         tensors = {path: self.read(path).clone() for path in paths}  # a view would send its whole
-        return Portion, (self.units, tensors.__getitem__)
+        return Portion, (self.units, tensors.__getitem__, self.skipped)
 
 
 Place: TypeAlias = File | Memory

@@ -38,7 +38,7 @@ LEFT_ALONE = {
 }
 # What files hold beside weights, by the last two parts of a name: masks, positions, filters.
 _TABLES = re.compile(
-    r"mask|(^|[._])(pe|pos|position|positions|positional|rope|rotary|tril|window|stft|mel|fbank|"
+    r"(^|[._])mask(s|ed_bias|_tokens?)?(\.|$)|(^|[._])(pe|pos|position|positions|positional|rope|rotary|tril|window|stft|mel|fbank|"
     r"basis|anchors?|anchor_grid|inv_freq|freqs?(_cis)?|(cos|sin)_cached|bias)([._]|$)"
 )
 

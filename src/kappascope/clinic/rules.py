@@ -27,7 +27,8 @@ from kappascope.matrices import Skipped
 from kappascope.products import Product
 from kappascope.prose import number
 from kappascope.theory import GaussianNull, MarchenkoPastur
-from kappascope.weights.reasons import NonFinite
+from kappascope.weights.reasons import Masking, NonFinite
+from kappascope.weights.roles import is_mask
 
 FALSE_ALARM = 1e-3  # the share of fresh models that a rule may accuse
 NOTABLE, GRAVE = 10.0, 100.0  # times kappa's usual value: one digit lost beyond chance, and two
@@ -104,11 +105,14 @@ def _id(judge: Callable[..., Any]) -> str:
 
 @rule
 def non_finite(row: Examination, model: Model) -> Symptom | None:
-    """A NaN or an infinity spreads to every output: critical, at any count."""
+    """A NaN or an infinity spreads to every output: critical, at any count.
+
+    A mask alone may have one kind of them, minus infinity.
+    """
     evidence = Status(row.status).reason
     if not isinstance(evidence, NonFinite):
         return None
-    if "mask" in row.name:
+    if isinstance(evidence, Masking) and is_mask(row.name):
         return Symptom("info", evidence, "fine in a mask, which adds minus infinity to logits")
     return Symptom("critical", evidence, DIVERGED)
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kappascope.weights.reasons import NonFinite
+from kappascope.weights.reasons import Masking, NonFinite
 
 INFINITE = "infinite"  # how the reason begins where JSON has no number for infinity
+NON_FINITE, MASKING = "non-finite", ", all minus infinity"  # how it begins, and ends in a mask
 
 
 @dataclass(frozen=True)
@@ -41,4 +42,6 @@ class Status:
         True
         """
         told = self.text.partition(": ")[2] or self.text
-        return NonFinite(told) if told.startswith("non-finite") else told
+        if not told.startswith(NON_FINITE):
+            return told
+        return Masking(told) if told.endswith(MASKING) else NonFinite(told)

@@ -87,7 +87,7 @@ def _members(file: File) -> dict[str, Room]:
     for name, room in sorted(rooms, key=lambda pair: pair[1].begin):
         if room.begin < last:
             raise Malformed(f"member {quoted(name)} of the zip archive overlaps another", AGAIN)
-        last = room.begin + (room.size if room.packed is None else room.packed)
+        last = room.begin + room.taken
     if len({name for name, _ in rooms}) < len(rooms):
         raise Malformed("a zip archive with two members of one name", AGAIN)
     return dict(rooms)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ _STEMS = ("model.safetensors", "diffusion_pytorch_model.safetensors", "pytorch_m
 _RANKED = [name for stem in _STEMS for name in (stem, f"{stem}.index.json")]
 _ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
 _INDEX = r".+\.index(\.\w+)?\.json"
-_SHARD = r"(.+)-\d{5}-of-(\d{5})(\.\w+)"
+_SHARD = r"(.+)-\d{5}-of-(\d{5})((?:\.\w+){1,2})"  # diffusers once had a variant at the end
 _PICKLED = r".+\.(pt|pth|ckpt|bin)"
 # What trainers write beside the weights.
 _OTHER = r"(training_args|optimizer|optim|scheduler|scaler|rng_state|random_states).*"
@@ -36,13 +37,24 @@ class Choice(NamedTuple):
 
     listing: str | None
     files: tuple[str, ...]
-    notes: tuple[str, ...]
     missing: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()  # checkpoints beside it
 
     @property
     def all(self) -> tuple[str, ...]:
         """The files, and those that should be beside them."""
         return self.files + self.missing
+
+    def notes(self, read: Collection[str]) -> Iterator[str]:
+        """What to say once it is known which files are read.
+
+        >>> list(Choice(None, ("a.bin",), others=("b.bin",)).notes({"a.bin"}))
+        ['read a.bin, left aside b.bin']
+        """
+        if aside := [name for name in self.others if name not in read]:
+            yield f"read {self.listing or self.files[0]}, left aside {_list(aside)}"
+        if set(self.files) & set(_ADAPTERS):
+            yield "an adapter alone: its own matrices, not those of the model it changes"
 
 
 def choose(folder: Path) -> Choice:
@@ -53,22 +65,15 @@ def choose(folder: Path) -> Choice:
     ...     for name in ("model.safetensors", "pytorch_model.bin", "config.json"):
     ...         _ = (Path(folder) / name).write_bytes(b"")
     ...     choose(Path(folder))
-    Choice(listing=None, files=('model.safetensors',), notes=('read model.safetensors, left aside
-    pytorch_model.bin',), missing=())
+    Choice(listing=None, files=('model.safetensors',), missing=(), others=('pytorch_model.bin',))
     """
     names = _names(folder)
     chosen = next((name for name in (*_RANKED, *_ADAPTERS) if name in names), None)
     choice = _single(chosen) if chosen else _only(names)
     if choice is None:
         raise _without(folder, names)
-    read = {choice.listing, *choice.files}
-    aside = [n for n in names if _is_checkpoint(n) and n not in read and not _is_shard(n, choice)]
-    notes = (
-        [f"read {choice.listing or choice.files[0]}, left aside {_list(aside)}"] if aside else []
-    )
-    if chosen in _ADAPTERS:
-        notes.append("an adapter alone: its own matrices, not those of the model it changes")
-    return choice._replace(notes=tuple(notes))
+    own = {choice.listing, *choice.files}
+    return choice._replace(others=tuple(n for n in names if _is_checkpoint(n) and n not in own))
 
 
 def snapshot(folder: Path) -> Path:
@@ -107,11 +112,20 @@ def inside(folder: Path, name: str) -> Path:
 
 
 def resolved(path: Path) -> Path:
-    """Where a path leads; Python's own word for a circle of links depends on its version."""
+    """Where a path leads; one that goes round in a circle of links, to where it is."""
     try:
         return path.resolve()
-    except RuntimeError:
-        raise Malformed("is a circle of links", "give a checkpoint or its folder") from None
+    except RuntimeError:  # Python before 3.13 refuses; who opens it will hear what is wrong
+        return path.absolute()
+
+
+def is_index(name: str) -> bool:
+    """Whether a file lists the tensors of shards, by its name.
+
+    >>> is_index("model.safetensors.index.fp16.json")
+    True
+    """
+    return bool(re.fullmatch(_INDEX, name))
 
 
 def is_shard(name: str) -> bool:
@@ -141,8 +155,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _single(name: str) -> Choice:
-    is_index = re.fullmatch(_INDEX, name)
-    return Choice(name, (), ()) if is_index else Choice(None, (name,), ())
+    return Choice(name, ()) if is_index(name) else Choice(None, (name,))
 
 
 def _is_checkpoint(name: str) -> bool:
@@ -152,12 +165,6 @@ def _is_checkpoint(name: str) -> bool:
     return bool(re.fullmatch(rf"{_INDEX}|.+\.safetensors|{_PICKLED}", name))
 
 
-def _is_shard(name: str, choice: Choice) -> bool:
-    """Whether a file belongs to the chosen index by its name."""
-    shard = re.fullmatch(_SHARD, name)
-    return bool(shard and (choice.listing or "").startswith(shard[1] + "."))
-
-
 def _only(names: list[str]) -> Choice | None:
     """The only checkpoint of the first kind that is there."""
     for pattern in (_INDEX, r".+\.safetensors", _PICKLED):
@@ -165,7 +172,7 @@ def _only(names: list[str]) -> Choice | None:
         families = {_family(name): name for name in found}
         if len(families) > 1:
             raise Malformed(f"several checkpoints: {_list(found)}", "give one of them")
-        if len(found) == 1 and not re.fullmatch(_SHARD, found[0]):
+        if len(found) == 1 and not is_shard(found[0]):
             return _single(found[0])
         if found:
             return _shards(found)
@@ -184,7 +191,7 @@ def _shards(found: list[str]) -> Choice:
     stem, count, end = shard.groups()
     places = range(1, min(int(count), _MOST_ENTRIES) + 1)
     missing = {f"{stem}-{i:05d}-of-{count}{end}" for i in places} - set(found)
-    return Choice(None, tuple(found), (), tuple(sorted(missing)))
+    return Choice(None, tuple(found), tuple(sorted(missing)))
 
 
 def _without(folder: Path, names: list[str]) -> Malformed:

@@ -29,9 +29,9 @@ def quoted(name: object) -> str:
     >>> quoted("a\nb" + 100 * "c")
     "'a\\nbccccccccccccccccccccccccccccccccccccccccccccccc...'"
     """
-    # Only text: another value of a file may be endless to print.
-    text = name if isinstance(name, str) else f"a {type(name).__name__}"
-    return repr(text if len(text) <= 53 else text[:50] + "...")
+    if not isinstance(name, str):  # which may be endless to print
+        return f"(of type {type(name).__name__})"
+    return repr(name if len(name) <= 53 else name[:50] + "...")
 
 
 AGAIN = "download or save it again"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from itertools import accumulate
 from math import prod
 from typing import Any, NamedTuple
@@ -43,6 +44,7 @@ _DTYPES: dict[str, tuple[int, torch.dtype | None]] = {
     "I64": (64, torch.int64),
     "U64": (64, torch.uint64),
 }
+_METADATA = "__metadata__"  # the one name in a header that is no tensor's
 # A million tensors of four dimensions; more brackets and commas would only fill the memory.
 _MOST_BRACKETS, _MOST_COMMAS = 4_000_000, 10_000_000
 
@@ -69,7 +71,7 @@ def read(file: File) -> dict[str, Piece | Unreadable]:
     """
     length = _length(file)
     header = parsed(file.read(8, length))
-    _check_metadata(header.pop("__metadata__", {}))
+    _check_metadata(header.pop(_METADATA, {}))
     entries = [_entry(name, value) for name, value in header.items()]
     _check_places(entries, 8 + length, file.size)
     return {entry.name: _leaf(entry, file, 8 + length) for entry in entries}
@@ -78,15 +80,16 @@ def read(file: File) -> dict[str, Piece | Unreadable]:
 def parsed(text: bytes, what: str = "header") -> dict[str, Any]:
     """A JSON object, strictly: UTF-8, no name twice, no NaN, no end of brackets.
 
-    >>> parsed(b'{"a": [1], "a": [1]}')
+    >>> parsed(b'{"a": {}, "a": {}}')
     Traceback (most recent call last):
     kappascope.files.formats.Malformed: duplicate tensor name 'a' (download or save it again)
     """
     if sum(map(text.count, (b"[", b"{"))) > _MOST_BRACKETS or text.count(b",") > _MOST_COMMAS:
         raise Malformed("more than a million tensors", "split it into shards")
+    unique = partial(_unique, tensor=dict if what == "header" else str)  # what a name leads to
     try:
         value = json.loads(
-            text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_number
+            text.decode("utf-8"), object_pairs_hook=unique, parse_constant=_no_number
         )
     except (ValueError, RecursionError) as error:
         why = "nested too deep" if isinstance(error, RecursionError) else "not valid JSON in UTF-8"
@@ -96,11 +99,12 @@ def parsed(text: bytes, what: str = "header") -> dict[str, Any]:
     return value
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, Any]], tensor: type) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        raise Malformed(f"duplicate tensor name {quoted(twice)}", AGAIN)
+        named = isinstance(found[twice], tensor) and twice != _METADATA
+        raise Malformed(f"duplicate {'tensor ' if named else ''}name {quoted(twice)}", AGAIN)
     return found
 
 
@@ -111,7 +115,7 @@ def _no_number(text: str) -> float:
 def _check_metadata(metadata: Any) -> None:
     texts = metadata.values() if isinstance(metadata, dict) else [None]
     if not all(isinstance(text, str) for text in texts):
-        raise Malformed("__metadata__ is not an object of texts", AGAIN)
+        raise Malformed(f"{_METADATA} is not an object of texts", AGAIN)
 
 
 def _length(file: File) -> int:

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from pathlib import Path
 
@@ -79,6 +80,11 @@ class Room:
     packed: int | None = None  # bytes of its deflated form
     checksum: int = 0  # crc32 of all its bytes; 0 if unknown
 
+    @property
+    def taken(self) -> int:
+        """Bytes that it takes up in its file."""
+        return self.size if self.packed is None else self.packed
+
     def read(self) -> bytes:
         """All bytes."""
         data = bytearray(self.size)
@@ -91,9 +97,24 @@ class Room:
             if self.packed is None:
                 _fill(descriptor, view, self.begin + skip)
             else:
-                _inflate(_blocks(descriptor, self.begin, self.packed), view, skip)
-        if self.checksum and len(view) == self.size and zlib.crc32(view) != self.checksum:
+                stored = _blocks(descriptor, self.begin, self.taken)
+                _take(_inflated(stored, skip + len(view)), view, skip)
+        if self.checksum and self.checksum != self._checksum(view):
             raise Malformed("damaged: the checksum of its content is another", AGAIN)
+
+    def _checksum(self, view: memoryview) -> int:
+        # A part tells nothing of the whole, which is gone through once for all its parts.
+        return zlib.crc32(view) if len(view) == self.size else _checksum(self)
+
+
+@cache
+def _checksum(room: Room) -> int:
+    found = 0
+    with room.file.opened() as descriptor:
+        stored = _blocks(descriptor, room.begin, room.taken)
+        for block in stored if room.packed is None else _inflated(stored, room.size):
+            found = zlib.crc32(block, found)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +144,10 @@ class Piece:
     def fault(self) -> str | None:
         """Why there can be no such tensor."""
         numbers = (*self.shape, *self.stride, self.offset)
-        if len(self.shape) != len(self.stride) or len(self.shape) > _MOST_DIMENSIONS:
+        if len(self.shape) != len(self.stride):
             return f"{len(self.shape)} dimensions with {len(self.stride)} strides"
+        if len(self.shape) > _MOST_DIMENSIONS:
+            return f"{len(self.shape)} dimensions, more than {_MOST_DIMENSIONS}"
         if not all(type(n) is int and 0 <= n < 1 << 63 for n in numbers):
             return "a size, stride or offset that is no whole number from 0 to 2^63"
         if prod(n or 1 for n in self.shape) >= 1 << 63:
@@ -190,18 +213,27 @@ def _blocks(descriptor: int, begin: int, size: int) -> Iterator[bytes]:
         yield os.pread(descriptor, min(_BLOCK, size - start), begin + start)
 
 
-def _inflate(blocks: Iterable[bytes], view: memoryview, skip: int) -> None:
-    inflater, at = zlib.decompressobj(-zlib.MAX_WBITS), -skip
+def _inflated(blocks: Iterable[bytes], size: int) -> Iterator[bytes]:
+    """The first bytes of a deflated storage, of which there must be ``size``."""
+    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
     for block in blocks:
         rest = block
-        while rest and at < len(view):
+        while rest and size:
             try:
-                data = inflater.decompress(rest, _BLOCK)
+                data = inflater.decompress(rest, min(_BLOCK, size))
             except zlib.error as error:
                 raise Malformed(f"damaged: {error}", AGAIN) from error
             rest = inflater.unconsumed_tail
-            new = data[max(0, -at) : len(view) - at]
-            view[max(0, at) : max(0, at) + len(new)] = new
-            at += len(data)
-    if at < len(view):
-        raise Malformed(f"truncated: {len(view) - at} bytes of a packed storage are missing", AGAIN)
+            size -= len(data)
+            yield data
+    if size:
+        raise Malformed(f"truncated: {size} bytes of a packed storage are missing", AGAIN)
+
+
+def _take(blocks: Iterable[bytes], view: memoryview, skip: int) -> None:
+    """Fill ``view`` with what follows the first ``skip`` bytes."""
+    at = -skip
+    for data in blocks:
+        new = data[max(0, -at) :]
+        view[max(0, at) : max(0, at) + len(new)] = new
+        at += len(data)

@@ -102,8 +102,12 @@ def _joined(place: Place) -> Layout | None:
     if leaf not in _JOINED:
         return None
     length, width = _oriented(place)
+    if any(place.beside("q_attn")):  # GPT-2's attention to another text: k and v alone
+        return _below(place, dict.fromkeys("kv", length // 2)) if length % 2 == 0 else None
     outputs, inputs = place.beside(_JOINED[leaf])[:2]
     if not outputs and leaf == "qkv_proj":  # CodeGen shuffles its own, which has no o_proj
+        return None
+    if length == 2 * width and not _heads(place):  # k and v alone, or two queries to a key
         return None
     q = inputs if outputs == width else length // 3 if length == 3 * width else 0
     k = (length - q) // 2
@@ -141,7 +145,7 @@ def _interleaved(place: Place) -> Layout | None:
 
 def _heads(place: Place) -> Heads | None:
     """Heads of a layer that holds q, k and v, by its length."""
-    rows = place.shape[0]
+    rows = _oriented(place)[0]
     return place.config.heads(place.key, lambda h: (h.queries + 2 * h.keys) * h.size == rows)
 
 

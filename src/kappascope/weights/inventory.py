@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from kappascope.weights.makings import attempt, composed, makings, tensors
-from kappascope.weights.reasons import Harmless, Unbuilt
+from kappascope.weights.reasons import Beside, Harmless, Unbuilt
 
 Contents: TypeAlias = nn.Module | Mapping[Any, Any]
 Path: TypeAlias = tuple[Any, ...]  # keys into nested mappings; a module is a mapping of its weights
@@ -30,7 +30,7 @@ LONGEST = 1 << 22  # numbers of a vector: a bias has 300,000 at most, a flattene
 DEEPEST = 8  # checkpoints nest two or three levels; one that contains itself never ends
 
 OPTIMIZER = Harmless("optimizer state")
-SCALAR, VECTOR = Harmless("scalar"), Harmless("one-dimensional")
+SCALAR, VECTOR = Beside("scalar"), Beside("one-dimensional")
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +46,7 @@ class Stored:
     owner: nn.Module | None = None
     around: nn.Module | None = None  # what holds the owner
     made: bool = False  # of other tensors
+    further: bool = False  # whether it goes through more than the first parametrization
     halves: tuple[Stored, ...] = ()  # these, if it is to be made of two
     factor: str = ""  # what the second of them is
 
@@ -97,6 +98,7 @@ def _walk(source: Contents, at: str, path: Path) -> Iterator[Stored]:
 def _mapping(source: Mapping[Any, Any], at: str, path: Path) -> Iterator[Stored]:
     keys = {str(key): key for key in source}
     own = OPTIMIZER if {"state", "param_groups"} <= keys.keys() else None
+    steps = {found[1] for found in map(_LATER_STEP.match, keys) if found}
 
     def near(key: str) -> Any:
         return source[keys[key]] if key in keys else None
@@ -106,7 +108,8 @@ def _mapping(source: Mapping[Any, Any], at: str, path: Path) -> Iterator[Stored]
         inner = contents(value)
         reason = own or _foreign(key, inner, len(path))
         if inner is None or reason:
-            yield Stored(key, value, near, at, (*path, actual), reason)
+            further = key.rpartition(".")[0] in steps
+            yield Stored(key, value, near, at, (*path, actual), reason, further=further)
         else:
             deeper = at if key in MODEL_KEYS else f"{at}{key}."
             yield from _walk(inner, deeper, (*path, actual))
@@ -136,9 +139,10 @@ def _module(module: nn.Module, at: str, path: Path) -> Iterator[Stored]:
         store = partial(_within, path, here, near=near, at=at, owner=owner, around=around)
 
         for name, make, keys in makings(owner):
-            told = Harmless(f"read as {at}{stripped(here + name)}")
-            ingredients |= {here + key: told for key in keys}
             value, reason = attempt(make)
+            whole = f"{at}{stripped(here + name)}"  # of which alone a loss is told
+            told = f"a part of {whole}, which could not be made" if reason else f"read as {whole}"
+            ingredients |= dict.fromkeys((here + key for key in keys), Harmless(told))
             yield store(name, value, reason=reason, made=True)
         for name, tensor, buffer in tensors(owner, recurse=False):
             reason = ingredients.get(here + name, buffer)
@@ -182,14 +186,21 @@ def _of_module(module: nn.Module, key: str) -> Tensor:
 
 # What is stored in place of a weight: by weight normalization, old and new, and by pruning.
 _HALVES = (("_v", "_g"), (".original1", ".original0"), ("_orig", "_mask"))
+_LATER_STEP = re.compile(r"((?:.+\.)?parametrizations\.\w+)\.[1-9]\d*\.")
 
 
 def _composed(stored: Stored) -> Iterator[Stored]:
-    """``stored``, and before it the weight of which it is the larger half."""
+    """``stored``, and before it the weight of which it is the larger half.
+
+    Not where a later parametrization changes that weight again, as far as it keeps a tensor of its
+    own: one without leaves no trace in a state dict.
+    """
     for larger, smaller in _HALVES:
         base = re.sub(f"({re.escape(larger)}|{re.escape(smaller)})$", "", stored.key)
         whole = base.replace("parametrizations.", "")
-        if stored.reason or base == stored.key or stored.near(whole) is not None:
+        if stored.reason or stored.further or base == stored.key:
+            continue
+        if stored.near(whole) is not None:
             continue
         if "weight" not in whole:  # RWKV has vectors that end in _v and _g
             continue
@@ -228,8 +239,14 @@ def objection(value: object) -> str | None:
     ('one-dimensional', 'not a tensor (int)', None)
     """
     if not isinstance(value, Tensor):
-        return _own_reason(value) or Harmless(f"not a tensor ({type(value).__name__})")
+        return _own_reason(value) or _no_tensor(value)
     return next((reason for applies, reason in _objections(value) if applies), None)
+
+
+def _no_tensor(value: object) -> str:
+    """An array of another library may well be a weight."""
+    told, dimensions = f"not a tensor ({type(value).__name__})", getattr(value, "ndim", 0)
+    return told if isinstance(dimensions, int) and dimensions > 1 else Harmless(told)
 
 
 def _own_reason(value: object) -> str:
@@ -257,7 +274,7 @@ def _objections(tensor: Tensor) -> Iterator[tuple[bool, str]]:
 
 
 def vectors(source: Contents) -> dict[str, Path]:
-    """Where biases, gains and other numbers in a row are, or single ones; masks are no weights.
+    """Where the numbers are that act beside matrices: biases, gains, scales, alone or in tables.
 
     >>> vectors({"fc.weight": torch.eye(2), "fc.bias": torch.ones(2), "steps": torch.tensor(3)})
     {'fc.bias': ('fc.bias',)}
@@ -267,9 +284,8 @@ def vectors(source: Contents) -> dict[str, Path]:
         claimed(stored.name, used): stored.path
         for stored in walk(source)
         if stored.reason != OPTIMIZER
-        and objection(stored.value) in (SCALAR, VECTOR)
+        and isinstance(objection(stored.value) or bystander(stored), Beside)
         and stored.value.numel() <= LONGEST
-        and "mask" not in stored.name  # which is to add minus infinity
     }
 
 
@@ -297,20 +313,24 @@ def bystander(stored: Stored) -> str | None:
     if leaf == "bias" and len(shape) == 4 and shape[:2] == (1, 1):  # GPT-2
         return Harmless("a buffer, the mask of attention")
     if re.fullmatch("(cos|sin)_cached?", leaf):
-        return Harmless("a buffer, a table of rotations")
+        return Beside("a buffer, a table of rotations")
     if scales := _SCALES.fullmatch(stored.key):
-        codes = [scales["of"] + end for end in ("", *_ENDS) if _is_code(stored, scales["of"] + end)]
-        return Harmless(f"a buffer, the scales of {codes[0]}") if codes else None
+        codes = [scales["of"] + end for end in _ENDS if _is_code(stored, scales["of"] + end)]
+        return Beside(f"a buffer, the scales of {codes[0]}") if codes else None
     if "expert" in stored.key and leaf.endswith("bias") and len(shape) == 2:
-        return Harmless("one-dimensional for each expert")
+        return Beside("one-dimensional for each expert")
     return None
 
 
-# Quantized layers, by what GPTQ, AWQ, compressed-tensors, MXFP4, HQQ, AQLM and QuIP# call them. An
-# integer weight is one, too: only a buffer counts or points, and none of those has that name.
+# Quantized layers, by what GPTQ, AWQ, compressed-tensors, MXFP4, HQQ, AQLM, QuIP#, quanto and
+# ComfyUI call them. An integer weight is one, too: only a buffer counts or points, and none of
+# those has that name. Codes and their scales have the same name but for its end.
 _CODES = re.compile(r"(.*[._])?(q_?weight|weight|packed|blocks|codes|W_q|Qidxs)")
-_ENDS = (".weight", ".qweight", "_weight", "_packed", "_blocks", ".codes", ".W_q")
-_SCALES = re.compile(r"(?P<of>.+)[._](scales?|scale_inv|SCB|q?zeros?|zero_points?|absmax)")
+_ENDS = ("", ".weight", ".qweight", "_weight", "_packed", "_blocks", ".codes", ".W_q", "_data",
+         "_data._data")  # fmt: skip
+_SCALING = ("scale", "scale_inv", "scales", "scale_weight", "absmax", "SCB")
+_SHIFTS = r"shift|q?zeros?|zero_points?"
+_SCALES = re.compile(rf"(?P<of>.+)[._]({'|'.join(_SCALING)}|{_SHIFTS})")
 
 
 def coded(stored: Stored) -> str | None:
@@ -323,8 +343,7 @@ def coded(stored: Stored) -> str | None:
     value = stored.value
     if not isinstance(value, Tensor) or not _is_whole(value) or value.ndim < 2:
         return None
-    beside = (f"{stored.key}{end}" for end in ("_scale", "_scales", "_scale_inv", ".absmax"))
-    known = _CODES.fullmatch(stored.key) or any(stored.near(key) is not None for key in beside)
+    known = _CODES.fullmatch(stored.key) or _scale(stored)
     return f"quantized codes ({value.dtype})" if known and value.numel() else None
 
 
@@ -349,9 +368,15 @@ def scaled(stored: Stored) -> str | None:
     >>> [scaled(one) for one in walk({"w": eight, "w_scale": torch.ones(())}) if one.key == "w"]
     ['to be scaled by w_scale']
     """
-    ends = ("_scale_inv", "_scale") if stored.value.itemsize == 1 else ()
-    keys = [stored.key + end for end in ends if stored.near(stored.key + end) is not None]
-    return f"to be scaled by {keys[0]}" if keys else None
+    scale = _scale(stored) if stored.value.itemsize == 1 else None
+    return f"to be scaled by {scale}" if scale else None
+
+
+def _scale(stored: Stored) -> str | None:
+    """The key beside a code that holds its scales."""
+    stems = [stored.key.removesuffix(end) for end in _ENDS if stored.key.endswith(end)]
+    keys = (f"{stem}{sep}{name}" for stem in stems for sep in "._" for name in _SCALING)
+    return next((key for key in keys if stored.near(key) is not None), None)
 
 
 def tie(stored: Stored, name: str, firsts: Firsts) -> str | None:

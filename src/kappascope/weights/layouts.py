@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from math import prod
 from typing import TypeAlias
 
 from torch import Tensor, nn
@@ -75,6 +76,16 @@ class Layout:
     parts: tuple[tuple[str, Index], ...] = ()
     columns: int = 1  # how many of the last dimensions are columns
 
+    @property
+    def crowd(self) -> int:
+        """How many matrices of a stack are looked at together alone, being too many to part.
+
+        >>> Layout((2000, 3, 4), (0, 1, 2)).crowd, Layout((2000, 1, 4), (0, 1, 2)).crowd
+        (2000, 0)
+        """
+        rows = prod(self.shape[i] for i in self.order[1 : -self.columns])
+        return self.shape[0] if rows > 1 and self.shape[0] > MOST_PARTS and not self.parts else 0
+
     def cut(self, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         """The whole as a matrix, then the parts with their labels; views where possible."""
         grid = tensor.reshape(self.shape).permute(self.order).flatten(-self.columns)
@@ -83,7 +94,7 @@ class Layout:
 
 
 def numbered(count: int) -> Parts:
-    """Every matrix of a stack, unless there is only one or so many that it cannot be a stack.
+    """Every matrix of a stack, unless there is only one, or a crowd.
 
     >>> numbered(2), numbered(10**9)
     ((('0', (0,)), ('1', (1,))), ())

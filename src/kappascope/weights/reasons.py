@@ -18,6 +18,12 @@ class Harmless(str):
     __slots__ = ()
 
 
+class Beside(Harmless):
+    """Of numbers that act with a matrix and are none: broken ones break what the matrix makes."""
+
+    __slots__ = ()
+
+
 class Headless(Harmless):
     """Of the products of heads whose number nothing tells: no weight is lost by that."""
 
@@ -32,5 +38,17 @@ class Unbuilt(str):
 
 class NonFinite(str):
     """Of numbers that are none."""
+
+    __slots__ = ()
+
+
+class Masking(NonFinite):
+    """Of numbers that are minus infinity all: what a mask adds to logits."""
+
+    __slots__ = ()
+
+
+class Unlike(str):
+    """Of a matrix for which another model has none of its name and shape."""
 
     __slots__ = ()

@@ -71,6 +71,15 @@ def kind(name: str) -> str:
     return "output" if found == "writer" else _KINDS.get(found, found)
 
 
+def is_mask(name: str) -> bool:
+    """Whether what has this name is added to logits, and may be minus infinity for that.
+
+    >>> is_mask("attn.causal_mask"), is_mask("mask_decoder.mlp.bias")
+    (True, False)
+    """
+    return re.search(r"(^|[._])(masks?|masked_bias)$", stored(name)) is not None
+
+
 def depth(name: str) -> int | None:
     """The number of the layer in which a weight stands, the first in its name.
 
