@@ -11,11 +11,12 @@ import pytest
 import kappascope
 
 LAYERS = """
-    precision panels files weights refusals
+    prose refusals
+    precision panels files weights
     krylov tails
     spectra
     components matrices statistics pairs
-    placement slots claims prose series theory products
+    placement slots claims series theory products
     factors chains
     attachments
     corrections

@@ -24,6 +24,7 @@ from kappascope.files.formats import AGAIN, HEAD, Malformed, kind, quoted
 from kappascope.files.machine import Asks
 from kappascope.files.pieces import File, Piece, Unreadable
 from kappascope.files.trees import Found, Tree
+from kappascope.prose import listed
 from kappascope.refusals import Refusal
 from kappascope.weights.reasons import Unbuilt
 
@@ -190,7 +191,7 @@ def _oldest(file: File) -> Found:
 def _said(found: Found) -> tuple[tuple[str, ...], tuple[Fault, ...]]:
     """What the user is told of foreign classes."""
     names = [quoted(name) for name in found.kinds]
-    asked = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    asked = listed(names)
     notes = (f"asks for {asked}: not built; {_STATE_DICT}",) if names else ()
     reason = Unbuilt(f"an object of a class: only the tensors it keeps are read; {_STATE_DICT}")
     return notes, tuple(Fault(name, reason) for name, holds in found.kinds.items() if holds)

@@ -206,7 +206,7 @@ def _opened(source: Any) -> Contents:
     return found
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Matrices:
     """Pairs of name and matrix, read one at a time and afresh by every iteration.
 

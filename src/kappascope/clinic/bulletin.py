@@ -17,7 +17,7 @@ from kappascope.clinic.facts import kappa
 from kappascope.clinic.findings import Finding
 from kappascope.clinic.glance import Row
 from kappascope.products import HEADLESS
-from kappascope.prose import clean, number
+from kappascope.prose import clean, listed, number
 from kappascope.weights.reasons import Headless
 
 ROWS = 24  # of the table: what a screen holds
@@ -172,12 +172,7 @@ def _without_products(diagnosis: Diagnosis) -> Iterator[str]:
     if unknown:
         layers = [plain(one.name.rpartition("[")[0], WIDEST) for one in unknown]
         advice = "a config.json beside the file, or the model in memory, tells them"
-        yield f"No QK and OV products: {HEADLESS} ({_listed(layers)}); {advice}."
-
-
-def _listed(names: Sequence[str], most: int = 3) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{more}"
+        yield f"No QK and OV products: {HEADLESS} ({listed(layers)}); {advice}."
 
 
 def _failed(diagnosis: Diagnosis, most: int = 8) -> Iterator[tuple[str, str]]:
@@ -217,7 +212,7 @@ def _uncompared(diagnosis: Diagnosis) -> Iterator[Text]:
     for name, reason in diagnosis.uncompared:
         reasons.setdefault(reason, []).append(plain(name, WIDEST))
     for reason, names in reasons.items():
-        yield Text(f"    not compared: {_listed(names)}: {plain(reason)}", COLOURS["warning"])
+        yield Text(f"    not compared: {listed(names)}: {plain(reason)}", COLOURS["warning"])
 
 
 def _groups(findings: Sequence[Finding]) -> list[list[Finding]]:

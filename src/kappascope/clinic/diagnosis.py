@@ -19,8 +19,7 @@ from kappascope.clinic.findings import Finding
 from kappascope.clinic.status import Status
 from kappascope.matrices import Skipped
 from kappascope.products import Product
-from kappascope.prose import number
-from kappascope.refusals import Refusal
+from kappascope.prose import number, plural
 from kappascope.weights.reasons import Unlike
 
 Row: TypeAlias = Examination | Product | Chain
@@ -149,14 +148,14 @@ class Diagnosis:
     def _extent(self) -> str:
         tensors = sum(row.part_of is None for row in self.analysed)
         parts = len(self.analysed) - tensors
-        split = f" and {_count(parts, 'part')} of them" if parts else ""
+        split = f" and {plural(parts, 'part')} of them" if parts else ""
         lost = len(self.failed) - len(self.unbuilt)
         failed = f"; {lost} could not be examined" if lost else ""
         if many := len(self.unbuilt):
-            objects = _count(many, "object of another class was", "objects of other classes were")
+            objects = plural(many, "object of another class was", "objects of other classes were")
             failed += f"; {objects} not built"
         were = "was" if tensors == 1 and not parts else "were"
-        return f"{_count(tensors, 'matrix', 'matrices')}{split} {were} examined{failed}."
+        return f"{plural(tensors, 'matrix', 'matrices')}{split} {were} examined{failed}."
 
     @property
     def _health(self) -> str:
@@ -195,7 +194,7 @@ class Diagnosis:
         largest = f"the largest of these is {number(worst.condition_number)} ({worst.name})"
         less = {"only bounds of it": bounded, "none": without}
         have = "matrix has", "matrices have"
-        rest = [f"{_count(many, *have)} {what}." for what, many in less.items() if many]
+        rest = [f"{plural(many, *have)} {what}." for what, many in less.items() if many]
         return " ".join((f"{text}; {largest}.", *rest))
 
     def document(self, plots: bool = False) -> dict[str, Any]:
@@ -265,10 +264,6 @@ def _told(row: glance.Row) -> dict[str, Any]:
     """The gravest severity and the rules that spoke, as a table has them."""
     rules = (one["rule"] for one in row.matrix["findings"])
     return {"severity": row.severity or None, "findings": "; ".join(rules)}
-
-
-def _count(number: int, one: str, more: str = "") -> str:
-    return f"{number} {one if number == 1 else more or one + 's'}"
 
 
 def finite(value: Any) -> Any:
@@ -408,12 +403,3 @@ def joined(found: Sequence[Diagnosis]) -> pa.Table:
         for one in found
     ]
     return pa.concat_tables(tables, promote_options="permissive")
-
-
-def refused(refusal: Refusal) -> dict[str, Any]:
-    """The document of a checkpoint that was not examined.
-
-    >>> refused(Refusal(2, "x.pt", "is empty", "download it again"))["error"]
-    {'code': 2, 'given': 'x.pt', 'wrong': 'is empty', 'advice': 'download it again'}
-    """
-    return Diagnosis(refusal.given).document() | {"error": vars(refusal)}

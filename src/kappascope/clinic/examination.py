@@ -111,7 +111,7 @@ class Examination:
     alpha_count: int | None = None
     errors: Mapping[str, float | None] | None = None
     reasons: Mapping[str, str] = field(default_factory=dict)
-    plot: Mapping[str, Any] = field(default_factory=dict)
+    plot: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def failed(self) -> bool:

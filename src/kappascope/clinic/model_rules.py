@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from kappascope.clinic.examination import Examination
 from kappascope.clinic.prescriptions import Flaw
 from kappascope.clinic.rules import DIVERGED, GRAVE, NOTABLE, Model, Symptom, model_rule
 from kappascope.products import Product
-from kappascope.prose import number
+from kappascope.prose import listed, number
 from kappascope.theory import GaussianNull
 from kappascope.weights.reasons import NonFinite
 
@@ -36,7 +36,7 @@ def duplicates(model: Model) -> Iterator[Symptom]:
             groups.setdefault(_fingerprint(row), []).append(row.name)
     for first, *others in groups.values():
         if others:
-            evidence = f"{len(others)} more are equal to it: {_listed(others)}"
+            evidence = f"{len(others)} more are equal to it: {listed(others)}"
             advice = "fine among cloned fresh layers; otherwise tie them, or check the loading"
             yield Symptom("info", evidence, advice, subject=first)
 
@@ -46,11 +46,6 @@ def _fingerprint(row: Examination) -> tuple[Any, ...]:
     extremes = (row.sigma_max, row.sigma_2, row.sigma_min, row.frobenius_norm)
     entries = (row.entry_mean, row.entry_kurtosis)
     return (row.shape, *extremes, *entries, row.row_norms, row.column_norms)
-
-
-def _listed(names: Sequence[str]) -> str:
-    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + rest
 
 
 @model_rule

@@ -28,7 +28,7 @@ from kappascope.clinic.facts import (
     sortable,
 )
 from kappascope.clinic.glance import RANKS, Row
-from kappascope.prose import Record
+from kappascope.prose import Record, listed, plural
 from kappascope.weights.reasons import TIED
 
 PLOTTED = 1000  # spectra on one page: 2 kB each, and a page beyond 5 MB opens slowly
@@ -107,9 +107,9 @@ def opening(document: Record, rows: Sequence[Row]) -> Opening:
     failed = max(len(failures), int(document["summary"].get("failed") or 0))
     analysed = sum(not row.failed for row in rows)
     causes = [f"{name}: {reason}" for name, reason in failures.items()]
-    rest = [_listed(f"{failed:,} failed", causes)] if failed else []
-    rest += [_listed("Skipped", _reasons(document["skipped"]))] if document["skipped"] else []
-    first = f"{analysed:,} {'matrix' if analysed == 1 else 'matrices'} analysed."
+    rest = [_told(f"{failed:,} failed", causes)] if failed else []
+    rest += [_told("Skipped", _reasons(document["skipped"]))] if document["skipped"] else []
+    first = f"{plural(analysed, 'matrix', 'matrices')} analysed."
     if failed:
         first = f"This diagnosis is incomplete: {first}"
     if not analysed:
@@ -124,12 +124,9 @@ def _reasons(skipped: Sequence[Record]) -> list[str]:
     return [f"{many:,} {reason}" for reason, many in Counter(kinds).most_common()]
 
 
-def _listed(what: str, parts: Sequence[str]) -> str:
-    """The first three, and how many more."""
-    if not parts:
-        return f"{what}."
-    more = f"; and {len(parts) - 3} more" if len(parts) > 3 else ""
-    return f"{what}: {'; '.join(short(part, 160).rstrip('.') for part in parts[:3])}{more}."
+def _told(what: str, parts: Sequence[str]) -> str:
+    causes = listed([short(part, 160).rstrip(".") for part in parts], mark="; ")
+    return f"{what}: {causes}." if parts else f"{what}."
 
 
 # Findings

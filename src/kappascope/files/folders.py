@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kappascope.files.formats import Malformed, quoted
+from kappascope.prose import listed
 
 _STEMS = ("model.safetensors", "diffusion_pytorch_model.safetensors", "pytorch_model.bin",
           "diffusion_pytorch_model.bin")  # fmt: skip
@@ -214,5 +215,4 @@ def _without(folder: Path, names: list[str]) -> Malformed:
 
 
 def _list(names: list[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(n if is_plain(n) and len(n) < 54 else quoted(n) for n in names[:3]) + more
+    return listed([n if is_plain(n) and len(n) < 54 else quoted(n) for n in names])
