@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import os
+import pickle
 import runpy
 import warnings
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from torch.nn.utils import parametrizations, parametrize
 from torch.optim import SGD, AdamW, Optimizer
 
 from kappascope import spectra
+from kappascope.attachments import Rounds
 from kappascope.components import Components, errors
 from kappascope.corrections import (
     Correction,
@@ -557,6 +559,35 @@ def test_the_bound_holds_at_every_step_of_training_a_large_layer() -> None:
             assert kappa_of(layer.weight) <= 20.0
 
 
+@pytest.mark.parametrize(
+    ("dtype", "size", "kappa", "decades"),
+    [
+        (torch.bfloat16, 256, 100.0, 0),
+        (torch.bfloat16, 512, 300.0, 0),
+        (torch.float16, 512, 1000.0, 0),
+        (torch.bfloat16, 24, 1.02, 0),
+        (torch.float32, 130, 1e6, 5),
+    ],
+)
+def test_the_bound_holds_of_what_is_stored(dtype, size, kappa, decades) -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(size, size, bias=False)
+    layer.weight.data *= torch.logspace(0, -decades, size)
+    idle(layer.to(dtype), SingularValueBound(kappa), 1)
+    values = torch.linalg.svdvals(layer.weight.detach().double())
+    assert values[0] <= kappa * values[-1]
+
+
+def test_a_bound_of_one_is_held_to_rounding() -> None:
+    for dtype, nearest in (
+        (torch.bfloat16, 1.01),
+        (torch.float16, 1.001),
+        (torch.float32, 1.000001),
+    ):
+        layer = idle(ill_conditioned(100, 100).to(dtype), SingularValueBound(1.0), 1)
+        assert torch.linalg.cond(layer.weight.detach().double()) < nearest
+
+
 def test_the_bound_is_the_nearest_matrix_that_has_it() -> None:
     weight = matrices(5, 4)
     found = SingularValueBound(2.0).corrected(weight)
@@ -656,12 +687,68 @@ def test_what_is_no_target_is_an_error(kind, target) -> None:
         kind(target=target)
 
 
+def test_a_function_may_give_singular_values_as_an_array() -> None:
+    weight = ill_conditioned(3, 3).weight.detach()
+    for array in (np.array([3.0, 2.0, 1.0]), [3.0, 2.0, 1.0]):
+        found = SVDCorrection(rate=1.0, target=lambda _, array=array: array).corrected(weight)
+        values = torch.linalg.svdvals(found)
+        torch.testing.assert_close(values, torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("kind", [SpectralPenalty, SVDCorrection])
+@pytest.mark.parametrize(
+    "values", [[], [1.0, 2.0, 3.0], [2.0, torch.nan, 1.0], [torch.inf, 1.0, 1.0]], ids=repr
+)
+def test_values_that_are_no_spectrum_are_an_error(kind, values) -> None:
+    told = "expected the target's singular values to be finite numbers, the largest first; got"
+    layer = ill_conditioned(3, 3)
+    with pytest.raises(ValueError, match=told):
+        kind(target=torch.tensor(values))
+    with pytest.raises(ValueError, match=told):
+        kind(target=lambda _: values).attach(layer, SGD(layer.parameters()))
+
+
+@pytest.mark.parametrize("kind", [SpectralPenalty, SVDCorrection])
+def test_a_function_that_gives_no_spectrum_is_an_error(kind) -> None:
+    layer = ill_conditioned(3, 3)
+    with pytest.raises(TypeError, match="singular values from the target's function; got NoneType"):
+        kind(target=lambda _: None).attach(layer, SGD(layer.parameters()))
+    with pytest.raises(ValueError, match=r"the largest first; got 3\.0"):
+        kind(target=lambda _: 3.0).attach(layer, SGD(layer.parameters()))
+    with pytest.raises(ValueError, match=r"to fit weight of shape \(3, 3\); got \(2, 3\)"):
+        kind(target=torch.ones(2, 3)).attach(layer, SGD(layer.parameters()))
+    reference = {"weight": torch.full((3, 3), torch.nan)}
+    with pytest.raises(ValueError, match="to be finite numbers"):
+        kind(target=reference).attach(layer, SGD(layer.parameters()))
+
+
+def test_what_cannot_be_attached_to_is_an_error_in_one_line() -> None:
+    model = perceptron()
+    optimizer = SGD(model.parameters())
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    for wrong, came in (
+        (None, "NoneType"),
+        (scheduler, "ConstantLR"),
+        (model.parameters(), "generator"),
+        ([], "list of nothing"),
+        ([optimizer, scheduler], "list of SGD, ConstantLR"),
+        ({"a": optimizer}, "dict"),
+    ):
+        with pytest.raises(TypeError, match=f"expected an optimizer or a list of some; got {came}"):
+            NormPin().attach(model, wrong)
+    with pytest.raises(TypeError, match="expected a module to correct; got OrderedDict"):
+        NormPin().attach(model.state_dict(), optimizer)
+    for where in (5, [5], b"0.weight", model[0], model[0].weight):
+        with pytest.raises(TypeError, match="expected where= to be a name or pattern"):
+            NormPin().attach(model, optimizer, where=where)
+
+
 WRONG = {
     "every": (0, -1, 1.5, None),
     "kappa": (0.5, float("nan"), float("inf"), None),
     "norm": (-1.0, 0.0, float("nan")),
     "target": (0.5, float("nan"), float("inf")),
-    "part": (0, None),
+    "part": (0, None, slice(None, None, -1), slice(None, None, 0), slice(0.5), slice("a")),
     "clip": (0.0, -1.0, float("nan")),
     "multipliers": (0.1, SpectralPenalty()),
     "penalties": (0.1, Multipliers()),
@@ -724,6 +811,13 @@ def test_where_takes_names_patterns_and_tests() -> None:
         with NormPin().attach(model, SGD(model.parameters()), where=where) as handle:
             assert handle.weights == ("0.weight",)
             assert handle.left_out == {"2.weight": "not selected"}
+
+
+@pytest.mark.parametrize("where", ["head.weight", "head.*", lambda name: name.startswith("head")])
+def test_a_tied_weight_is_known_by_all_its_names(where) -> None:
+    model = Tied()
+    with NormPin().attach(model, SGD(model.parameters()), where=where) as handle:
+        assert handle.weights == ("token.weight",)
 
 
 def test_what_cannot_be_corrected_is_an_error_with_the_reason() -> None:
@@ -794,6 +888,52 @@ def test_a_penalty_reaches_a_weight_through_what_makes_it() -> None:
     idle(layer, SpectralPenalty(0.1, target=1.5), 100)
     assert torch.equal(layer.parametrizations.weight[0]._u, vector)  # reading it moves nothing
     assert kappa_of(layer.weight) < 3
+
+
+class Product(nn.Module):
+    """A weight of two factors of rank three."""
+
+    def __init__(self, shape: torch.Size) -> None:
+        super().__init__()
+        self.shape = shape
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return (a @ b).reshape(self.shape)
+
+    def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        u, s, vt = torch.linalg.svd(weight.flatten(1), full_matrices=False)
+        return u[:, :3] * s[:3], vt[:3]
+
+
+class Diagonal(nn.Module):
+    """A weight of a vector."""
+
+    def forward(self, vector: Tensor) -> Tensor:
+        return torch.diag(vector)
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        return weight.diagonal()
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.Linear(6, 8), nn.Conv1d(2, 8, 3), nn.ConvTranspose1d(8, 2, 3)], ids=repr
+)
+def test_the_shape_of_a_made_weight_is_that_of_what_is_made(layer) -> None:
+    layer = copy.deepcopy(layer)
+    parametrize.register_parametrization(layer, "weight", Product(layer.weight.shape), unsafe=True)
+    optimizer, before = SGD(layer.parameters(), lr=0.1), layer.weight.detach().clone()
+    with OrthogonalPenalty().attach(layer, optimizer):
+        optimizer.step()
+    assert not torch.equal(layer.weight, before)
+    with pytest.raises(ValueError, match="its making has no inverse for every matrix"):
+        SingularValueBound().attach(layer, optimizer)
+
+
+def test_a_matrix_made_of_a_vector_is_a_weight() -> None:
+    layer = nn.Linear(4, 4)
+    parametrize.register_parametrization(layer, "weight", Diagonal(), unsafe=True)
+    with SpectralPenalty().attach(layer, SGD(layer.parameters())) as handle:
+        assert handle.weights == ("weight",)
 
 
 class Block(nn.Module):
@@ -962,6 +1102,26 @@ def test_a_moving_average_of_the_model_is_one_of_what_it_computes(correction) ->
         assert not torch.equal(p, dict(average.module.named_parameters())[name]) or "0.bias" in name
 
 
+@every
+def test_copies_outlive_the_handle_and_it_them(correction) -> None:
+    model = perceptron()
+    handle = correction.attach(model, optimizer := SGD(model.parameters(), lr=0.05))
+    steps(model, optimizer, 2)
+    average, twin = torch.optim.swa_utils.AveragedModel(model), copy.deepcopy(model)
+    third, expected = copy.deepcopy(twin), answers(model)
+    for layer in twin:
+        if parametrize.is_parametrized(layer):
+            parametrize.remove_parametrizations(layer, "weight")
+    handle.close()
+    for each in (model, average, twin, third, copy.deepcopy(third)):
+        torch.testing.assert_close(answers(each), expected)
+    for plain in (model, twin):
+        assert torch.equal(answers(pickle.loads(pickle.dumps(plain))), answers(plain))
+    with correction.attach(twin, other := SGD(twin.parameters(), lr=0.05)):
+        steps(twin, other)
+    torch.testing.assert_close(answers(third), expected)
+
+
 @pytest.mark.parametrize("make", [Multipliers, Hybrid])
 def test_multipliers_can_be_left_out_of_a_clip(make) -> None:
     free, clipped = perceptron(), perceptron()
@@ -981,6 +1141,210 @@ def test_multipliers_can_be_left_out_of_a_clip(make) -> None:
     assert not torch.equal(rows[0], torch.ones_like(rows[0]))
     weights = [m[0].parametrizations.weight.original for m in (free, clipped)]
     assert not torch.allclose(*weights)
+
+
+def after_clips(*clips: Callable[[nn.Module], object], together: bool) -> Tensor:
+    """Factors of rows after a step for which gradients were clipped."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    handle = Multipliers(rate=1.0).attach(model, optimizer)
+    (100 * model(inputs(model)).square().mean()).backward()
+    for some in [clips] if together else [(clip,) for clip in clips]:
+        with handle.unclipped():
+            for clip in some:
+                clip(model)
+    optimizer.step()
+    return model.parametrizations.weight[0].rows.detach()
+
+
+def test_multipliers_are_left_out_of_every_clip() -> None:
+    clips = (
+        lambda model: nn.utils.clip_grad_value_(model.parameters(), 0.5),
+        lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.1),
+    )
+    free = after_clips(together=True)
+    torch.testing.assert_close(after_clips(*clips, together=True), free)
+    torch.testing.assert_close(after_clips(*clips, together=False), free)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_what_a_clip_took_is_forgotten_with_its_gradient(set_to_none) -> None:
+    model = nn.Linear(4, 3)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    handle = Multipliers(rate=1.0, weight_decay=0.0).attach(model, optimizer)
+    (100 * model(inputs(model)).square().mean()).backward()
+    with handle.unclipped():
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.zero_grad(set_to_none)  # the step is given up
+    model(torch.zeros(2, 4)).sum().backward()
+    optimizer.step()
+    rows = model.parametrizations.weight[0].rows
+    assert torch.equal(rows, torch.ones_like(rows))
+
+
+def test_gradients_may_come_and_go_while_unclipped() -> None:
+    model = perceptron()
+    handle = Multipliers().attach(model, optimizer := SGD(model.parameters()))
+    with handle.unclipped():
+        model(inputs(model)).sum().backward()
+    with handle.unclipped():
+        optimizer.zero_grad()
+
+
+def test_factors_count_in_no_norm_even_if_all_gradients_are_required() -> None:
+    for correction in (Multipliers(), SingularValueMultipliers()):
+        model, _ = attached(correction)
+        model.requires_grad_(True)
+        model(inputs(model)).square().mean().backward()
+        factors = model[0].parametrizations.weight[0].parameters()
+        assert all(factor.grad is None for factor in factors)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (SGD, {"momentum": 0.9}),
+        (SGD, {"momentum": 0.9, "nesterov": True}),
+        (AdamW, {"betas": (0.5, 0.6)}),
+    ],
+)
+def test_factors_move_as_the_group_of_their_weight(kind, settings) -> None:
+    moved = []
+    for by_group in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3, bias=False)
+        group = {"params": [model.weight], **(settings if by_group else {})}
+        optimizer = kind([group], lr=0.1, **({} if by_group else settings))
+        Multipliers(rate=1.0).attach(model, optimizer)
+        steps(model, optimizer, 5)
+        moved.append(model.parametrizations.weight[0].rows.detach())
+    torch.testing.assert_close(*moved, rtol=0, atol=0)
+
+
+class Custom(Optimizer):
+    """Gradient steps of an optimizer with fields of its own."""
+
+    def __init__(self, parameters, **defaults) -> None:
+        super().__init__(parameters, defaults)
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad, alpha=0.01)
+
+
+@every
+@pytest.mark.parametrize("fields", [{"lr": 0.1, "betas": (0.9, 0.99, 0.999)}, {"lr": None}, {}])
+def test_an_optimizer_may_have_fields_of_its_own(correction, fields) -> None:
+    model = perceptron()
+    optimizer = Custom(model.parameters(), **fields)
+    if fields.get("lr") is None and isinstance(correction, (*MERGED, SpectralDecay)):
+        with pytest.raises(ValueError, match=r"follows the learning rate of 0\.weight, and Custom"):
+            correction.attach(model, optimizer)
+        assert named(model) == [(name, id(p)) for name, p in model.named_parameters()]
+        return
+    with correction.attach(model, optimizer) as handle:
+        steps(model, optimizer, 4)
+    assert handle.difference == 0.0
+
+
+@every
+def test_a_weight_may_change_its_group_or_leave(correction) -> None:
+    model = perceptron()
+    optimizer = SGD([{"params": layer.parameters(), "lr": 0.1} for layer in (model[0], model[2])])
+    with correction.attach(model, optimizer):
+        steps(model, optimizer)
+        last = optimizer.param_groups.pop()
+        optimizer.param_groups[0]["params"] += last["params"]
+        steps(model, optimizer)
+        optimizer.param_groups[0]["params"] = optimizer.param_groups[0]["params"][:2]
+        before = model[2].weight.detach().clone()
+        steps(model, optimizer, 3)
+        assert torch.equal(model[2].weight, before)
+
+
+class Logged(SGD):
+    """A step that calls the one above it, and may fail."""
+
+    fails = False
+
+    def step(self, closure=None) -> None:
+        super().step(closure)
+        if self.fails:
+            raise RuntimeError("after half of it")
+
+
+@every
+def test_a_step_within_a_step_is_one(correction) -> None:
+    trained = []
+    for kind in (SGD, Logged):
+        torch.manual_seed(0)
+        model = perceptron()
+        optimizer = kind(model.parameters(), lr=0.05)
+        handle = correction.attach(model, optimizer)
+        steps(model, optimizer, 4)
+        trained.append((model.state_dict(), handle.state_dict()["steps"]))
+    torch.testing.assert_close(*trained, rtol=0, atol=0)
+
+
+def test_after_a_step_that_failed_the_next_is_corrected() -> None:
+    model = perceptron()
+    optimizer = Logged(model.parameters(), lr=0.1)
+    handle = NormPin().attach(model, optimizer)
+    norm, optimizer.fails = model[0].weight.detach().norm(), True
+    with pytest.raises(RuntimeError, match="after half of it"):
+        steps(model, optimizer)
+    optimizer.fails = False
+    steps(model, optimizer)
+    torch.testing.assert_close(model[0].weight.detach().norm(), norm)
+    assert handle.state_dict()["steps"] == [1]
+
+
+@every
+def test_a_layer_that_is_frozen_for_a_while_stays_as_it_is(correction) -> None:
+    torch.manual_seed(0)
+    model = perceptron()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with correction.attach(model, optimizer):
+        steps(model, optimizer)
+        for leaf in (p for p in model[0].parameters() if p.requires_grad):
+            leaf.requires_grad_(False)
+        before, other = (model[i].weight.detach().clone() for i in (0, 2))
+        steps(model, optimizer, 4)
+        assert torch.equal(model[0].weight, before) and not torch.equal(model[2].weight, other)
+
+
+@pytest.mark.parametrize("rewriting", [NormPin(), SVDCorrection(), SpectralDecay()], ids=repr)
+@pytest.mark.parametrize("factors", [Multipliers(), SingularValueMultipliers(), Hybrid()], ids=repr)
+def test_a_weight_is_either_rewritten_or_made_of_factors(rewriting, factors) -> None:
+    model = perceptron()
+    optimizer, before = SGD(model.parameters(), lr=0.1), named(model)
+    with rewriting.attach(model, optimizer):
+        with pytest.raises(
+            ValueError, match=r"rewrites 0\.weight, which \w+ would make of factors"
+        ):
+            factors.attach(model, optimizer)
+        assert named(model) == before
+        steps(model, optimizer)
+    with factors.attach(model, optimizer), pytest.raises(ValueError, match="no inverse"):
+        rewriting.attach(model, optimizer)
+
+
+def test_penalties_and_factors_may_be_attached_in_any_order() -> None:
+    parts = Multipliers(rate=1.0), SpectralPenalty(1.0, target=2.0)
+    trained = []
+    for corrections in ([Hybrid(*parts)], parts, parts[::-1]):
+        layer = ill_conditioned()
+        optimizer = SGD(layer.parameters(), lr=0.01)
+        for correction in corrections:
+            correction.attach(layer, optimizer)
+        steps_on(layer, optimizer, matrices(8, 6), 5)
+        trained.append(layer.state_dict())
+    torch.testing.assert_close(trained[1], trained[0], rtol=0, atol=0)
+    torch.testing.assert_close(trained[2], trained[0], rtol=0, atol=0)
 
 
 @every
@@ -1022,6 +1386,91 @@ def test_a_corrected_model_is_saved_by_its_state_dict_alone() -> None:
     model, _ = attached(Multipliers())
     with pytest.raises(RuntimeError, match="state_dict"):
         torch.save(model, io.BytesIO())
+
+
+def test_a_handle_cannot_be_copied() -> None:
+    model = perceptron()
+    handle = NormPin().attach(model, optimizer := SGD(model.parameters()))
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="a handle cannot be copied or pickled"):
+            copied((model, optimizer, handle) if copied is copy.deepcopy else handle)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("correction", [c for c in EXAMPLES if isinstance(c, MERGED)], ids=repr)
+def test_a_corrected_model_may_change_its_type(correction, dtype) -> None:
+    model, optimizer = attached(correction)
+    handle = Rounds.of(optimizer).handles[0]
+    steps(model, optimizer, 2)
+    merged = handle.plain(model.state_dict())["0.weight"]
+    model.to(dtype)
+    factors = model[0].parametrizations.weight[0].parameters()
+    assert all(factor.dtype in (torch.float32, torch.float64) for factor in factors)
+    torch.testing.assert_close(model[0].weight.detach(), merged.to(dtype), rtol=0.02, atol=0.01)
+    steps(model, optimizer, 2)
+    trained = model(inputs(model))
+    handle.close()
+    assert torch.equal(model(inputs(model)), trained) and model[0].weight.dtype == dtype
+
+
+def test_what_cannot_be_merged_is_not_lost() -> None:
+    model, optimizer = attached(SingularValueMultipliers())
+    handle = Rounds.of(optimizer).handles[0]
+    steps(model, optimizer, 2)
+    trained, factors = model(inputs(model)), model[2].parametrizations.weight[0]
+    basis, factors.basis = factors.basis, torch.ones(2, 2)
+    with pytest.raises(RuntimeError):
+        handle.close()
+    factors.basis = basis
+    assert handle.difference is None and torch.equal(model(inputs(model)), trained)
+    handle.close()
+    assert handle.difference == 0.0 and torch.equal(model(inputs(model)), trained)
+
+
+def test_closing_leaves_what_others_parametrized_meanwhile() -> None:
+    model = nn.Linear(4, 3)
+    handle = Multipliers().attach(model, SGD(model.parameters()))
+    parametrize.register_parametrization(model, "bias", nn.Tanh())
+    twin, expected = copy.deepcopy(model), model(inputs(model))
+    handle.close()
+    assert dict(model.named_parameters()).keys() == {"weight", "parametrizations.bias.original"}
+    assert torch.equal(model(inputs(model)), expected)
+    assert torch.equal(twin(inputs(twin)), expected)
+    again = Multipliers().attach(model, SGD(model.parameters()))
+    assert torch.equal(twin(inputs(twin)), expected)
+    again.close()
+    assert torch.equal(model(inputs(model)), expected)
+
+
+class Twice(nn.Module):
+    """One module under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = self.second = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x))
+
+
+@pytest.mark.parametrize("correction", [c for c in EXAMPLES if isinstance(c, MERGED)], ids=repr)
+def test_state_dicts_have_a_module_under_all_its_names(correction) -> None:
+    model, other = Twice(), Twice()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    handle = correction.attach(model, optimizer)
+    steps(model, optimizer)
+    other.load_state_dict(handle.plain(model.state_dict()))
+    torch.testing.assert_close(answers(other), answers(model), rtol=0, atol=0)
+    model.load_state_dict(handle.corrected(Twice().state_dict()))
+    handle.close()
+
+
+def test_a_state_dict_without_factors_is_an_error() -> None:
+    model = perceptron()
+    handle = Multipliers().attach(model, SGD(model.parameters()))
+    state = {key: v for key, v in model.state_dict().items() if not key.endswith("rows")}
+    with pytest.raises(ValueError, match=r"0\.\S+\.original comes without its factors rows"):
+        handle.plain(state)
 
 
 def test_a_closure_is_refused() -> None:
@@ -1159,7 +1608,7 @@ EDGES: dict[str, Tensor] = {
 
 @pytest.mark.parametrize(
     "correction",
-    [*EXAMPLES, SpectralPenalty(1.0, lambda w: w.diagonal() + 5, 0)],
+    [*EXAMPLES, SpectralPenalty(1.0, lambda w: w.diagonal().sort(descending=True)[0] + 5, 0)],
     ids=lambda correction: f"{type(correction).__name__} {getattr(correction, 'strength', '')}",
 )
 @pytest.mark.parametrize("edge", EDGES)
@@ -1201,7 +1650,9 @@ HUGE = 3e38  # near the end of float32
     "correction",
     [
         NormPin(norm=1e39),
-        SVDCorrection(every=1, rate=1.0, target=lambda w: torch.full((3,), torch.inf)),
+        SVDCorrection(
+            every=1, rate=1.0, target=lambda w: torch.full((3,), 1e39, dtype=torch.float64)
+        ),
         OrthogonalPenalty(1.0, clip=float("inf")),
         Multipliers(rate=1e30),
         SingularValueMultipliers(rate=1e30),
@@ -1225,6 +1676,31 @@ def test_a_step_that_would_not_be_finite_is_refused(correction) -> None:
         leaf.grad = torch.full_like(leaf, 1e-35)
         optimizer.step()
     assert handle.refused == {"weight": 2}
+
+
+@every
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("shape", ["bias", "parametrized", "tied"])
+def test_a_gradient_that_is_not_finite_leaves_the_weight_unchanged(correction, shape, bad) -> None:
+    torch.manual_seed(0)
+    model = MODELS[shape]()
+    optimizer = AdamW(model.parameters(), lr=0.05)
+    handle = correction.attach(model, optimizer)
+    steps(model, optimizer)
+    optimizer.zero_grad()
+    model(inputs(model)).square().mean().backward()
+    treatment = handle.treatments[optimizer][0]
+    treatment.leaf.grad[0, 0] = bad
+    before = copy.deepcopy((treatment.slot.matrix(), optimizer.state[treatment.leaf]))
+    with pytest.warns(RuntimeWarning, match="would not be finite"):
+        optimizer.step()
+    after = treatment.slot.matrix(), optimizer.state[treatment.leaf]
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
+    assert handle.refused == {treatment.slot.name: 1}
+    assert not treatment.leaf.grad.isfinite().all()  # is there still to be looked at
+    steps(model, optimizer, 3)
+    assert not torch.equal(treatment.slot.matrix(), before[0])
+    assert handle.refused == {treatment.slot.name: 1}
 
 
 def test_a_factor_that_is_no_number_is_refused_beside_a_weight_that_is_one() -> None:

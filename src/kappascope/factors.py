@@ -7,6 +7,9 @@ them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Self
+
 import torch
 from torch import Tensor, nn
 
@@ -20,10 +23,20 @@ class Factors(nn.Module):
 
     The factors take no gradient from autograd: theirs follows from that of the weight, which a
     scaler has unscaled, DDP has averaged and the user's ``zero_grad`` clears. They are parameters
-    nevertheless, so that averages of a model (EMA) include them.
+    nevertheless, so that averages of a model (EMA) include them, and detached when they are used,
+    for a model may be told to require all its gradients.
     """
 
     view: View  # of the weight as a matrix
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """As of any module, but not below float32: a model in 16 bits keeps what was learned."""
+
+        def moved(x: Tensor) -> Tensor:
+            new = fn(x)
+            return x.to(new.device) if new.is_floating_point() and new.itemsize < 4 else new
+
+        return super()._apply(moved, recurse)  # type: ignore[no-untyped-call]  # torch gives none
 
     def gradients(self, weight: Tensor, gradient: Tensor) -> list[Tensor]:
         """Gradients of :attr:`factors`, from the original weight and its gradient."""
@@ -57,9 +70,9 @@ class Scale(Factors):
         """The weight with factors applied."""
         matrix = self.view.matrix(weight)
         if hasattr(self, "rows"):
-            matrix = self.rows[..., None] * matrix
+            matrix = self.rows.detach()[..., None] * matrix
         if hasattr(self, "columns"):
-            columns = self.columns[..., None, :]
+            columns = self.columns.detach()[..., None, :]
             matrix = matrix.mul_(columns) if hasattr(self, "rows") else matrix * columns
         return self.view.weight(matrix.to(weight.dtype))
 
@@ -107,7 +120,8 @@ class Spectrum(Factors):
         wide = precise(matrix.mT if self.tall else matrix)
         with torch.autocast(weight.device.type, enabled=False):
             # added to the weight, so that factors of one change no bit
-            change = self.basis @ ((self.values - 1)[..., None] * (self.basis.mT @ wide))
+            factors = (self.values.detach() - 1)[..., None]
+            change = self.basis @ (factors * (self.basis.mT @ wide))
         new = wide + change
         return self.view.weight((new.mT if self.tall else new).to(weight.dtype))
 

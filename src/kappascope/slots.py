@@ -81,6 +81,11 @@ class Slot:
         return self.places[0][0]
 
     @property
+    def homes(self) -> tuple[tuple[nn.Module, str], ...]:
+        """Whose it is and as what, once for a module that has several names."""
+        return tuple(dict.fromkeys((module, attribute) for _, module, attribute in self.places))
+
+    @property
     def makings(self) -> ParametrizationList | None:
         """What makes the weight out of other tensors, if something does."""
         _, module, attribute = self.places[0]
@@ -98,12 +103,14 @@ class Slot:
         return (cast(nn.Parameter, getattr(module, attribute)),)
 
     @property
+    @torch.no_grad()
     def view(self) -> View:
         """The weight as a matrix."""
-        _, module, attribute = self.places[0]
-        leaf = self.leaves[-1]  # of weight normalization, the one with the shape of the weight
-        plain = self.makings is None
-        return View.of(module, getattr(module, attribute) if plain else leaf)
+        return self._view(self.read())
+
+    def _view(self, weight: Tensor) -> View:
+        """That of a weight that was read already."""
+        return View.of(self.places[0][1], weight)
 
     def read(self) -> Tensor:
         """The weight that the model uses; it moves no buffer of a parametrization."""
@@ -114,34 +121,37 @@ class Slot:
     @torch.no_grad()
     def matrix(self) -> Float[Tensor, "*stack out in"]:
         """The weight's matrix."""
-        return self.view.matrix(self.read().detach())
+        weight = self.read().detach()
+        return self._view(weight).matrix(weight)
 
     @torch.no_grad()
     def write(self, matrix: Float[Tensor, "*stack out in"]) -> None:
         """Make the model use this matrix, by the inverse of a parametrization if there is one."""
         _, module, attribute = self.places[0]
-        weight = self.view.weight(matrix)
+        old = self.read()
+        weight = self._view(old).weight(matrix)
         if self.makings is None:
             self.leaves[0].copy_(weight)
             return
         with _evaluating(self.makings):
-            setattr(module, attribute, weight.to(self.read().dtype))
+            setattr(module, attribute, weight.to(old.dtype))
 
     @torch.no_grad()
     def writable(self) -> bool:
         """Whether any matrix can be written: the weight is plain, or its making has an inverse."""
         if self.makings is None:
             return True
-        before = self.matrix()
-        # neither a multiple of what is there, nor orthogonal, nor of norm one
-        wanted = before * torch.linspace(1.1, 1.5, before.shape[-1]).to(before)
+        view, before = self.view, self.matrix()
+        # unlike what is there, of full rank and without zeros; neither orthogonal nor of norm one
+        drawn = torch.randn(before.shape, generator=torch.Generator().manual_seed(0), device="cpu")
+        wanted = drawn.to(before) * (before.abs().amax() + 1)
         devices = {leaf.device for leaf in self.leaves if leaf.is_cuda}
         try:
             # of a copy: an inverse may keep a base in a buffer, and draw random numbers for it
             with torch.random.fork_rng(list(devices)):
                 makings = copy.deepcopy(self.makings).eval()
-                makings.right_inverse(self.view.weight(wanted))
-                made = self.view.matrix(makings())
+                makings.right_inverse(view.weight(wanted))
+                made = view.matrix(makings())
             return torch.allclose(made, wanted, rtol=1e-3, atol=1e-6)
         except Exception:  # a stranger's code may raise anything; it has no inverse for us
             return False
@@ -150,7 +160,7 @@ class Slot:
         """Add to the gradient of the weight, through whatever makes it."""
         with torch.enable_grad():
             weight = self.read()
-        flow = self.view.weight(gradient).to(weight.dtype)
+        flow = self._view(weight).weight(gradient).to(weight.dtype)
         parts: Iterable[Tensor | None] = (flow,)
         if self.makings is not None:
             # grad and not backward: DDP watches what backward accumulates
@@ -176,6 +186,7 @@ def _evaluating(makings: nn.Module | None) -> Iterator[None]:
 # --- which weights --------------------------------------------------------------------------------
 
 
+@torch.no_grad()
 def slots(model: nn.Module) -> list[Slot]:
     """Every weight of two or more dimensions, tied ones once.
 
@@ -183,14 +194,14 @@ def slots(model: nn.Module) -> list[Slot]:
     ['0.weight', '2.weight']
     """
     found: dict[tuple[int, ...], Slot] = {}
-    for path, module in model.named_modules():
+    for path, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, ParametrizationList):
             continue
         made = module.parametrizations if parametrize.is_parametrized(module) else {}
         for attribute in (*module._parameters, *cast(Mapping[str, Any], made)):
             slot = Slot(((f"{path}.{attribute}" if path else attribute, module, attribute),))
             absent = module._parameters.get(attribute, 0) is None
-            if absent or not slot.leaves or slot.leaves[-1].ndim < 2:  # a made buffer has no leaf
+            if absent or not slot.leaves or slot.read().ndim < 2:  # a made buffer has no leaf
                 continue
             key = tuple(id(leaf) for leaf in slot.leaves)
             first = found.setdefault(key, slot)
@@ -215,11 +226,11 @@ def choose(
 ) -> Choice:
     """The slots that ``where`` selects. What it names must be possible; by default the rest is."""
     every = slots(unwrapped(model))
-    wanted = _wanted(where, [slot.name for slot in every])
+    wanted = _wanted(where, every)
     taken, left_out = [], {}
     for slot in every:
         reason = "not selected"
-        if slot.name in wanted:
+        if slot in wanted:
             unwise = _unwise(slot) if where is None else ()
             reasons = chain(_impossible(slot, optimizers), unwise, objections(slot))
             reason = next((text for applies, text in reasons if applies), "")
@@ -251,14 +262,27 @@ def unwrapped(model: nn.Module) -> nn.Module:
         model = cast(nn.Module, inner)
 
 
-def _wanted(where: Where, names: list[str]) -> set[str]:
-    if where is None or callable(where):
-        return {name for name in names if where is None or where(name)}
-    patterns = [where] if isinstance(where, str) else list(where)
+def _wanted(where: Where, every: Sequence[Slot]) -> list[Slot]:
+    """The slots of which a name is selected."""
+    test = _test(where, [name for slot in every for name, *_ in slot.places])
+    return [slot for slot in every if any(test(name) for name, *_ in slot.places)]
+
+
+def _test(where: Where, names: Sequence[str]) -> Callable[[str], bool]:
+    """Whether a name is selected; a pattern has to fit one of those there are."""
+    if where is None:
+        return lambda name: True
+    if callable(where) and not isinstance(where, nn.Module):
+        return where
+    several = isinstance(where, Iterable) and not isinstance(where, str)
+    patterns = list(cast(Iterable[str], where)) if several else [cast(str, where)]
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        expected = "a name or pattern, several of them, or a test of a name"
+        raise TypeError(f"expected where= to be {expected}; got {type(where).__name__}")
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ValueError(f"no weight is called {pattern!r}; there are {', '.join(names)}")
-    return {name for name in names if any(fnmatchcase(name, p) for p in patterns)}
+    return lambda name: any(fnmatchcase(name, p) for p in patterns)
 
 
 def _impossible(slot: Slot, optimizers: Sequence[Optimizer]) -> Iterator[tuple[bool, str]]:
