@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import ClassVar
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from kappascope import spectra
@@ -44,7 +44,7 @@ class Components:
     ('row_norms', 'column_norms', 'singular_values')
     """
 
-    matrix: Float[Tensor, "*stack out in"]
+    matrix: Shaped[Tensor, "*stack out in"]
     threshold: float = 0.01
 
     names: ClassVar[tuple[str, ...]] = ()
@@ -204,7 +204,7 @@ class Components:
         """Singular values of the scaled matrix: their ratios are right at the ends of float64."""
         return spectra.singular_values(self._scaled[0])
 
-    def _norms(self, dim: int, vectors: Float[Tensor, "*stack count entries"]) -> Tensor:
+    def _norms(self, dim: int, vectors: Shaped[Tensor, "*stack count entries"]) -> Tensor:
         """Norms along a dimension of the scaled entries, scaled back; ``vectors`` are as given."""
         entries, exponent = self._scaled
         norms = torch.linalg.vector_norm(entries, dim=dim)

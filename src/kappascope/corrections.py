@@ -70,7 +70,7 @@ def floored_condition_number(
 
 def condition_penalty(
     weight: Float[Tensor, "*stack out in"],
-    condition_number: Float[Tensor, "*stack"],
+    condition_number: Float[Tensor, "*#stack"],
     strength: float = 0.005,
     clip: float = 1.0,
 ) -> Float[Tensor, "*stack out in"]:
@@ -89,7 +89,7 @@ def condition_penalty(
 
 def toward_spectrum(
     weight: Float[Tensor, "*stack out in"],
-    singular_values: Float[Tensor, "*stack rank"],
+    singular_values: Float[Tensor, "*#stack rank"],
     step: float = 0.1,
 ) -> Float[Tensor, "*stack out in"]:
     """The same singular vectors with singular values moved a part of the way to others.
@@ -107,7 +107,7 @@ def _moved(u: Tensor, s: Tensor, vt: Tensor, wanted: Tensor, step: float) -> Ten
 
 
 def banded(
-    singular_values: Float[Tensor, "*stack rank"], kappa: float
+    singular_values: Float[Tensor, "*stack rank"], kappa: float | Float[Tensor, "*#stack 1"]
 ) -> Float[Tensor, "*stack rank"]:
     """The nearest values (in the sum of squares) whose largest is at most ``kappa`` smallest.
 

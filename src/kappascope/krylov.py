@@ -14,12 +14,12 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import scipy.linalg
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kappascope.panels import SHRUNK, Dense, gram, mirror, norm, square_times, triangle
@@ -416,7 +416,7 @@ class _Settled:
         return True
 
 
-def _clustered(values: np.ndarray[Any, Any]) -> bool:
+def _clustered(values: NDArray[np.float64]) -> bool:
     """Whether as many values as a Krylov block has vectors lie together: some may hide then."""
     width = BLOCK - 3
     return len(values) > width and bool((values[width:] > 0.98 * values[:-width]).any())

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import scipy.linalg
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 CACHED = 2**16  # entries of a panel that is used several times: half a megabyte, the second cache
@@ -32,7 +32,7 @@ class Panels:
             [0.5000]], dtype=torch.float64)
     """
 
-    stored: Float[Tensor, "q p"]
+    stored: Shaped[Tensor, "q p"]
     exponent: int
 
     @property
@@ -159,7 +159,7 @@ def norm(a: Dense) -> float:
     return float(sum(squares)) ** 0.5
 
 
-def triangle(a: Dense) -> Float[Tensor, "p p"]:
+def triangle(a: Dense) -> Float[Tensor, "r p"]:
     """The ``R`` of a QR factorization of a tall matrix, which has its singular values.
 
     >>> triangle(torch.tensor([[3.0], [4.0]])).abs()

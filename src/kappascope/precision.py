@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 GRIDS = (torch.bfloat16, torch.float16, torch.float32)
@@ -113,7 +113,7 @@ def half_ulps(
     return powers.clamp_(min=math.ldexp(grid.tiny, -exponent)).mul_(grid.eps / 2)
 
 
-def independent(matrix: Float[Tensor, "out in"], dtype: torch.dtype) -> bool:
+def independent(matrix: Shaped[Tensor, "out in"], dtype: torch.dtype) -> bool:
     """Whether entries repeat no more often than chance makes them on the grid of ``dtype``.
 
     Equal entries were rounded alike: then the errors add up, and no estimate holds that takes them
@@ -142,7 +142,7 @@ def independent(matrix: Float[Tensor, "out in"], dtype: torch.dtype) -> bool:
     return len(values) >= 0.5 * float(expected.sum())
 
 
-def _sample(matrix: Float[Tensor, "out in"]) -> Tensor:
+def _sample(matrix: Shaped[Tensor, "out in"]) -> Tensor:
     """Rows and columns at equal distances, or entries where these meet little but zeros."""
     rows, columns = (math.ceil(n / SAMPLE) for n in matrix.shape)
     sample = matrix[::rows, ::columns].double()

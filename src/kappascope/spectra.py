@@ -30,7 +30,8 @@ from typing import Any
 import numpy as np
 import scipy.linalg
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
@@ -115,7 +116,7 @@ class Vitals:
     method: str = ""
 
 
-def spectrum(matrix: Tensor | np.ndarray[Any, Any]) -> Spectrum:
+def spectrum(matrix: Tensor | ArrayLike) -> Spectrum:
     """All singular values of one matrix.
 
     >>> spectrum(torch.diag(torch.tensor([3.0, 2.0, 1.0]))).values
@@ -156,7 +157,7 @@ def without_autocast() -> Iterator[None]:
 
 @without_autocast()
 def vitals(
-    matrix: Tensor | np.ndarray[Any, Any],
+    matrix: Tensor | ArrayLike,
     certify: bool = False,
     threshold: float = 0.01,
     complete: bool = False,
@@ -192,7 +193,7 @@ def vitals(
 
 
 @without_autocast()
-def singular_values(stack: Float[Tensor, "*stack out in"]) -> Float[Tensor, "*stack rank"]:
+def singular_values(stack: Shaped[Tensor, "*stack out in"]) -> Float[Tensor, "*stack rank"]:
     """All singular values of each matrix of a stack, largest first, in float64.
 
     NaN where a matrix is not finite or its SVD does not converge.
@@ -228,7 +229,7 @@ def decomposition(
     return u, s, vt
 
 
-def scaled(stack: Float[Tensor, "*stack out in"]) -> tuple[Tensor, Tensor]:
+def scaled(stack: Shaped[Tensor, "*stack out in"]) -> tuple[Tensor, Tensor]:
     """Each matrix in float64 with its largest entry in [1/2, 1), and the exponent taken out.
 
     Squares of what is left neither overflow nor vanish where they matter.
@@ -259,7 +260,9 @@ def ldexp(x: Tensor, exponent: Tensor | int) -> Tensor:
 
 
 def norms_restored(
-    norms: Float[Tensor, "*count"], vectors: Float[Tensor, "*count entries"], exponent: Tensor | int
+    norms: Float[Tensor, "*count"],
+    vectors: Shaped[Tensor, "*count entries"],
+    exponent: Tensor | int,
 ) -> Float[Tensor, "*count"]:
     """Norms of scaled vectors as those of the vectors given, ``2**exponent`` times as long.
 
@@ -356,7 +359,7 @@ def _squares(gram: Float[Tensor, "p p"]) -> Float[Tensor, " p"]:
     return torch.as_tensor(_all_eigenvalues(*_tridiagonal(gram)), device=gram.device)
 
 
-def _tridiagonal(lower: Float[Tensor, "p p"]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _tridiagonal(lower: Float[Tensor, "p p"]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Diagonal and subdiagonal of a tridiagonal matrix with the eigenvalues of this one."""
     # scipy's LAPACK and not torch's, whose eigenvalues take half as long again at these sizes
     work = int(scipy.linalg.lapack.dsytrd_lwork(len(lower), lower=1)[0])
@@ -366,8 +369,8 @@ def _tridiagonal(lower: Float[Tensor, "p p"]) -> tuple[np.ndarray[Any, Any], np.
 
 
 def _eigenvalues(
-    diagonal: np.ndarray[Any, Any], beside: np.ndarray[Any, Any], **which: Any
-) -> np.ndarray[Any, Any]:
+    diagonal: NDArray[np.float64], beside: NDArray[np.float64], **which: Any
+) -> NDArray[np.float64]:
     """Eigenvalues of a tridiagonal matrix, smallest first: all of them, or some by bisection."""
     how: dict[str, Any] = {"lapack_driver": "stebz" if which else "sterf", "check_finite": False}
     with failures_told():
@@ -375,8 +378,8 @@ def _eigenvalues(
 
 
 def _all_eigenvalues(
-    diagonal: np.ndarray[Any, Any], beside: np.ndarray[Any, Any]
-) -> np.ndarray[Any, Any]:
+    diagonal: NDArray[np.float64], beside: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """All of them, the smallest by bisection, which keeps a digit more."""
     found = _eigenvalues(diagonal, beside)
     soft = min(COUNTABLE, int((found < SOFT**2 * found[-1]).sum()))
@@ -610,7 +613,7 @@ def _of_nothing(given: Tensor, what: str) -> Vitals:
     )  # fmt: skip
 
 
-def as_tensor(given: Tensor | np.ndarray[Any, Any]) -> Tensor:
+def as_tensor(given: Tensor | ArrayLike) -> Tensor:
     """A tensor as it is, anything that NumPy takes on the CPU; copied only where torch must.
 
     >>> as_tensor(np.arange(3)[::-1])
@@ -633,7 +636,7 @@ def as_tensor(given: Tensor | np.ndarray[Any, Any]) -> Tensor:
         raise TypeError(wrong) from None
 
 
-def _as_matrix(matrix: Tensor | np.ndarray[Any, Any]) -> Tensor:
+def _as_matrix(matrix: Tensor | ArrayLike) -> Tensor:
     tensor = as_tensor(matrix).detach().resolve_neg()
     if tensor.is_nested or tensor.ndim != 2:
         given = "a nested tensor" if tensor.is_nested else f"shape {tuple(tensor.shape)}"
@@ -675,7 +678,7 @@ def _unusable(matrix: Tensor) -> str | None:
     return f"non-finite ({bad} of {matrix.numel()})"
 
 
-def _largest_entry(stack: Float[Tensor, "*stack out in"]) -> Float[Tensor, "*stack"]:
+def _largest_entry(stack: Shaped[Tensor, "*stack out in"]) -> Float[Tensor, "*stack"]:
     """Largest absolute entry in float64; NaN or infinite if any entry is. One pass, no copy."""
     entries = stack.detach()
     if entries.dtype.itemsize == 1 or not entries.is_floating_point():
@@ -710,7 +713,7 @@ def _name(what: object) -> str:
 
 @without_autocast()
 def product_singular_values(
-    left: Float[Tensor, "*stack m r"], right: Float[Tensor, "*stack r n"]
+    left: Float[Tensor, "*#stack m r"], right: Float[Tensor, "*#stack r n"]
 ) -> tuple[Float[Tensor, "*stack rank"], Float[Tensor, "*stack"]]:
     """Singular values of ``left @ right``, largest first, and what float64 cannot tell from zero.
 

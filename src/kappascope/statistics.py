@@ -490,9 +490,9 @@ def rank_correlation(
 
     >>> x = np.arange(20.0)
     >>> print(rank_correlation(x, np.roll(x, 2)))
-    rank correlation 0.459 [-0.00414, 0.76] (n = 20)
+    rank correlation 0.459 [-0.00414, 0.772] (n = 20)
     >>> print(rank_correlation(x, np.roll(x, 2), given=[np.roll(x, 1)]))
-    partial rank correlation -0.105 [-0.535, 0.368] (n = 20)
+    partial rank correlation -0.105 [-0.539, 0.368] (n = 20)
     """
     columns = np.array([_floats(one).ravel() for one in (x, y, *given)])
     present = ~np.isnan(columns).any(axis=0)

@@ -112,7 +112,7 @@ def _bounds(logs: Array, alphas: Array, starts: Indices) -> Array:
     return _gaps(logs, alphas, starts[:, None], points).max(-1)
 
 
-def _gaps(logs: Array, alphas: Array, start: Indices, points: Indices) -> Array:
+def _gaps(logs: Array, alphas: Array, start: Indices | np.intp, points: Indices) -> Array:
     """How far the law of the tail from ``start`` is from the share of the tail below each point."""
     law = -np.expm1((1 - alphas[start]) * (logs[points] - logs[start]))
     return np.abs(law - (points - start) / (len(logs) - start))

@@ -94,7 +94,7 @@ def bounded(starts: Tensor, kappa: Tensor, batches: Iterator[LinearBatch]) -> It
     model = Matrix(starts)
     for step in train(model, Descent(model), batches):
         u, s, vt = decomposition(step.weight)
-        within = c.banded(s, kappa[:, None])  # type: ignore[arg-type] # one bound a trial
+        within = c.banded(s, kappa[:, None])  # one bound a trial
         model.weight.data.copy_((u * within[..., None, :]) @ vt)
         yield step
 

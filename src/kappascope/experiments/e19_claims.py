@@ -1,6 +1,7 @@
 """What experiment 19 decides: whether the bound on log kappa's error holds, and how tight it is."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kappascope.claims import Above, Below, Between, Claim, Measure
 from kappascope.lab import Setting, grid
@@ -45,7 +46,7 @@ def without(found: Table) -> Estimate:
     return proportion(int(np.isnan(bounds).all(axis=1).sum()), len(bounds))
 
 
-def slopes(values: Floats, chosen: Floats) -> Floats:
+def slopes(values: Floats, chosen: NDArray[np.bool_]) -> Floats:
     """By how much the logarithm of every line changes in 1 / lr steps, by least squares."""
     x, y = (np.where(chosen, z, np.nan) for z in (np.array(TIMES), np.log(values)))
     x, y = (z - np.nanmean(z, axis=1, keepdims=True) for z in (x, y))

@@ -51,7 +51,7 @@ def arrived(rows: Table) -> Networks:
         *(rows.rows[name].to_pylist() for name in names), strict=True
     ):
         found.setdefault((component, matrix or ""), {})[draw, seed] = value
-        found.setdefault(("shape", ""), {})[draw, seed] = 10 * shape[0] + shape[1]
+        found.setdefault(("shape", ""), {})[draw, seed] = 10.0 * shape[0] + shape[1]
     done = [net for net, loss in sorted(found["train_loss", ""].items()) if loss <= LEVEL]
     return Networks(
         np.array([draw for draw, _ in done], dtype=float),

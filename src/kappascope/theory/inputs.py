@@ -117,7 +117,7 @@ class Directions:
         growth = h**2 * float(c[-1] * c.sum()) / self.rows
         return max(FEWEST, math.ceil(span * growth / COARSE))
 
-    def factor(self, span: float, normal: Normal) -> Float[Tensor, "trials in in"]:
+    def factor(self, span: float, normal: Normal) -> Float[Tensor, "*trials in in"]:
         """One coarse factor: its mean, and its fluctuation to first order in the batches'.
 
         With a_i = 1 - h c_i, entry (i, j) has in the eigenbasis the variance

@@ -25,6 +25,7 @@ from scipy.interpolate import PchipInterpolator
 from scipy.special import airy, jv
 
 Array = NDArray[np.float64]
+Values = Array | np.float64  # what NumPy's arithmetic makes of an array without axes
 
 # 24 Gauss-Legendre points on (0, 1) give both determinants to 1e-7: 80 points agree that far.
 _POINTS, _WEIGHTS = (np.polynomial.legendre.leggauss(24) + np.array([[1.0], [0.0]])) / 2
@@ -167,7 +168,7 @@ class GaussianNull:
         0.64...
         """
         tail = _tail(*_long_and_short(self.rows, self.columns))
-        return tail(np.log(np.asarray(condition_number, dtype=float)))
+        return np.asarray(tail(np.log(np.asarray(condition_number, dtype=float))))
 
     def quantile(self, probability: ArrayLike) -> Array:
         """The kappa that a random matrix stays below with this probability, less than 1.
@@ -176,7 +177,8 @@ class GaussianNull:
         3.67
         """
         tail = _tail(*_long_and_short(self.rows, self.columns))
-        return np.exp(_solve(tail, 1 - np.asarray(probability, dtype=float), high=700.0))
+        log_kappa = _solve(tail, 1 - np.asarray(probability, dtype=float), high=700.0)
+        return np.asarray(np.exp(log_kappa))
 
 
 def _long_and_short(rows: int, columns: int) -> tuple[int, int]:
@@ -186,7 +188,7 @@ def _long_and_short(rows: int, columns: int) -> tuple[int, int]:
 
 
 @cache
-def _tail(long: int, short: int) -> Callable[[Array], Array]:
+def _tail(long: int, short: int) -> Callable[[Values], Values]:
     """P(log kappa > x) as a function of x."""
     if short == 1:
         return lambda x: np.where(np.isnan(x), np.nan, np.where(x < 0, 1.0, 0.0))
@@ -195,7 +197,7 @@ def _tail(long: int, short: int) -> Callable[[Array], Array]:
     log_largest, weight = _largest(long - 0.5, short - 0.5)
     log_smallest_cdf = _smallest(long - 0.5, short - 0.5, exponent=long - short + 1)
 
-    def tail(x: Array) -> Array:
+    def tail(x: Values) -> Array:
         above = np.exp(log_smallest_cdf(log_largest - np.expand_dims(x, -1))) @ weight
         return np.where(x < 0, 1.0, np.minimum(above, 1.0))
 
@@ -255,7 +257,7 @@ def _moments(long: int, short: int) -> tuple[float, float]:
     return float(low + mean), float(np.sqrt(2 * np.trapezoid(x * above, x) - mean**2))
 
 
-def _solve(falling: Callable[[Array], Array], value: Array, high: float) -> Array:
+def _solve(falling: Callable[[Values], Values], value: Values, high: float) -> Array:
     """Where in (0, high) a falling function crosses each value, by bisection."""
     low, top = np.zeros_like(value), np.full_like(value, high)
     for _ in range(64):  # halvings: to the last digit
@@ -323,9 +325,9 @@ class MarchenkoPastur:
         share = np.asarray(probability, dtype=float)
         half = (np.pi - _solve(lambda t: self._share(np.pi - t), share, high=np.pi)) / 2
         a, b = self.edges
-        return np.hypot(a * np.cos(half), b * np.sin(half))
+        return np.asarray(np.hypot(a * np.cos(half), b * np.sin(half)))
 
-    def _share(self, angle: Array) -> Array:
+    def _share(self, angle: Values) -> Array:
         """The density's integral up to x^2 = s^2 (m + n - 2 sqrt(mn) cos(angle))."""
         m, n = _long_and_short(self.rows, self.columns)
         p, q, half = np.sqrt(m), np.sqrt(n), angle / 2

@@ -173,7 +173,7 @@ class Relaxation:
         growth = math.log(self._square / self.mean(1) ** 2)
         return max(FEWEST, math.ceil(span * growth / COARSE))
 
-    def factor(self, span: float, normal: Normal) -> Float[Tensor, "trials size size"]:
+    def factor(self, span: float, normal: Normal) -> Float[Tensor, "*trials size size"]:
         """One coarse factor F = a (I + s H) for so many steps, a = (1-h)^span.
 
         s is such that E[F F'] = q^span I; H = (Z + Z') / sqrt(2) with normal entries Z.
