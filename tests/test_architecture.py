@@ -11,7 +11,7 @@ import pytest
 import kappascope
 
 LAYERS = """
-    prose refusals
+    prose refusals kernels
     precision panels files weights
     krylov tails
     spectra
@@ -67,7 +67,7 @@ def test_only_the_command_line_prints(path: Path) -> None:
 
 # `pairs` follows two values of a weight; the others take no weight's: `nulls` those of quadrature
 # matrices, `inputs` (of the laboratory and of the theory) of covariances.
-FACTORIZERS = ("spectra", "krylov", "pairs", "nulls", "inputs")
+FACTORIZERS = ("spectra", "krylov", "kernels", "pairs", "nulls", "inputs")
 SPECTRAL = re.compile(r"svd\w*|eig\w*|lu_\w+|ldl_\w+|cholesky\w*|matrix_rank|cond")
 
 

@@ -17,7 +17,7 @@ VECTOR, MATRIX = torch.ones(2), torch.ones(2, 3)
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda: panels.norm(VECTOR),
+        lambda: panels.gram(VECTOR),
         lambda: corrections.scaled(MATRIX, rows=torch.ones(1), columns=torch.ones(3)),
         lambda: View((2,), groups=0).matrix(VECTOR),
         lambda: TeacherBatch(MATRIX, MATRIX),

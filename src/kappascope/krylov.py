@@ -22,7 +22,16 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kappascope.panels import SHRUNK, Dense, gram, mirror, norm, square_times, triangle
+from kappascope import kernels
+from kappascope.panels import (
+    Dense,
+    dense,
+    gram,
+    mirror,
+    times,
+    transposed_times,
+    triangle,
+)
 
 EPS = torch.finfo(torch.float64).eps
 
@@ -106,9 +115,13 @@ def extremes(a: Dense, threshold: float, certify: bool) -> Extremes:
     squares = [rough, exact]
     if min(a.shape) <= WORTHWHILE:
         squares.pop()
-        _ = rough.factors  # where that fails nothing else is worth its time
+        _ = rough.factor  # where that fails nothing else is worth its time
     begun = _look_down(rough)
-    top = _first_verified(_top, squares)
+    try:
+        top = _first_verified(_top, squares)
+    except Unresolved as problem:
+        blurred = problem.blurred or _vanishing(begun, rough)
+        raise Unresolved(str(problem), crowded=problem.crowded, blurred=blurred) from problem
     largest, cut = top.values[0], threshold * top.values[0]
     bottom = _first_verified(lambda square: _bottom(square, exact, begun, largest, cut), squares)
     smallest, below, method = bottom.values[0], bottom.below, f"krylov, {bottom.square}"
@@ -135,6 +148,14 @@ def _look_down(square: _Square) -> _Space | None:
         blurred = _Settled(largest, math.inf, square.eps).blurred(ritz)
         raise Unresolved("the smallest values are crowded", crowded=True, blurred=blurred)
     return space
+
+
+def _vanishing(begun: _Space | None, square: _Square) -> bool:
+    """Whether three steps say that sigma_min is too small for an inverse in float64."""
+    if begun is None:
+        return False
+    largest = math.sqrt(_norm(square.apply, square.rough, turns=2))
+    return begun.ritz(1).values[0] ** -0.5 < 10 * LOST * largest
 
 
 @dataclass(frozen=True)
@@ -197,7 +218,8 @@ def _bottom(
             raise Unresolved("so small that an inverse in float64 cannot verify it")
         polished = _polish(exact, start, 1, cut**-2 if countable else None)
     except Unresolved as problem:
-        blurred = lost or settled.blurred(ritz)
+        # where squaring blurs even one of them, the list of all values would meet this again
+        blurred = lost or settled.blurred(ritz, several=False)
         raise Unresolved(str(problem), crowded=lost, blurred=blurred) from problem
     below = polished.count(cut**-2) if countable else None
     return _End([polished.values[0] ** -0.5], exact, below)
@@ -245,9 +267,9 @@ class _Triplets:
     def within(cls, a: Dense, vectors: Float[Tensor, "p k"]) -> _Triplets:
         """The best of a span, in float64."""
         v, _ = torch.linalg.qr(vectors.double())
-        u, s, wt = torch.linalg.svd(a @ v, full_matrices=False)
+        u, s, wt = torch.linalg.svd(times(a, v), full_matrices=False)
         right = v @ wt.mT
-        return cls(s, right, (u.mT @ a).mT - right * s)
+        return cls(s, right, transposed_times(a, u) - right * s)
 
     @property
     def largest_squares(self) -> _Ritz:
@@ -322,7 +344,7 @@ def hopeless(gram: Float[Tensor, "p p"]) -> bool:
     >>> hopeless(torch.diag(torch.tensor([1.0, 1e-16]).double()))
     True
     """
-    factor, info = _cholesky(gram)
+    factor, info = kernels.cholesky(gram)
     pivots = factor.diagonal()
     largest = math.sqrt(float(torch.linalg.matrix_norm(gram)))  # sigma_1, or up to p^(1/4) of it
     blurred = int((pivots < BLURRED * largest).sum())
@@ -337,7 +359,7 @@ def _lost(square: _Square) -> bool:
     if square.tall:
         return False
     try:
-        pivots = square.factors[0].diagonal().abs()
+        pivots = square.factor.diagonal().abs()
     except Unresolved:
         return True
     return float(pivots.min()) < LOST * float(pivots.max())
@@ -368,7 +390,7 @@ def _polish(
         elif uncertainty < TOLERANCE:
             # |Av| errs by the square of what v and the inverse do: it is the value, they the check.
             y = torch.linalg.qr(image @ c[:, :wanted])[0]
-            values = torch.linalg.svdvals(a @ y).flip(0)
+            values = torch.linalg.svdvals(times(a, y)).flip(0)
             if ((values**2 * theta[:wanted] - 1).abs() < 10 * TOLERANCE).all():
                 return _Ritz([*(values**-2).tolist(), *theta[wanted:].tolist()], residuals.tolist())
         v, previous = image, uncertainty
@@ -394,9 +416,10 @@ class _Settled:
         done = _share(uncertainty, TOLERANCE)
         return done if done < 1 or self._counted(ritz) else 0.9
 
-    def blurred(self, ritz: _Ritz) -> bool:
-        """Whether more than a few values are too small for the Gram matrix."""
-        return ritz.values[GUARD] > max((BLURRED * self.largest) ** -2, self._noise(ritz))
+    def blurred(self, ritz: _Ritz, several: bool = True) -> bool:
+        """Whether more than a few values are too small for the Gram matrix, or any is."""
+        value = ritz.values[GUARD if several else 0]
+        return value > max((BLURRED * self.largest) ** -2, self._noise(ritz))
 
     def _noise(self, ritz: _Ritz) -> float:
         return 4 * self.eps * ritz.values[0]  # ten times the worst met
@@ -429,6 +452,7 @@ def _count_below(a: Dense, cut: float) -> int:
     far the nearest eigenvalue is from zero, so a count that rounding could change is refused.
     """
     shifted = gram(a)
+    rounding = math.sqrt(a.shape[0]) * EPS * float(shifted.diagonal().sum())
     shifted.diagonal().sub_(cut * cut)
     # scipy's LAPACK and not torch's: half as fast again
     work = int(scipy.linalg.lapack.dsytrf_lwork(len(shifted), lower=1)[0])
@@ -438,8 +462,7 @@ def _count_below(a: Dense, cut: float) -> int:
     if info != 0:
         raise Unresolved("a singular value sits at the threshold")
     factor, pivots = torch.as_tensor(ldl, device=a.device), torch.as_tensor(swaps, device=a.device)
-    nearest = 1 / _norm(lambda x: torch.linalg.ldl_solve(factor, pivots, x), a)
-    rounding = math.sqrt(a.shape[0]) * EPS * norm(a) ** 2
+    nearest = 1 / _norm(lambda x: torch.linalg.ldl_solve(factor, pivots, x), a, turns=4)
     if nearest < max(16 * rounding, BLUNT * cut * cut):
         raise Unresolved("a singular value sits within rounding of the threshold")
     single = pivots > 0
@@ -483,65 +506,57 @@ class _Square:
         """``A`` in the precision; the Gram matrix in its place if that is smaller."""
         if self.tall:
             return mirror(gram(self.matrix, self.dtype))
-        return torch.hardshrink(self.matrix.to(self.dtype), SHRUNK)
+        return dense(self.matrix, self.dtype)
 
     def apply(self, x: Tensor) -> Tensor:
         """``A'A x``."""
         # the transpose, which is the same, has its rows in one piece: twice as fast
-        return self.rough.mT @ x if self.tall else square_times(self.rough, x)
+        if self.tall:
+            return kernels.times(self.rough.mT, x)
+        return kernels.square_times(self.rough, x)
 
     @cached_property
-    def factors(self) -> tuple[Tensor, ...]:
-        """LU and pivots of the transpose, which needs no other order of entries; or Cholesky's."""
+    def factor(self) -> Tensor:
+        """Cholesky's lower factor of the Gram matrix, or both of an LU factorization."""
         if self.tall:
-            factor, info = _cholesky(self.rough)
+            factor, info = kernels.cholesky(self.rough)
             # The diagonal spreads no more than kappa does; squared, it must leave digits.
             smallest = 16 * math.sqrt(self.eps)
-            factors: tuple[Tensor, ...] = (factor,)
         else:
-            factor, pivots, info = torch.linalg.lu_factor_ex(self.rough.mT)
-            smallest = self.eps / 16
-            factors = factor, pivots
+            factor, info, smallest = self._lu.factors, self._lu.singular, self.eps / 16
         diagonal = factor.diagonal().abs()
         tiny = int((~(diagonal > smallest * diagonal.max())).sum())
-        if int(info) != 0 or tiny:
+        if info or tiny:
             # of a tall matrix squared already: what is lost here, the Gram matrix in float64 has
             raise Unresolved(f"singular in {self.dtype}", blurred=not self.tall or tiny > GUARD)
-        return factors
+        return factor
+
+    @cached_property
+    def _lu(self) -> kernels.LU:
+        """Of the transpose, whose columns are in one piece."""
+        return kernels.LU.of(self.rough.mT)
 
     def lower(self) -> _Space:
         """A Krylov space of the inverse, whose largest eigenvalues are the bottom's."""
         # not kept: it knows this square, and what knows itself is freed late
-        return _Space(self.inverse, self.factors[0], 32)
+        return _Space(self.inverse, self.factor, 32)
 
     def inverse(self, x: Tensor) -> Tensor:
         """``(A'A)^-1 x``."""
-        if self.tall:
-            # torch.cholesky_solve copies the factor, which takes four times as long as this
-            lower = self.factors[0]
-            half = torch.linalg.solve_triangular(lower, x, upper=False)
-            return torch.linalg.solve_triangular(lower.mT, half, upper=True)
-        return self._solve(self._solve(x, True), False)
+        lower = self.factor  # which may tell that there is none
+        if not self.tall:
+            return self._lu.solve(self._lu.solve(x), transposed=True)
+        # torch.cholesky_solve copies the factor, which takes four times as long as this
+        half = torch.linalg.solve_triangular(lower, x, upper=False)
+        return torch.linalg.solve_triangular(lower.mT, half, upper=True)
 
     def rough_inverse(self, x: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
         """As many digits of ``(A'A)^-1 x`` as the precision allows, whatever the size of x."""
         size = torch.linalg.vector_norm(x, dim=0).clamp(min=1e-300)
         return self.inverse((x / size).to(self.dtype)).double() * size
 
-    def _solve(self, x: Tensor, transposed: bool) -> Tensor:
-        lu, pivots = self.factors
-        return torch.linalg.lu_solve(lu, pivots, x, adjoint=not transposed)
-
     def __str__(self) -> str:
         return f"{'Cholesky' if self.tall else 'LU'} {str(self.dtype).removeprefix('torch.')}"
-
-
-def _cholesky(a: Float[Tensor, "p p"]) -> tuple[Tensor, int]:
-    """The lower factor, with anything above it, and whether there is none."""
-    # scipy's LAPACK and not torch's: twice as fast
-    names = {torch.float32: scipy.linalg.lapack.spotrf, torch.float64: scipy.linalg.lapack.dpotrf}
-    factor, info = names[a.dtype](a.numpy(force=True), lower=1, clean=0)
-    return torch.as_tensor(factor, device=a.device), int(info)
 
 
 # --- block Krylov ---------------------------------------------------------------------------------
@@ -641,10 +656,10 @@ class _Space:
         self._basis[:, old:new] = block = self._next()
         known = self._basis[:, :new]
         rest = self.apply(block)
-        column = known.mT @ rest
-        rest = torch.addmm(rest, known, column, alpha=-1)
-        again = known.mT @ rest
-        self._rest = rest.addmm_(known, again, alpha=-1)
+        column = kernels.times(known.mT, rest)
+        rest = rest - kernels.times(known, column)
+        again = kernels.times(known.mT, rest)
+        self._rest = rest - kernels.times(known, again)
         projection = self._projection
         projection[:new, old:new] = (column + again).numpy(force=True)
         projection[old:new, :new] = projection[:new, old:new].T
@@ -657,7 +672,7 @@ class _Space:
             return _random_block(self.like)
         known = self._basis[:, : self.steps * BLOCK]
         block = torch.linalg.qr(self._rest)[0]
-        return torch.linalg.qr(block - known @ (known.mT @ block))[0]
+        return torch.linalg.qr(block - kernels.times(known, kernels.times(known.mT, block)))[0]
 
     def ritz(self, keep: int) -> _Ritz:
         """What is known of the leading eigenpairs."""

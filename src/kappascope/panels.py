@@ -1,7 +1,7 @@
 """Matrices a panel of rows at a time: what fits in cache is fast, what is not copied is small.
 
 A :class:`Panels` stands for the float64 copy of a matrix that would be too large beside the
-stored one. It multiplies blocks of vectors from both sides, which is all that most methods need.
+stored one. It can multiply blocks of vectors from both sides, which is all that most methods need.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from kappascope import kernels
+
 CACHED = 2**16  # entries of a panel that is used several times: half a megabyte, the second cache
 ROWS = 2048  # of a panel for a product with itself: enough for BLAS to reach its speed
 FEW = 256  # of one for a product with some vectors
@@ -27,7 +29,7 @@ class Panels:
     """A matrix kept as stored; its rows come scaled by ``2**-exponent`` and in float64.
 
     >>> a = Panels(torch.tensor([[8.0], [4.0]], dtype=torch.float16), exponent=3)
-    >>> a @ torch.ones(1, 1, dtype=torch.float64)
+    >>> times(a, torch.ones(1, 1, dtype=torch.float64))
     tensor([[1.0000],
             [0.5000]], dtype=torch.float64)
     """
@@ -75,25 +77,24 @@ class Panels:
                 scaled.mul_(scale)
             yield entries.copy_(scaled) if narrow else entries
 
-    def to(self, dtype: torch.dtype) -> Float[Tensor, "q p"]:
-        """A dense copy in another precision."""
-        dense = torch.empty(self.shape, dtype=dtype, device=self.device)
-        for target, panel in zip(dense.split(FEW), self.split(FEW), strict=True):
-            target.copy_(panel)
-        return dense
-
-    def __matmul__(self, x: Float[Tensor, "p k"]) -> Float[Tensor, "q k"]:
-        return torch.cat([panel @ x for panel in self.split(FEW)])
-
-    def __rmatmul__(self, y: Float[Tensor, "k q"]) -> Float[Tensor, "k p"]:
-        result = y.new_zeros(y.shape[0], self.shape[1])
-        for part, panel in zip(y.split(FEW, dim=1), self.split(FEW), strict=True):
-            result.addmm_(part, panel)
-        return result
-
 
 Dense: TypeAlias = Float[Tensor, "q p"] | Panels
 """A matrix that is there, or comes in panels."""
+
+
+def dense(a: Dense, dtype: torch.dtype) -> Float[Tensor, "q p"]:
+    """All of it in a precision, without entries that are too small for float32 to be quick with.
+
+    >>> dense(torch.tensor([[1.0, 1e-40]], dtype=torch.float64), torch.float32)
+    tensor([[1., 0.]])
+    """
+    if isinstance(a, Tensor) and a.dtype == dtype:
+        return a
+    stored = a.stored if isinstance(a, Panels) else a
+    copy = kernels.memory(stored, dtype)
+    for target, panel in zip(copy.split(FEW), a.split(FEW), strict=True):
+        target.copy_(torch.hardshrink(panel.to(dtype), SHRUNK))
+    return copy
 
 
 def gram(a: Dense, dtype: torch.dtype | None = None) -> Float[Tensor, "p p"]:
@@ -136,27 +137,30 @@ def mirror(lower: Float[Tensor, "p p"], tile: int = 256) -> Float[Tensor, "p p"]
     return lower
 
 
-def square_times(a: Dense, x: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
-    """``A'A x``, panel by panel: each is used twice while in cache, where the time goes.
+def times(a: Dense, x: Float[Tensor, "p k"]) -> Float[Tensor, "q k"]:
+    """``A x``.
 
-    >>> square_times(2 * torch.eye(2), torch.ones(2, 1))
-    tensor([[4.],
-            [4.]])
+    >>> times(torch.tensor([[1.0, 2.0]]), torch.ones(2, 1))
+    tensor([[3.]])
     """
-    result = x.new_zeros(x.shape[1], x.shape[0])
-    for panel in a.split(max(64, 4 * CACHED // a.shape[1])):
-        result.addmm_((panel @ x).mT, panel)
-    return result.mT
+    if isinstance(a, Panels):
+        return torch.cat([kernels.times(panel, x) for panel in a.split(FEW)])
+    return kernels.times(a, x)
 
 
-def norm(a: Dense) -> float:
-    """Frobenius norm.
+def transposed_times(a: Dense, y: Float[Tensor, "q k"]) -> Float[Tensor, "p k"]:
+    """``A'y``.
 
-    >>> norm(torch.tensor([[3.0, 4.0]]))
-    5.0
+    >>> transposed_times(torch.tensor([[1.0, 2.0]]), torch.ones(1, 1))
+    tensor([[1.],
+            [2.]])
     """
-    squares = [float(panel.square().sum()) for panel in a.split(FEW)]
-    return float(sum(squares)) ** 0.5
+    if not isinstance(a, Panels):
+        return kernels.times(a.mT, y)
+    result = y.new_zeros(a.shape[1], y.shape[1])
+    for part, panel in zip(y.split(FEW), a.split(FEW), strict=True):
+        result += kernels.times(panel.mT, part)
+    return result
 
 
 def triangle(a: Dense) -> Float[Tensor, "r p"]:

@@ -35,7 +35,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from kappascope import krylov, panels, precision
+from kappascope import kernels, krylov, panels, precision
 from kappascope.krylov import (
     BLURRED,
     COUNTABLE,
@@ -51,8 +51,9 @@ from kappascope.panels import CACHED, COPIED, FEW, Dense, Panels
 # Columns up to which a method is the one to take, and rows over columns from which another is.
 SVD_UP_TO = 192  # which costs no more than the Gram matrix and its eigenvalues
 PIVOTS_UP_TO = 320  # a tenth of the work, which tell whether the rest is worth the while
-BISECTION_UP_TO = 896  # of a tridiagonal form, which costs no more than two Krylov spaces
-OPENBLAS_UP_TO = 1024  # whose tridiagonal form beats MKL's eigenvalues
+# of a tridiagonal form, which costs no more than two Krylov spaces
+BISECTION_UP_TO = 1280 if kernels.OPENBLAS else 896
+OPENBLAS_UP_TO = 2048 if kernels.OPENBLAS else 1024  # whose eigenvalues come sooner than MKL's
 QR_FROM = 1.2  # which then saves time before an SVD
 
 SOFT = 1e-3  # of sigma_1: below, the list of a Gram matrix's eigenvalues may lose the eighth digit
@@ -241,7 +242,7 @@ def scaled(stack: Shaped[Tensor, "*stack out in"]) -> tuple[Tensor, Tensor]:
         return stack.detach().double(), stack.new_zeros(stack.shape[:-2], dtype=torch.int32)
     largest = _largest_entry(stack)
     exponent = torch.where(torch.isfinite(largest), torch.frexp(largest).exponent, 0)
-    a = stack.detach().to(torch.float64, copy=True)
+    a = kernels.memory(stack, torch.float64).copy_(stack.detach())
     if int(exponent.abs().amax()) < 1000:
         return a.mul_(torch.exp2(-exponent[..., None, None].double())), exponent
     return ldexp(a, -exponent[..., None, None]), exponent
@@ -356,16 +357,7 @@ def _squares(gram: Float[Tensor, "p p"]) -> Float[Tensor, " p"]:
     if len(gram) > OPENBLAS_UP_TO:
         with failures_told():
             return torch.linalg.eigvalsh(gram)
-    return torch.as_tensor(_all_eigenvalues(*_tridiagonal(gram)), device=gram.device)
-
-
-def _tridiagonal(lower: Float[Tensor, "p p"]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Diagonal and subdiagonal of a tridiagonal matrix with the eigenvalues of this one."""
-    # scipy's LAPACK and not torch's, whose eigenvalues take half as long again at these sizes
-    work = int(scipy.linalg.lapack.dsytrd_lwork(len(lower), lower=1)[0])
-    gram = lower.numpy(force=True)
-    _, diagonal, beside, _, _ = scipy.linalg.lapack.dsytrd(gram, lower=1, lwork=work, overwrite_a=1)
-    return diagonal, beside
+    return torch.as_tensor(_all_eigenvalues(*kernels.tridiagonal(gram)), device=gram.device)
 
 
 def _eigenvalues(
@@ -411,8 +403,8 @@ def _svd_values(a: Dense) -> Float[Tensor, " p"]:
 
 @_without_subnormals()
 def _plain_svd_values(a: Float[Tensor, "q p"]) -> Float[Tensor, " p"]:
-    with contextlib.suppress(RuntimeError):  # of which torch's LinAlgError is one
-        return torch.linalg.svdvals(a)
+    with contextlib.suppress(RuntimeError, np.linalg.LinAlgError):  # torch's is one of the former
+        return kernels.svdvals(a)
     with contextlib.suppress(np.linalg.LinAlgError):
         # slower and sturdier; the transpose has the same values, and its columns in one piece
         columns = a.mT.numpy(force=True)
@@ -482,7 +474,7 @@ def _bisected(a: Dense, threshold: float, singular: bool) -> Extremes:
     square, last = panels.gram(a), a.shape[1] - 1
     if last < PIVOTS_UP_TO and not singular and krylov.hopeless(square):
         raise Unresolved("squaring blurs the smallest values", blurred=True)
-    form = _tridiagonal(square)
+    form = kernels.tridiagonal(square)
     second, first = _eigenvalues(*form, select="i", select_range=(last - 1, last))
 
     def count(share: float) -> int:
