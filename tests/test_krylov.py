@@ -62,6 +62,31 @@ def test_a_count_that_the_error_of_the_threshold_could_change_is_refused() -> No
             krylov._count_below(a, float(np.linspace(1, 0.1, N)[60]) * (1 + distance))
 
 
+def at_the_threshold(kind: str, x: float) -> np.ndarray:
+    """Values of which none, one, eight or forty lie within x of 0.01."""
+    if kind in ("dense", "power law"):
+        return np.linspace(1, 1e-3, N) if kind == "dense" else np.arange(1, N + 1) ** -0.9
+    near = {
+        "one": [0.01 * (1 + x)],
+        "both sides": [0.01 * (1 + x), 0.01 / (1 + x)] * 4,
+        "cluster": [0.01 * (1 + x)] * 40,
+    }[kind]
+    return np.r_[np.linspace(1, 0.1, N - len(near)), near]
+
+
+@pytest.mark.parametrize("shape", [(N, N), (3 * N, N)])
+@pytest.mark.parametrize("distance", [0.3, 1e-2, -1e-2, 1e-4, -1e-4, 1e-6, -1e-6, 1e-9])
+@pytest.mark.parametrize("kind", ["dense", "power law", "one", "both sides", "cluster"])
+def test_a_count_in_float32_is_right_or_is_not_given(kind, distance, shape) -> None:
+    a = zoo.with_values(at_the_threshold(kind, distance), *shape)
+    found, s = krylov._count_roughly(a, 0.01), reference(a)
+    assert found in (None, (s <= 0.01).sum())
+    if kind in ("dense", "power law") or abs(distance) > 1e-3:
+        assert found is not None
+    elif abs(distance) < 1e-5:
+        assert found is None, "float32 cannot know"
+
+
 @pytest.mark.parametrize("order", ["rows", "columns"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_gram_is_the_lower_triangle_of_the_square(order, dtype) -> None:

@@ -20,8 +20,16 @@ from kappascope import Components, kernels, panels, spectra
 from kappascope.spectra import Vitals, singular_values, spectrum, vitals
 
 EPS = torch.finfo(torch.float64).eps
-USUAL = {"BISECTION_UP_TO": spectra.BISECTION_UP_TO}
+HERE = {name: getattr(spectra, name) for name in vars(spectra) if name.endswith("_UP_TO")}
+USUAL = {"SVD_UP_TO": 192, "PIVOTS_UP_TO": 320, "BISECTION_UP_TO": 896, "OPENBLAS_UP_TO": 1024}
 KRYLOV = {"BISECTION_UP_TO": 64, "SVD_UP_TO": 32}  # so that small matrices go the way of large ones
+
+
+@pytest.fixture(autouse=True)
+def usual() -> Iterator[None]:
+    """The same ways on every machine."""
+    with mock.patch.multiple(spectra, **USUAL):
+        yield
 
 
 # --- oracles --------------------------------------------------------------------------------------
@@ -357,13 +365,21 @@ def test_matrices_of_real_size(name) -> None:
 
 
 def test_large_gaussian_matrices_go_the_fast_way() -> None:
-    assert (
-        vitals(zoo.gaussian(spectra.BISECTION_UP_TO + 104).float()).method == "krylov, LU float32"
-    )
-    assert (
-        "inertia"
-        in vitals(zoo.gaussian(spectra.BISECTION_UP_TO + 104).float(), certify=True).method
-    )
+    assert vitals(zoo.gaussian(1000).float()).method == "krylov, LU float32"
+    assert "inertia" in vitals(zoo.gaussian(1000).float(), certify=True).method
+
+
+def test_every_way_of_this_machine_is_used_up_to_where_it_is_said_to_be() -> None:
+    with mock.patch.multiple(spectra, **HERE):
+        for name, ways in {
+            "SVD_UP_TO": ("all values", "bisection"),
+            "BISECTION_UP_TO": ("bisection", "krylov, LU float32"),
+        }.items():
+            for size, way in zip((HERE[name], HERE[name] + 1), ways, strict=True):
+                matrix = zoo.gaussian(size).float()
+                found = vitals(matrix)
+                assert found.method == way
+                check(found, matrix)
 
 
 @pytest.mark.parametrize("threshold", [0.0, 1e-12, 0.305, 0.999])

@@ -209,6 +209,21 @@ def cholesky(a: Float[Tensor, "p p"]) -> tuple[Float[Tensor, "p p"], int]:
     return torch.as_tensor(factor, device=a.device), int(info)
 
 
+def bunch_kaufman(lower: Float[Tensor, "p p"]) -> tuple[Float[Tensor, "p p"], Tensor, int]:
+    """LDL' of a symmetric matrix, its lower triangle, in its place; pivots; whether one is zero.
+
+    >>> bunch_kaufman(torch.tensor([[-4.0]]))
+    (tensor([[-4.]]), tensor([1], dtype=torch.int32), 0)
+    """
+    # scipy's LAPACK and not torch's: half as fast again on Intel's processors too
+    work = int(_lapack("sytrf_lwork", lower.dtype)(len(lower), lower=1)[0])
+    factor, swaps, info = _lapack("sytrf", lower.dtype)(
+        lower.numpy(force=True), lower=1, lwork=work, overwrite_a=1
+    )
+    place = lower.device
+    return torch.as_tensor(factor, device=place), torch.as_tensor(swaps, device=place), int(info)
+
+
 def svdvals(a: Float[Tensor, "q p"]) -> Float[Tensor, " p"]:
     """Singular values, largest first; raises an error of torch's or of numpy's if there are none.
 

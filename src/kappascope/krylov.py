@@ -50,6 +50,8 @@ SLOW = 0.05  # what is no better known after eight steps needs forty, which all 
 # The ninth of the inverse squares over the first, after three steps: where it is larger, some forty
 # steps and a count of many values would follow. The lower edge of a tall matrix needs but twenty.
 CROWDED, CROWDED_TALL = 0.75, 0.97
+COARSE = 4e-3  # of sigma_1: a threshold below, squared, is hardly more than float32's rounding
+NEARING = 5  # turns of an iteration for the values that are nearest to the threshold
 NEAR = "too many values near the smallest"
 WORTHWHILE = 1800  # up to here a float64 attempt costs as much as the SVD it would save
 
@@ -130,6 +132,9 @@ def extremes(a: Dense, threshold: float, certify: bool) -> Extremes:
         raise Unresolved("the count and the smallest value contradict each other")
     if below is None and clear:
         below = 0
+    if below is None and not certify and cut > COARSE * largest:
+        below = _count_roughly(a, cut)
+        method = method if below is None else f"{method}, inertia float32"
     if below is None or certify:
         below, certify, method = _count_below(a, cut), True, f"{method}, inertia"
     return Extremes(largest, top.values[1], smallest, below, certify, method)
@@ -451,22 +456,67 @@ def _count_below(a: Dense, cut: float) -> int:
     The factorization is exact for a matrix within rounding of that one; its inverse tells how
     far the nearest eigenvalue is from zero, so a count that rounding could change is refused.
     """
-    shifted = gram(a)
-    rounding = math.sqrt(a.shape[0]) * EPS * float(shifted.diagonal().sum())
-    shifted.diagonal().sub_(cut * cut)
-    # scipy's LAPACK and not torch's: half as fast again
-    work = int(scipy.linalg.lapack.dsytrf_lwork(len(shifted), lower=1)[0])
-    ldl, swaps, info = scipy.linalg.lapack.dsytrf(
-        shifted.numpy(force=True), lower=1, lwork=work, overwrite_a=1
-    )
-    if info != 0:
-        raise Unresolved("a singular value sits at the threshold")
-    factor, pivots = torch.as_tensor(ldl, device=a.device), torch.as_tensor(swaps, device=a.device)
-    nearest = 1 / _norm(lambda x: torch.linalg.ldl_solve(factor, pivots, x), a, turns=4)
+    shifted = _Shifted.of(a, cut, torch.float64)
+    nearest = 1 / _norm(shifted.solve, a, turns=4)
+    rounding = math.sqrt(a.shape[0]) * EPS * shifted.trace
     if nearest < max(16 * rounding, BLUNT * cut * cut):
         raise Unresolved("a singular value sits within rounding of the threshold")
-    single = pivots > 0
-    return int(((factor.diagonal() < 0) & single).sum()) + int((~single).sum()) // 2
+    return shifted.negative
+
+
+def _count_roughly(a: Dense, cut: float) -> int | None:
+    """As :func:`_count_below`, from a factorization in float32, if float64 bears it out.
+
+    That one is exact for a matrix some 1e-7 of the norm away. Only eigenvalues near zero can have
+    another sign there. They are found through the factorization and measured in float64: what the
+    last of them leaves is so much less than itself that none beyond it can have crossed zero, and
+    the others have moved by less than half of what they are.
+    """
+    try:
+        shifted = _Shifted.of(a, cut, torch.float32)
+    except Unresolved:
+        return None
+    x = _random_block(shifted.factor)
+    for _ in range(NEARING):
+        x, _ = torch.linalg.qr(shifted.solve(x))
+    theta, c = torch.linalg.eigh((x.mT @ shifted.solve(x)).double())
+    nearest = theta.abs().argsort(descending=True)[: BLOCK // 4]
+    theirs, v = 1 / theta[nearest], torch.linalg.qr(x.double() @ c[:, nearest])[0]
+    image = transposed_times(a, times(a, v)) - cut * cut * v
+    ours = (v * image).sum(0)
+    rest = torch.linalg.vector_norm(image - v * ours, dim=0)
+    farthest = theirs[-1].abs()
+    slack = 2 * ((theirs - ours).abs() + rest**2 / farthest) + BLUNT * cut * cut
+    clear = bool((ours.abs() > slack).all() and 4 * rest.max() < farthest)
+    return shifted.negative if clear else None
+
+
+@dataclass(frozen=True)
+class _Shifted:
+    """``A'A - cut^2`` in Bunch and Kaufman's factorization, and the trace of ``A'A``."""
+
+    factor: Float[Tensor, "p p"]
+    pivots: Tensor
+    trace: float
+
+    @classmethod
+    def of(cls, a: Dense, cut: float, dtype: torch.dtype) -> _Shifted:
+        shifted = gram(a, dtype)
+        trace = float(shifted.diagonal().sum(dtype=torch.float64))
+        shifted.diagonal().sub_(cut * cut)
+        factor, pivots, info = kernels.bunch_kaufman(shifted)
+        if info:
+            raise Unresolved("a singular value sits at the threshold")
+        return cls(factor, pivots, trace)
+
+    def solve(self, x: Tensor) -> Tensor:
+        return torch.linalg.ldl_solve(self.factor, self.pivots, x)
+
+    @property
+    def negative(self) -> int:
+        """How many eigenvalues are: one of every pair of columns that has one pivot."""
+        single = self.pivots > 0
+        return int(((self.factor.diagonal() < 0) & single).sum()) + int((~single).sum()) // 2
 
 
 def _norm(apply: Callable[[Tensor], Tensor], a: Dense, turns: int = 6) -> float:

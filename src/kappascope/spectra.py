@@ -15,8 +15,8 @@ With :mod:`kappascope.krylov` the only place that takes the singular values of a
 
 "Verified" means: each value is a singular value, by its residual; that nothing lies beyond it, or
 was missed in counting, rests on random start blocks and guards against clusters. "Certified"
-means that the effective rank was counted by Sylvester's law of inertia (of which Sturm's count is a
-case) or from all values.
+means that the effective rank was counted by Sylvester's law of inertia in float64 (of which Sturm's
+count is a case) or from all values.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from kappascope.krylov import (
 )
 from kappascope.panels import CACHED, COPIED, FEW, Dense, Panels
 
-# Columns up to which a method is the one to take, and rows over columns from which another is.
-SVD_UP_TO = 192  # which costs no more than the Gram matrix and its eigenvalues
-PIVOTS_UP_TO = 320  # a tenth of the work, which tell whether the rest is worth the while
-# of a tridiagonal form, which costs no more than two Krylov spaces
-BISECTION_UP_TO = 1280 if kernels.OPENBLAS else 896
+# Columns up to which a method is the one to take, and rows over columns from which another is. The
+# first number of two is for processors on which OpenBLAS is the quicker library.
+SVD_UP_TO = 240 if kernels.OPENBLAS else 192  # which costs no more than the Gram matrix's values
+PIVOTS_UP_TO = 448 if kernels.OPENBLAS else 320  # a tenth of the work, to tell whether it is vain
+BISECTION_UP_TO = 1280 if kernels.OPENBLAS else 896  # sooner done than two Krylov spaces
 OPENBLAS_UP_TO = 2048 if kernels.OPENBLAS else 1024  # whose eigenvalues come sooner than MKL's
 QR_FROM = 1.2  # which then saves time before an SVD
 
