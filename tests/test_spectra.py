@@ -21,7 +21,13 @@ from kappascope.spectra import Vitals, singular_values, spectrum, vitals
 
 EPS = torch.finfo(torch.float64).eps
 HERE = {name: getattr(spectra, name) for name in vars(spectra) if name.endswith("_UP_TO")}
-USUAL = {"SVD_UP_TO": 192, "PIVOTS_UP_TO": 320, "BISECTION_UP_TO": 896, "OPENBLAS_UP_TO": 1024}
+USUAL = {
+    "BATCHED_UP_TO": 192,
+    "SVD_UP_TO": 192,
+    "PIVOTS_UP_TO": 320,
+    "BISECTION_UP_TO": 896,
+    "OPENBLAS_UP_TO": 1024,
+}
 KRYLOV = {"BISECTION_UP_TO": 64, "SVD_UP_TO": 32}  # so that small matrices go the way of large ones
 
 

@@ -51,6 +51,7 @@ from kappascope.panels import CACHED, COPIED, FEW, Dense, Panels
 # Columns up to which a method is the one to take, and rows over columns from which another is. The
 # first number of two is for processors on which OpenBLAS is the quicker library.
 SVD_UP_TO = 240 if kernels.OPENBLAS else 192  # which costs no more than the Gram matrix's values
+BATCHED_UP_TO = 128 if kernels.OPENBLAS else 192  # a stack at once, by torch; each alone beyond
 PIVOTS_UP_TO = 448 if kernels.OPENBLAS else 320  # a tenth of the work, to tell whether it is vain
 BISECTION_UP_TO = 1280 if kernels.OPENBLAS else 896  # sooner done than two Krylov spaces
 OPENBLAS_UP_TO = 2048 if kernels.OPENBLAS else 1024  # whose eigenvalues come sooner than MKL's
@@ -308,7 +309,7 @@ def resolution(shape: tuple[int, ...], largest: Tensor) -> Tensor:
 def _each_spectrum(stack: Float[Tensor, "stack q p"]) -> Float[Tensor, "stack p"]:
     """Singular values of tall, scaled, finite matrices; NaN where the SVD does not converge."""
     values = stack.new_full((len(stack), stack.shape[-1]), torch.nan)
-    if stack.shape[-1] <= SVD_UP_TO:
+    if stack.shape[-1] <= min(BATCHED_UP_TO, SVD_UP_TO):
         with contextlib.suppress(RuntimeError):  # torch gives up on all when one does not converge
             values = torch.linalg.svdvals(stack)
     for i in (~torch.isfinite(values).all(-1)).nonzero().flatten().tolist():
