@@ -75,7 +75,13 @@ def power_law(size: int, exponent: float = 1.0) -> Source:
     variances = torch.arange(1, size + 1, dtype=torch.float64) ** -exponent
     # cosines and not axes: an optimizer with a rate for every entry must not be favoured
     root = (variances / variances.mean()).sqrt()[:, None] * _cosines(size)
-    return Source(root.mT @ root, lambda random, rows: random.normal(rows, size) @ root)
+
+    def draw(random: Random, rows: int) -> Tensor:
+        normal = random.normal(rows, size)
+        # a product for each trial: one of all may round a trial's rows as their number bids
+        return normal @ root.expand(len(normal), size, size)
+
+    return Source(root.mT @ root, draw)
 
 
 def _cosines(size: int) -> Tensor:
