@@ -50,6 +50,25 @@ def test_a_factorization_solves(transposed: bool, height: int, size: int, vector
     torch.testing.assert_close((a.mT if transposed else a) @ found, x)
 
 
+@pytest.mark.parametrize("height", [1, 5, 64])
+@given(size=st.integers(1, 40), vectors=st.integers(1, 20), shift=st.sampled_from([0.0, 0.5]))
+def test_symmetric_factorizations_solve(height: int, size: int, vectors: int, shift: float) -> None:
+    """From the lower triangle alone; one definite, one not."""
+    half, x = drawn(size, size), drawn(size, vectors)
+    definite, other = half @ half.mT + torch.eye(size), half + half.mT
+    less = shift * torch.eye(size).double()
+    with mock.patch.multiple(kernels, UNCOPIED=height * size * kernels.VECTORS, NARROW=1):
+        cholesky = kernels.Cholesky.of(definite.tril(), shift)
+        ldl = kernels.LDL.of(other.tril(), shift)
+        torch.testing.assert_close((definite - less) @ cholesky.solve(x), x)
+    assert not cholesky.indefinite and not ldl.singular
+    assert kernels.Cholesky.of(-definite).indefinite
+    values = torch.linalg.eigvalsh(other - less)
+    assert ldl.negative == int((values < 0).sum())
+    accuracy = 1e-13 * size * float(values.abs().max() / values.abs().min())
+    torch.testing.assert_close((other - less) @ ldl.solve(x), x, rtol=0, atol=max(accuracy, 1e-12))
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 def test_rows_that_were_swapped_are_put_back(dtype) -> None:
     a, x = drawn(1000, 1000, dtype=dtype), drawn(1000, 16, dtype=dtype)

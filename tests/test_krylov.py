@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import scipy.linalg
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 import zoo
 from kappascope import krylov, spectra
-from kappascope.krylov import Unresolved
+from kappascope.krylov import Unresolved, _Square
 
 N = 160
 
@@ -56,10 +58,15 @@ def test_values_on_both_sides_of_the_threshold_are_counted_right(count, spread, 
 
 def test_a_count_that_the_error_of_the_threshold_could_change_is_refused() -> None:
     a = zoo.with_values(np.linspace(1, 0.1, N), N, N)
-    assert krylov._count_below(a, 0.5001) == (np.linspace(1, 0.1, N) < 0.5001).sum()
+    assert (
+        krylov._count_below(_Square(a, torch.float64), 0.5001)
+        == (np.linspace(1, 0.1, N) < 0.5001).sum()
+    )
     for distance in (1e-8, 1e-10, 0):
         with pytest.raises(Unresolved, match=r"at the threshold|within rounding"):
-            krylov._count_below(a, float(np.linspace(1, 0.1, N)[60]) * (1 + distance))
+            krylov._count_below(
+                _Square(a, torch.float64), float(np.linspace(1, 0.1, N)[60]) * (1 + distance)
+            )
 
 
 def at_the_threshold(kind: str, x: float) -> np.ndarray:
@@ -79,7 +86,7 @@ def at_the_threshold(kind: str, x: float) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["dense", "power law", "one", "both sides", "cluster"])
 def test_a_count_in_float32_is_right_or_is_not_given(kind, distance, shape) -> None:
     a = zoo.with_values(at_the_threshold(kind, distance), *shape)
-    found, s = krylov._count_roughly(a, 0.01), reference(a)
+    found, s = krylov._count_roughly(_Square(a, torch.float32), 0.01), reference(a)
     assert found in (None, (s <= 0.01).sum())
     if kind in ("dense", "power law") or abs(distance) > 1e-3:
         assert found is not None
@@ -145,6 +152,77 @@ def test_a_crowded_tall_matrix_is_not_taken_for_converged() -> None:
     assert math.isclose(found.condition_number, s[0] / s[-1], rel_tol=1e-8)
 
 
+@given(seed=st.integers(0, 10**6), spacing=st.floats(-6, -1), wanted=st.sampled_from([1, 2, 5]))
+def test_the_error_bound_of_values_in_a_group_holds(seed, spacing, wanted) -> None:
+    """Of ten large eigenvalues, close or not, in a Krylov space on its way to them."""
+    random, size, group = np.random.default_rng(seed), 200, 10
+    large = 2 - 10.0**spacing * np.sort(random.random(group))
+    values = np.r_[large, np.sort(random.uniform(-1, 1, size - group))[::-1]]
+    a = torch.diag(torch.from_numpy(values))
+    space = krylov._Space(lambda x: a @ x, a, 8)
+    for steps in range(2, 9):
+        space.grow(steps)
+        ritz = space.ritz(16)
+        error = np.abs(values[:wanted] - ritz.values[:wanted]).max() / values[wanted - 1]
+        residual = np.linalg.norm(ritz.residuals[:wanted]) / ritz.values[wanted - 1]
+        assert error < ritz.uncertainty(wanted) + 1e-13
+        assert ritz.uncertainty(wanted) < residual * (1 + 1e-12)
+
+
+def crowds() -> dict[str, np.ndarray]:
+    """Spectra whose smallest values lie close together."""
+    size = 2 * N
+    places = np.arange(1, size + 1)
+    return {
+        **{f"power law {power}": places**-power for power in (0.3, 0.8, 1.5)},
+        **{f"geometric {kappa:.0e}": np.geomspace(1, 1 / kappa, size) for kappa in (10, 1e3, 1e5)},
+        "pairs": np.repeat(places[: size // 2] ** -0.5, 2),
+        "even": np.r_[4.0, 3.0, np.linspace(2, 1, size - 2)],
+        "one value": np.r_[4.0, 3.0, 2.0, np.ones(size - 3)],
+        "a cluster": np.r_[places[: size - 40] ** -0.1, [0.02] * 40],
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", [(2 * N, 2 * N), (5 * N, 2 * N)], ids=["square", "tall"])
+@pytest.mark.parametrize("name", crowds())
+def test_the_smallest_of_a_crowd_is_right_or_is_not_given(name, shape, dtype) -> None:
+    values = crowds()[name]
+    a = zoo.with_values(values, *shape)
+    square = _Square(a, dtype)
+    begun = krylov._look_down(_Square(a, torch.float64))
+    assert begun is not None
+    try:
+        found = krylov._crowd(square, begun, float(values[0]))
+    except Unresolved:
+        assert dtype == torch.float32 and values[0] / values[-1] > 1e3, "float64 has the digits"
+    else:
+        assert math.isclose(found.values[0], reference(a)[-1], rel_tol=1e-8)
+
+
+@pytest.mark.usefixtures("fast")
+@pytest.mark.parametrize("certify", [False, True], ids=["verified", "certified"])
+@pytest.mark.parametrize("name", crowds())
+def test_vitals_of_a_crowd(name, certify) -> None:
+    a = zoo.with_values(crowds()[name], 2 * N, 2 * N)
+    found, s = spectra.vitals(a, certify), reference(a)
+    assert math.isclose(found.condition_number, s[0] / s[-1], rel_tol=1e-8)
+    assert found.effective_rank == (s > 0.01 * s[0]).sum()
+
+
+def test_corrections_without_a_useful_inverse_end_soon() -> None:
+    a, start = sighted(np.linspace(2, 1, 400), krylov.BLOCK)
+    with pytest.raises(Unresolved, match="many close values"):
+        krylov._davidson(a, 0.9, lambda x: torch.flip(x, [0]), start)
+
+
+def test_a_crowd_that_is_found_at_once_leaves_no_residual_to_divide_by() -> None:
+    """Of a diagonal matrix unit vectors are exact, and what they leave is zero."""
+    a = torch.diag(torch.cat([torch.tensor([4.0, 3.0]), torch.ones(98)])).double()
+    found = krylov._davidson(a, 0.5, lambda x: x, torch.eye(100)[:, -krylov.BLOCK :])
+    assert found == 1
+
+
 def test_what_lies_below_an_unconverged_value_is_no_gap() -> None:
     """Six of a cluster of many, the others still on their way up: nothing separates them yet."""
     early = krylov._Ritz([1.0] * 6 + [0.99, 0.98], [1e-6] * 6 + [0.1, 0.1])
@@ -165,7 +243,7 @@ def sighted(values: np.ndarray, count: int) -> tuple[Tensor, Tensor]:
 def test_corrections_reach_float64_with_float32_factors(kappa: float) -> None:
     values = np.geomspace(1, 1 / kappa, 60)
     a, start = sighted(values, 24)
-    square = krylov._Square(a, torch.float32)
+    square = _Square(a, torch.float32)
     cut = math.sqrt(values[-16] * values[-17])
     smallest, below = krylov._corrected(square, start, cut)
     assert math.isclose(smallest, reference(a)[-1], rel_tol=1e-8)
@@ -179,13 +257,13 @@ def test_corrections_give_up_when_factors_have_no_digits() -> None:
         mock.patch.object(krylov._Square, "rough_inverse", lambda self, x: 1e4 * noise),
         pytest.raises(Unresolved, match="residual of the smallest"),
     ):
-        krylov._corrected(krylov._Square(a, torch.float32), start, None)
+        krylov._corrected(_Square(a, torch.float32), start, None)
 
 
 def test_what_cannot_be_counted_is_not() -> None:
     values = np.geomspace(1, 1e-3, 60)
     a, start = sighted(values, 24)
     cut = float(reference(a)[-16])  # to the last digit, as near as float64 has it
-    smallest, below = krylov._corrected(krylov._Square(a, torch.float32), start, cut)
+    smallest, below = krylov._corrected(_Square(a, torch.float32), start, cut)
     assert math.isclose(smallest, reference(a)[-1], rel_tol=1e-8)
     assert below is None

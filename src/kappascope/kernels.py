@@ -137,36 +137,26 @@ class LU:
     @_silently
     def solve(self, x: Float[Tensor, "p k"], transposed: bool = False) -> Float[Tensor, "p k"]:
         """``A^-1 x``, or that of the transpose."""
-        height = UNCOPIED // (len(x) * VECTORS)
-        if not _for_openblas(x) or x.shape[1] > VECTORS or height < NARROW:
+        if not _in_blocks(x):
             return torch.linalg.lu_solve(self.factors, self.pivots, x, adjoint=transposed)
-        solve = self._solve_transposed if transposed else self._solve
-        return torch.from_numpy(solve(x.contiguous().numpy()))
-
-    def _solve(self, x: NDArray[Any]) -> NDArray[Any]:
-        y, rows = x[self._order], self._rows
-        for block, lower, _ in self._blocks:
-            y[block] = lower @ y[block]
-            y[block.stop :] -= rows[block, block.stop :].T @ y[block]
-        for block, _, upper in reversed(self._blocks):
-            y[block] = upper @ y[block]
-            y[: block.start] -= rows[block, : block.start].T @ y[block]
-        return y
-
-    def _solve_transposed(self, x: NDArray[Any]) -> NDArray[Any]:
-        y, rows = x.copy(), self._rows
-        for block, _, upper in self._blocks:
-            y[block] = upper.T @ (y[block] - rows[block, : block.start] @ y[: block.start])
-        for block, lower, _ in reversed(self._blocks):
-            y[block] = lower.T @ (y[block] - rows[block, block.stop :] @ y[block.stop :])
-        result = np.empty_like(y)
+        if not transposed:
+            y = x.numpy()[self._order]
+            self._lower.solve(y)
+            self._upper.solve(y)
+            return torch.from_numpy(y)
+        y, result = x.numpy().copy(), np.empty(x.shape, x.numpy().dtype)
+        self._upper.solve_transposed(y)
+        self._lower.solve_transposed(y)
         result[self._order] = y
-        return result
+        return torch.from_numpy(result)
 
-    @property
-    def _rows(self) -> NDArray[Any]:
-        """The transpose of both factors, its rows in one piece: that of U below that of L."""
-        return self.factors.mT.numpy()
+    @cached_property
+    def _lower(self) -> _Triangle:
+        return _Triangle(self.factors.numpy(), lower=True, ones=True)
+
+    @cached_property
+    def _upper(self) -> _Triangle:
+        return _Triangle(self.factors.numpy(), lower=False)
 
     @cached_property
     def _order(self) -> NDArray[np.int64]:
@@ -176,21 +166,88 @@ class LU:
             order[i], order[j] = order[j], order[i]
         return order
 
+
+@dataclass(frozen=True, eq=False)
+class Cholesky:
+    """``A = L L'``, with anything above L; whether there is no such factor.
+
+    >>> Cholesky.of(torch.tensor([[5.0]]), shift=1.0).solve(torch.ones(1, 1))
+    tensor([[0.2500]])
+    """
+
+    factor: Float[Tensor, "p p"]
+    indefinite: bool
+
+    @classmethod
+    def of(cls, lower: Float[Tensor, "p p"], shift: float = 0.0) -> Cholesky:
+        """Of ``A - shift``, from the lower triangle of ``A``."""
+        # scipy's LAPACK and not torch's: twice as fast on Intel's processors too
+        potrf = _lapack("potrf", lower.dtype)
+        factor, info = potrf(_shifted(lower, shift), lower=1, clean=0, overwrite_a=1)
+        return cls(torch.as_tensor(factor, device=lower.device), info != 0)
+
+    @_silently
+    def solve(self, x: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
+        """``A^-1 x``."""
+        if not _in_blocks(x):
+            # torch.cholesky_solve copies the factor, which takes four times as long as this
+            half = torch.linalg.solve_triangular(self.factor, x, upper=False)
+            return torch.linalg.solve_triangular(self.factor.mT, half, upper=True)
+        y = np.array(x.numpy(), order="C")
+        self._lower.solve(y)
+        self._lower.solve_transposed(y)
+        return torch.from_numpy(y)
+
     @cached_property
-    def _blocks(self) -> list[tuple[slice, NDArray[Any], NDArray[Any]]]:
-        """Of rows along the diagonal, with the inverses of L and of U there."""
-        both = self.factors.numpy()
-        height = UNCOPIED // (len(both) * VECTORS)
-        blocks = [slice(i, min(i + height, len(both))) for i in range(0, len(both), height)]
-        return [(block, *_inverses(both[block, block])) for block in blocks]
+    def _lower(self) -> _Triangle:
+        return _Triangle(self.factor.numpy(), lower=True)
 
 
-def _inverses(block: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Of a lower triangle with ones on its diagonal, and of the upper one beside it."""
-    trtri = _lapack("trtri", block.dtype)
-    lower = np.tril(trtri(block, lower=1, unitdiag=1)[0], -1)
-    np.fill_diagonal(lower, 1)
-    return lower, np.triu(trtri(block, lower=0)[0])
+def _in_blocks(x: Float[Tensor, "p k"]) -> bool:
+    """Whether to solve for these in blocks of rows that OpenBLAS need not copy."""
+    return _for_openblas(x) and x.shape[1] <= VECTORS and _height(len(x)) >= NARROW
+
+
+def _height(size: int) -> int:
+    return UNCOPIED // (size * VECTORS)
+
+
+class _Triangle:
+    """One triangle of a matrix, its columns in one piece, to solve with in blocks of rows.
+
+    In the order of substitution; with each block go the rows beyond it and its inverse.
+    """
+
+    def __init__(self, matrix: NDArray[Any], lower: bool, ones: bool = False) -> None:
+        size, height = len(matrix), _height(len(matrix))
+        self.rows = matrix.T
+        self.blocks = []
+        for i in range(0, size, height):
+            block = slice(i, min(i + height, size))
+            beyond = slice(block.stop, size) if lower else slice(0, i)
+            self.blocks.append((block, beyond, _inverse(matrix[block, block], lower, ones)))
+        if not lower:
+            self.blocks.reverse()
+
+    def solve(self, y: NDArray[Any]) -> None:
+        """``T^-1 y`` in its place."""
+        for block, beyond, inverse in self.blocks:
+            y[block] = inverse @ y[block]
+            y[beyond] -= self.rows[block, beyond].T @ y[block]
+
+    def solve_transposed(self, y: NDArray[Any]) -> None:
+        """``T'^-1 y`` in its place."""
+        for block, beyond, inverse in reversed(self.blocks):
+            y[block] = inverse.T @ (y[block] - self.rows[block, beyond] @ y[beyond])
+
+
+def _inverse(block: NDArray[Any], lower: bool, ones: bool) -> NDArray[Any]:
+    """Of one triangle of a matrix, with ones on its diagonal or what is there."""
+    inverse = _lapack("trtri", block.dtype)(block, lower=lower, unitdiag=ones)[0]
+    inverse = np.tril(inverse) if lower else np.triu(inverse)
+    if ones:
+        np.fill_diagonal(inverse, 1)
+    return inverse
 
 
 def _lapack(name: str, dtype: object) -> Callable[..., Any]:
@@ -198,30 +255,48 @@ def _lapack(name: str, dtype: object) -> Callable[..., Any]:
     return getattr(scipy.linalg.lapack, ("s" if str(dtype).endswith("float32") else "d") + name)
 
 
-def cholesky(a: Float[Tensor, "p p"]) -> tuple[Float[Tensor, "p p"], int]:
-    """The lower factor, with anything above it, and whether there is none.
+@dataclass(frozen=True, eq=False)
+class LDL:
+    """Of a symmetric matrix, after Bunch and Kaufman: both factors in one place, LAPACK's pivots.
 
-    >>> cholesky(torch.tensor([[4.0]]))
-    (tensor([[2.]]), 0)
+    >>> found = LDL.of(torch.diag(torch.tensor([3.0, 5.0])), shift=4.0)
+    >>> found.negative, found.solve(torch.ones(2, 1)).flatten()
+    (1, tensor([-1.,  1.]))
     """
-    # scipy's LAPACK and not torch's: twice as fast on Intel's processors too
-    factor, info = _lapack("potrf", a.dtype)(a.numpy(force=True), lower=1, clean=0)
-    return torch.as_tensor(factor, device=a.device), int(info)
+
+    factors: Float[Tensor, "p p"]
+    pivots: NDArray[np.int32]
+    singular: bool
+
+    @classmethod
+    def of(cls, lower: Float[Tensor, "p p"], shift: float = 0.0) -> LDL:
+        """Of ``A - shift``, from the lower triangle of ``A``."""
+        # scipy's LAPACK and not torch's: half as fast again on Intel's processors too
+        work = int(_lapack("sytrf_lwork", lower.dtype)(len(lower), lower=1)[0])
+        factors, pivots, info = _lapack("sytrf", lower.dtype)(
+            _shifted(lower, shift), lower=1, lwork=work, overwrite_a=1
+        )
+        return cls(torch.as_tensor(factors, device=lower.device), pivots, info != 0)
+
+    def solve(self, x: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
+        """``A^-1 x``."""
+        factors, given = self.factors.numpy(force=True), x.numpy(force=True)
+        found, _ = _lapack("sytrs", x.dtype)(factors, self.pivots, given, lower=1)
+        return torch.as_tensor(found, device=x.device)
+
+    @property
+    def negative(self) -> int:
+        """How many eigenvalues are: one of every pair of columns that has one pivot."""
+        single = self.pivots > 0
+        signs = self.factors.diagonal().numpy(force=True) < 0
+        return int((signs & single).sum()) + int((~single).sum()) // 2
 
 
-def bunch_kaufman(lower: Float[Tensor, "p p"]) -> tuple[Float[Tensor, "p p"], Tensor, int]:
-    """LDL' of a symmetric matrix, its lower triangle, in its place; pivots; whether one is zero.
-
-    >>> bunch_kaufman(torch.tensor([[-4.0]]))
-    (tensor([[-4.]]), tensor([1], dtype=torch.int32), 0)
-    """
-    # scipy's LAPACK and not torch's: half as fast again on Intel's processors too
-    work = int(_lapack("sytrf_lwork", lower.dtype)(len(lower), lower=1)[0])
-    factor, swaps, info = _lapack("sytrf", lower.dtype)(
-        lower.numpy(force=True), lower=1, lwork=work, overwrite_a=1
-    )
-    place = lower.device
-    return torch.as_tensor(factor, device=place), torch.as_tensor(swaps, device=place), int(info)
+def _shifted(lower: Float[Tensor, "p p"], shift: float) -> NDArray[Any]:
+    """A copy of a symmetric matrix, its lower triangle, less a shift, columns in one piece."""
+    copy = np.array(lower.numpy(force=True), order="F")
+    np.einsum("ii->i", copy)[:] -= shift
+    return copy
 
 
 def svdvals(a: Float[Tensor, "q p"]) -> Float[Tensor, " p"]:

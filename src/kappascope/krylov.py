@@ -47,11 +47,12 @@ BLUNT = 10 * TOLERANCE  # what the error of sigma_1 does to a squared threshold,
 BLURRED = 3e-4  # squaring moves a value x sigma_1 by some eps/x^2: above this a few 1e-9
 LOST = 1e-7  # of sigma_1: of what is smaller, an inverse in float64 seldom has eight digits
 SLOW = 0.05  # what is no better known after eight steps needs forty, which all values are worth
-# The ninth of the inverse squares over the first, after three steps: where it is larger, some forty
-# steps and a count of many values would follow. The lower edge of a tall matrix needs but twenty.
-CROWDED, CROWDED_TALL = 0.75, 0.97
+CROWDED = 0.75  # ninth of the inverse squares over the first: from here on forty steps follow
 COARSE = 4e-3  # of sigma_1: a threshold below, squared, is hardly more than float32's rounding
-NEARING = 5  # turns of an iteration for the values that are nearest to the threshold
+NEARING = 4  # turns of an iteration for the values that are nearest to the threshold
+APART = 0.02  # of the smallest square: nearer to it the rounding of float32 may cross it
+TELLING = 8  # steps from just below a crowd, after which its smallest are told apart
+TURNS = 12  # of its corrections
 NEAR = "too many values near the smallest"
 WORTHWHILE = 1800  # up to here a float64 attempt costs as much as the SVD it would save
 
@@ -125,42 +126,51 @@ def extremes(a: Dense, threshold: float, certify: bool) -> Extremes:
         blurred = problem.blurred or _vanishing(begun, rough)
         raise Unresolved(str(problem), crowded=problem.crowded, blurred=blurred) from problem
     largest, cut = top.values[0], threshold * top.values[0]
-    bottom = _first_verified(lambda square: _bottom(square, exact, begun, largest, cut), squares)
-    smallest, below, method = bottom.values[0], bottom.below, f"krylov, {bottom.square}"
+    if begun and _crowded(begun):
+        bottom = _first_verified(lambda square: _crowd(square, begun, largest), [rough, exact])
+    else:
+        bottom = _first_verified(
+            lambda square: _bottom(square, exact, begun, largest, cut), squares
+        )
+    smallest, below, method = bottom.values[0], bottom.below, f"krylov, {bottom.method}"
     clear = smallest > cut * (1 + 1e-6)
     if below is not None and clear != (below == 0):
         raise Unresolved("the count and the smallest value contradict each other")
     if below is None and clear:
         below = 0
     if below is None and not certify and cut > COARSE * largest:
-        below = _count_roughly(a, cut)
+        below = _count_roughly(rough, cut)
         method = method if below is None else f"{method}, inertia float32"
     if below is None or certify:
-        below, certify, method = _count_below(a, cut), True, f"{method}, inertia"
+        below, certify, method = _count_below(exact, cut), True, f"{method}, inertia"
     return Extremes(largest, top.values[1], smallest, below, certify, method)
 
 
 def _look_down(square: _Square) -> _Space | None:
-    """Three steps towards the bottom: where it is crowded, no Krylov space is worth its time."""
+    """Three steps towards the bottom, if this precision has an inverse; another may have."""
     try:
         space = square.lower()
         space.grow(3)
-    except Unresolved:  # in this precision; another may do
+    except Unresolved:
         return None
-    ritz = space.ritz(GUARD + 1)
-    if ritz.values[GUARD] > (CROWDED_TALL if square.tall else CROWDED) * ritz.values[0]:
-        largest = math.sqrt(_norm(square.apply, square.rough, turns=2))
-        blurred = _Settled(largest, math.inf, square.eps).blurred(ritz)
-        raise Unresolved("the smallest values are crowded", crowded=True, blurred=blurred)
     return space
 
 
+def _crowded(begun: _Space) -> bool:
+    """Whether three steps say that the Krylov space would take too many more."""
+    ritz = begun.ritz(GUARD + 1)
+    return ritz.values[GUARD] > CROWDED * ritz.values[0]
+
+
 def _vanishing(begun: _Space | None, square: _Square) -> bool:
-    """Whether three steps say that sigma_min is too small for an inverse in float64."""
+    """Whether three steps say that sigma_min, or a crowd of values, is too small for squaring."""
     if begun is None:
         return False
+    ritz = begun.ritz(GUARD + 1)
     largest = math.sqrt(_norm(square.apply, square.rough, turns=2))
-    return begun.ritz(1).values[0] ** -0.5 < 10 * LOST * largest
+    if _crowded(begun):
+        return _Settled(largest, math.inf, square.eps).blurred(ritz)
+    return ritz.values[0] ** -0.5 < 10 * LOST * largest
 
 
 @dataclass(frozen=True)
@@ -168,7 +178,7 @@ class _End:
     """Verified singular values at one end of the spectrum, outermost first."""
 
     values: list[float]
-    square: _Square
+    method: str
     below: int | None = None
 
 
@@ -195,11 +205,11 @@ def _top(square: _Square) -> _End:
             raise Unresolved("the largest values are as close together as rounding lets them be")
         return done
 
-    ritz = _Space(square.apply, square.rough, 36).until(progress, GUARD + 1)
+    ritz = _Space(square.apply, square.rough, 36).until(progress, GUARD)
     found = _Triplets.within(square.matrix, ritz.vectors(GUARD))
     if not found.largest_squares.uncertainty(2) < 2 * TOLERANCE:
         raise Unresolved("residual of the largest singular values")
-    return _End(found.values[:2].tolist(), square)
+    return _End(found.values[:2].tolist(), str(square))
 
 
 def _bottom(
@@ -216,7 +226,7 @@ def _bottom(
     if square is not exact:
         with contextlib.suppress(Unresolved):
             smallest, below = _corrected(square, start, cut if countable else None)
-            return _End([smallest], square, below)
+            return _End([smallest], str(square), below)
     lost = _lost(exact)
     try:
         if lost:
@@ -227,7 +237,7 @@ def _bottom(
         blurred = lost or settled.blurred(ritz, several=False)
         raise Unresolved(str(problem), crowded=lost, blurred=blurred) from problem
     below = polished.count(cut**-2) if countable else None
-    return _End([polished.values[0] ** -0.5], exact, below)
+    return _End([polished.values[0] ** -0.5], str(exact), below)
 
 
 def _corrected(
@@ -255,6 +265,65 @@ def _corrected(
         v = found.right[:, kept] - square.rough_inverse((found.rest * found.values)[:, kept])
         previous = uncertainty
     raise Unresolved("residual of the smallest singular values")
+
+
+def _crowd(square: _Square, begun: _Space, largest: float) -> _End:
+    """The smallest of many singular values that lie close together.
+
+    The inverse of ``A'A - s`` tells them apart if s is little less than the smallest square. Of the
+    Gram matrix it has a few digits: enough to find where to begin, and to correct in float64.
+    """
+    ritz = begun.ritz(BLOCK)
+    below = 1 / (ritz.values[0] + max(ritz.residuals[0], APART * ritz.values[0]))
+    try:
+        if below < square.eps * largest**2:
+            raise Unresolved("squaring drowns the smallest values")
+        inverse = square.inverse_beyond(below)
+        space = _Space(inverse, square.gram, TELLING, ritz.vectors(BLOCK))
+        space.grow(TELLING)
+        smallest = _davidson(square.matrix, below, inverse, space.ritz(BLOCK).vectors(BLOCK))
+    except Unresolved as problem:
+        blurred = _Settled(largest, math.inf, square.eps).blurred(ritz)
+        raise Unresolved(str(problem), crowded=problem.crowded, blurred=blurred) from problem
+    return _End([smallest], f"Davidson {_name(square.dtype)}")
+
+
+def _davidson(
+    a: Dense, shift: float, inverse: Callable[[Tensor], Tensor], start: Float[Tensor, "p k"]
+) -> float:
+    """The smallest singular value in float64, from all that a rough ``(A'A - shift)^-1`` adds.
+
+    Most of a residual r belongs to values far away, which move the one sought by little. The
+    inverse tells: ``r'(A'A - shift)^-1 r``, times the distance of the last square looked at from
+    the shift, is the square of a residual to which values beyond add their due share only. It is
+    doubled, as the inverse is rough.
+    """
+    basis, _ = torch.linalg.qr(start.double())
+    image, previous = times(a, basis), math.inf
+    for turn in range(min(TURNS, a.shape[1] // BLOCK)):
+        c = torch.linalg.eigh(image.mT @ image)[1][:, :BLOCK]
+        right, left = kernels.times(basis, c), kernels.times(image, c)
+        squares = left.square().sum(0)
+        rest = transposed_times(a, left) - right * squares
+        sizes = torch.linalg.vector_norm(rest, dim=0)
+        block = inverse((rest / sizes.clamp(min=1e-300)).to(start.dtype)).double()
+        near = (2 * sizes * (rest * block).sum(0) * (squares[-1] - shift)).abs().sqrt()
+        ritz = _Ritz((-squares).tolist(), torch.minimum(sizes, near).tolist())
+        uncertainty = ritz.uncertainty(1)
+        if uncertainty < 2 * TOLERANCE:
+            return float(squares[0].sqrt())
+        if turn > 2 and uncertainty > previous / 2:
+            break
+        new, previous = _apart(block, basis), uncertainty
+        basis, image = torch.cat([basis, new], 1), torch.cat([image, times(a, new)], 1)
+    raise Unresolved("residual of the smallest of many close values", crowded=True)
+
+
+def _apart(block: Tensor, basis: Tensor) -> Tensor:
+    """An orthonormal basis of what a block adds to a basis."""
+    for _ in range(2):
+        block = torch.linalg.qr(block - kernels.times(basis, kernels.times(basis.mT, block)))[0]
+    return block
 
 
 @dataclass(frozen=True)
@@ -349,11 +418,11 @@ def hopeless(gram: Float[Tensor, "p p"]) -> bool:
     >>> hopeless(torch.diag(torch.tensor([1.0, 1e-16]).double()))
     True
     """
-    factor, info = kernels.cholesky(gram)
-    pivots = factor.diagonal()
+    found = kernels.Cholesky.of(gram)
+    pivots = found.factor.diagonal()
     largest = math.sqrt(float(torch.linalg.matrix_norm(gram)))  # sigma_1, or up to p^(1/4) of it
     blurred = int((pivots < BLURRED * largest).sum())
-    return info != 0 or blurred > GUARD or float(pivots.min()) < 10 * LOST * largest
+    return found.indefinite or blurred > GUARD or float(pivots.min()) < 10 * LOST * largest
 
 
 def _lost(square: _Square) -> bool:
@@ -450,21 +519,22 @@ def _clustered(values: NDArray[np.float64]) -> bool:
     return len(values) > width and bool((values[width:] > 0.98 * values[:-width]).any())
 
 
-def _count_below(a: Dense, cut: float) -> int:
+def _count_below(square: _Square, cut: float) -> int:
     """Number of singular values up to ``cut``: the inertia of ``A'A - cut^2`` (Sylvester).
 
     The factorization is exact for a matrix within rounding of that one; its inverse tells how
     far the nearest eigenvalue is from zero, so a count that rounding could change is refused.
     """
-    shifted = _Shifted.of(a, cut, torch.float64)
-    nearest = 1 / _norm(shifted.solve, a, turns=4)
-    rounding = math.sqrt(a.shape[0]) * EPS * shifted.trace
+    shifted = _shifted(square, cut)
+    nearest = 1 / _norm(shifted.solve, square.matrix, turns=4)
+    trace = float(square.gram.diagonal().sum(dtype=torch.float64))
+    rounding = math.sqrt(square.matrix.shape[0]) * EPS * trace
     if nearest < max(16 * rounding, BLUNT * cut * cut):
         raise Unresolved("a singular value sits within rounding of the threshold")
     return shifted.negative
 
 
-def _count_roughly(a: Dense, cut: float) -> int | None:
+def _count_roughly(square: _Square, cut: float) -> int | None:
     """As :func:`_count_below`, from a factorization in float32, if float64 bears it out.
 
     That one is exact for a matrix some 1e-7 of the norm away. Only eigenvalues near zero can have
@@ -473,16 +543,16 @@ def _count_roughly(a: Dense, cut: float) -> int | None:
     the others have moved by less than half of what they are.
     """
     try:
-        shifted = _Shifted.of(a, cut, torch.float32)
+        shifted = _shifted(square, cut)
     except Unresolved:
         return None
-    x = _random_block(shifted.factor)
+    x = _random_block(shifted.factors)
     for _ in range(NEARING):
         x, _ = torch.linalg.qr(shifted.solve(x))
     theta, c = torch.linalg.eigh((x.mT @ shifted.solve(x)).double())
     nearest = theta.abs().argsort(descending=True)[: BLOCK // 4]
     theirs, v = 1 / theta[nearest], torch.linalg.qr(x.double() @ c[:, nearest])[0]
-    image = transposed_times(a, times(a, v)) - cut * cut * v
+    image = transposed_times(square.matrix, times(square.matrix, v)) - cut * cut * v
     ours = (v * image).sum(0)
     rest = torch.linalg.vector_norm(image - v * ours, dim=0)
     farthest = theirs[-1].abs()
@@ -491,32 +561,12 @@ def _count_roughly(a: Dense, cut: float) -> int | None:
     return shifted.negative if clear else None
 
 
-@dataclass(frozen=True)
-class _Shifted:
-    """``A'A - cut^2`` in Bunch and Kaufman's factorization, and the trace of ``A'A``."""
-
-    factor: Float[Tensor, "p p"]
-    pivots: Tensor
-    trace: float
-
-    @classmethod
-    def of(cls, a: Dense, cut: float, dtype: torch.dtype) -> _Shifted:
-        shifted = gram(a, dtype)
-        trace = float(shifted.diagonal().sum(dtype=torch.float64))
-        shifted.diagonal().sub_(cut * cut)
-        factor, pivots, info = kernels.bunch_kaufman(shifted)
-        if info:
-            raise Unresolved("a singular value sits at the threshold")
-        return cls(factor, pivots, trace)
-
-    def solve(self, x: Tensor) -> Tensor:
-        return torch.linalg.ldl_solve(self.factor, self.pivots, x)
-
-    @property
-    def negative(self) -> int:
-        """How many eigenvalues are: one of every pair of columns that has one pivot."""
-        single = self.pivots > 0
-        return int(((self.factor.diagonal() < 0) & single).sum()) + int((~single).sum()) // 2
+def _shifted(square: _Square, cut: float) -> kernels.LDL:
+    """``A'A - cut^2`` in factors."""
+    factors = kernels.LDL.of(square.gram, cut * cut)
+    if factors.singular:
+        raise Unresolved("a singular value sits at the threshold")
+    return factors
 
 
 def _norm(apply: Callable[[Tensor], Tensor], a: Dense, turns: int = 6) -> float:
@@ -552,11 +602,14 @@ class _Square:
         return self.matrix.shape[0] > self.matrix.shape[1]
 
     @cached_property
+    def gram(self) -> Float[Tensor, "p p"]:
+        """The Gram matrix, its lower triangle."""
+        return gram(self.matrix if self.tall else self.rough, self.dtype)
+
+    @cached_property
     def rough(self) -> Float[Tensor, "q p"]:
         """``A`` in the precision; the Gram matrix in its place if that is smaller."""
-        if self.tall:
-            return mirror(gram(self.matrix, self.dtype))
-        return dense(self.matrix, self.dtype)
+        return mirror(self.gram) if self.tall else dense(self.matrix, self.dtype)
 
     def apply(self, x: Tensor) -> Tensor:
         """``A'A x``."""
@@ -569,7 +622,7 @@ class _Square:
     def factor(self) -> Tensor:
         """Cholesky's lower factor of the Gram matrix, or both of an LU factorization."""
         if self.tall:
-            factor, info = kernels.cholesky(self.rough)
+            factor, info = self._cholesky.factor, self._cholesky.indefinite
             # The diagonal spreads no more than kappa does; squared, it must leave digits.
             smallest = 16 * math.sqrt(self.eps)
         else:
@@ -580,6 +633,10 @@ class _Square:
             # of a tall matrix squared already: what is lost here, the Gram matrix in float64 has
             raise Unresolved(f"singular in {self.dtype}", blurred=not self.tall or tiny > GUARD)
         return factor
+
+    @cached_property
+    def _cholesky(self) -> kernels.Cholesky:
+        return kernels.Cholesky.of(self.gram)
 
     @cached_property
     def _lu(self) -> kernels.LU:
@@ -593,12 +650,17 @@ class _Square:
 
     def inverse(self, x: Tensor) -> Tensor:
         """``(A'A)^-1 x``."""
-        lower = self.factor  # which may tell that there is none
-        if not self.tall:
-            return self._lu.solve(self._lu.solve(x), transposed=True)
-        # torch.cholesky_solve copies the factor, which takes four times as long as this
-        half = torch.linalg.solve_triangular(lower, x, upper=False)
-        return torch.linalg.solve_triangular(lower.mT, half, upper=True)
+        _ = self.factor  # which may tell that there is none
+        if self.tall:
+            return self._cholesky.solve(x)
+        return self._lu.solve(self._lu.solve(x), transposed=True)
+
+    def inverse_beyond(self, shift: float) -> Callable[[Tensor], Tensor]:
+        """``(A'A - shift)^-1`` for a shift that is less than the smallest eigenvalue."""
+        found = kernels.Cholesky.of(self.gram, shift)
+        if found.indefinite:
+            raise Unresolved(f"not definite in {self.dtype}")
+        return found.solve
 
     def rough_inverse(self, x: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
         """As many digits of ``(A'A)^-1 x`` as the precision allows, whatever the size of x."""
@@ -606,7 +668,11 @@ class _Square:
         return self.inverse((x / size).to(self.dtype)).double() * size
 
     def __str__(self) -> str:
-        return f"{'Cholesky' if self.tall else 'LU'} {str(self.dtype).removeprefix('torch.')}"
+        return f"{'Cholesky' if self.tall else 'LU'} {_name(self.dtype)}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 # --- block Krylov ---------------------------------------------------------------------------------
@@ -624,18 +690,35 @@ class _Ritz:
     def uncertainty(self, wanted: int) -> float:
         """Relative error bound of the first ``wanted`` values.
 
-        A value is within its residual of an eigenvalue; a group that a gap separates from the
-        rest is within the square of its residual over the gap (Kato and Temple). What lies below a
-        value that has not converged is no gap: more of the group may still come up there.
+        A value is within its residual of an eigenvalue, or much nearer in a group that a gap
+        separates from the rest. What lies below a value that has not converged is no gap: more of
+        the group may still come up there.
         """
         values, residuals = np.array(self.values), np.array(self.residuals)
         size = abs(float(values[wanted - 1]))
         if not size > 0:
             return math.inf
-        squares = np.cumsum(residuals**2)[wanted - 1 :].tolist()
-        gaps = (values[:-1] - values[1:] - residuals[1:])[wanted - 1 :].tolist()
-        separated = [r / gap for r, gap in zip(squares[:-1], gaps, strict=True) if gap > 0]
-        return min(math.sqrt(squares[0]), *separated, math.inf) / size
+        alone = math.sqrt((residuals[:wanted] ** 2).sum())
+        groups = range(wanted, len(values))
+        return min([alone, *(self._in_group(group, wanted) for group in groups)]) / size
+
+    def _in_group(self, group: int, wanted: int) -> float:
+        """Error bound of the first ``wanted`` values in a ``group``, if all others lie below it.
+
+        As seen from the group (Schur's complement at a wanted value), the rest adds a form of at
+        most ``(sum of |x_k| r_k)^2`` over the distance between them, and so no more than a diagonal
+        matrix, whatever weights the members have (Cauchy and Schwarz). One value in a group of one
+        is within ``r^2`` over the gap (Kato and Temple).
+        """
+        values, squares = np.array(self.values[:group]), np.array(self.residuals[:group]) ** 2
+        rest = self.values[group] + self.residuals[group]
+        gap = values[-1] - rest
+        distance = values[wanted - 1] - rest - squares.sum() / gap if gap > 0 else 0.0
+        if distance <= 0:
+            return math.inf
+        weights = np.where(np.arange(group) < wanted, 1, 1 / (8 * group))
+        most = np.sort(values + squares * weights.sum() / weights / distance)[::-1]
+        return float((most - values)[:wanted].max())
 
     def count(self, cut: float) -> int | None:
         """How many values exceed ``cut``, if the residuals place each one clearly.
@@ -668,11 +751,17 @@ class _Space:
 
     The operator acts on blocks of columns as long as ``like`` has columns, in its precision. The
     projection is formed explicitly, so the basis may be continued by any block orthogonal to it
-    when the space becomes invariant.
+    when the space becomes invariant. It begins with random columns, or with the span of ``start``.
     """
 
-    def __init__(self, apply: Callable[[Tensor], Tensor], like: Tensor, most: int) -> None:
-        self.apply, self.like = apply, like
+    def __init__(
+        self,
+        apply: Callable[[Tensor], Tensor],
+        like: Tensor,
+        most: int,
+        start: Tensor | None = None,
+    ) -> None:
+        self.apply, self.like, self.start = apply, like, start
         self.steps, self.most = 0, min(most, like.shape[1] // BLOCK)
         width = self.most * BLOCK
         self._basis = torch.empty(width, like.shape[1], dtype=like.dtype, device=like.device).mT
@@ -719,7 +808,12 @@ class _Space:
 
     def _next(self) -> Tensor:
         if not self.steps:
-            return _random_block(self.like)
+            given = self.start
+            return (
+                _random_block(self.like)
+                if given is None
+                else torch.linalg.qr(given.to(self.like))[0]
+            )
         known = self._basis[:, : self.steps * BLOCK]
         block = torch.linalg.qr(self._rest)[0]
         return torch.linalg.qr(block - kernels.times(known, kernels.times(known.mT, block)))[0]

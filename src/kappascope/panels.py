@@ -109,7 +109,7 @@ def gram(a: Dense, dtype: torch.dtype | None = None) -> Float[Tensor, "p p"]:
     total = None
     for panel in a.split(ROWS, dtype) if isinstance(a, Panels) else a.split(ROWS):
         entries = panel.to(dtype)
-        if dtype == torch.float32:  # slow on its subnormals; entries this small change nothing
+        if dtype == torch.float32 != panel.dtype:  # as dense() does
             entries = torch.hardshrink(entries, SHRUNK)
         x = entries.numpy(force=True)
         # BLAS reads columns: rows are the columns of the transpose, which needs no copy.
