@@ -13,7 +13,9 @@ import kappascope
 LAYERS = """
     prose refusals kernels
     precision panels files weights
-    krylov tails
+    lanczos tails
+    squares
+    krylov
     spectra
     components matrices statistics pairs
     placement slots claims series theory products
@@ -67,7 +69,7 @@ def test_only_the_command_line_prints(path: Path) -> None:
 
 # `pairs` follows two values of a weight; the others take no weight's: `nulls` those of quadrature
 # matrices, `inputs` (of the laboratory and of the theory) of covariances.
-FACTORIZERS = ("spectra", "krylov", "kernels", "pairs", "nulls", "inputs")
+FACTORIZERS = ("spectra", "krylov", "squares", "lanczos", "kernels", "pairs", "nulls", "inputs")
 SPECTRAL = re.compile(r"svd\w*|eig\w*|lu_\w+|ldl_\w+|cholesky\w*|matrix_rank|cond")
 
 
@@ -90,8 +92,8 @@ def test_help_does_not_load_torch() -> None:
 
 
 PUBLIC = {*kappascope._HOMES.values(), *kappascope.__all__}
-WITHIN = """krylov panels precision statistics tails products chains pairs checkpoints examination
-    diagnosis"""
+WITHIN = """krylov squares lanczos kernels panels precision statistics tails products chains pairs
+    checkpoints examination diagnosis"""
 
 
 @pytest.mark.parametrize(

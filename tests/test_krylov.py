@@ -14,7 +14,9 @@ from torch import Tensor
 
 import zoo
 from kappascope import krylov, spectra
-from kappascope.krylov import Unresolved, _Square
+from kappascope.lanczos import BLOCK, Ritz, Space, Unresolved
+from kappascope.panels import gram
+from kappascope.squares import Square, count_below, count_roughly
 
 N = 160
 
@@ -58,14 +60,11 @@ def test_values_on_both_sides_of_the_threshold_are_counted_right(count, spread, 
 
 def test_a_count_that_the_error_of_the_threshold_could_change_is_refused() -> None:
     a = zoo.with_values(np.linspace(1, 0.1, N), N, N)
-    assert (
-        krylov._count_below(_Square(a, torch.float64), 0.5001)
-        == (np.linspace(1, 0.1, N) < 0.5001).sum()
-    )
+    assert count_below(Square(a, torch.float64), 0.5001) == (np.linspace(1, 0.1, N) < 0.5001).sum()
     for distance in (1e-8, 1e-10, 0):
         with pytest.raises(Unresolved, match=r"at the threshold|within rounding"):
-            krylov._count_below(
-                _Square(a, torch.float64), float(np.linspace(1, 0.1, N)[60]) * (1 + distance)
+            count_below(
+                Square(a, torch.float64), float(np.linspace(1, 0.1, N)[60]) * (1 + distance)
             )
 
 
@@ -86,7 +85,7 @@ def at_the_threshold(kind: str, x: float) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["dense", "power law", "one", "both sides", "cluster"])
 def test_a_count_in_float32_is_right_or_is_not_given(kind, distance, shape) -> None:
     a = zoo.with_values(at_the_threshold(kind, distance), *shape)
-    found, s = krylov._count_roughly(_Square(a, torch.float32), 0.01), reference(a)
+    found, s = count_roughly(Square(a, torch.float32), 0.01), reference(a)
     assert found in (None, (s <= 0.01).sum())
     if kind in ("dense", "power law") or abs(distance) > 1e-3:
         assert found is not None
@@ -99,7 +98,7 @@ def test_a_count_in_float32_is_right_or_is_not_given(kind, distance, shape) -> N
 def test_gram_is_the_lower_triangle_of_the_square(order, dtype) -> None:
     a = zoo.gaussian(50, 30).to(dtype)
     a = a if order == "rows" else a.mT.contiguous().mT
-    torch.testing.assert_close(krylov.gram(a), (a.mT @ a).tril(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(gram(a), (a.mT @ a).tril(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(150, 150), (300, 150)])
@@ -115,11 +114,11 @@ def test_the_smallest_values_are_found_from_the_matrix_itself(shape, wanted, siz
 @pytest.mark.parametrize(("least", "hopeless"), [(1e-2, False), (1e-5, False), (1e-9, True)])
 def test_pivots_tell_what_no_polish_will_find(least, hopeless) -> None:
     a = zoo.with_values(np.r_[np.linspace(1, 0.1, 99), least], 100, 100)
-    assert krylov.hopeless(krylov.gram(a)) == hopeless
+    assert krylov.hopeless(gram(a)) == hopeless
 
 
 def test_pivots_tell_of_more_blurred_values_than_can_be_polished() -> None:
-    assert krylov.hopeless(krylov.gram(zoo.with_values(np.geomspace(1, 1e-6, 200), 200, 200)))
+    assert krylov.hopeless(gram(zoo.with_values(np.geomspace(1, 1e-6, 200), 200, 200)))
 
 
 def test_more_small_values_than_fit_a_block_are_left_to_the_svd() -> None:
@@ -160,7 +159,7 @@ def test_the_error_bound_of_values_in_a_group_holds(seed, spacing, wanted) -> No
     large = 2 - 10.0**spacing * np.sort(random.random(group))
     values = np.r_[large, np.sort(random.uniform(-1, 1, size - group))[::-1]]
     a = torch.diag(torch.from_numpy(values))
-    space = krylov._Space(lambda x: a @ x, a, 8)
+    space = Space(lambda x: a @ x, a, 8)
     for steps in range(2, 9):
         space.grow(steps)
         ritz = space.ritz(16)
@@ -190,8 +189,8 @@ def crowds() -> dict[str, np.ndarray]:
 def test_the_smallest_of_a_crowd_is_right_or_is_not_given(name, shape, dtype) -> None:
     values = crowds()[name]
     a = zoo.with_values(values, *shape)
-    square = _Square(a, dtype)
-    begun = krylov._look_down(_Square(a, torch.float64))
+    square = Square(a, dtype)
+    begun = krylov._look_down(Square(a, torch.float64))
     assert begun is not None
     try:
         found = krylov._crowd(square, begun, float(values[0]))
@@ -211,8 +210,22 @@ def test_vitals_of_a_crowd(name, certify) -> None:
     assert found.effective_rank == (s > 0.01 * s[0]).sum()
 
 
+@pytest.mark.usefixtures("fast")
+@pytest.mark.parametrize("across", [False, True], ids=["rows", "columns"])
+def test_a_crowd_in_panels(across: bool) -> None:
+    """As large matrices come, of which no copy is made."""
+    a = zoo.power_law(2 * N).float()
+    a = a.mT.contiguous().mT if across else a
+    with mock.patch.object(spectra, "COPIED", 0):
+        found = spectra.vitals(a)
+    s = reference(a)
+    assert "Davidson" in found.method
+    assert math.isclose(found.condition_number, s[0] / s[-1], rel_tol=1e-8)
+    assert found.effective_rank == (s > 0.01 * s[0]).sum()
+
+
 def test_corrections_without_a_useful_inverse_end_soon() -> None:
-    a, start = sighted(np.linspace(2, 1, 400), krylov.BLOCK)
+    a, start = sighted(np.linspace(2, 1, 400), BLOCK)
     with pytest.raises(Unresolved, match="many close values"):
         krylov._davidson(a, 0.9, lambda x: torch.flip(x, [0]), start)
 
@@ -220,14 +233,14 @@ def test_corrections_without_a_useful_inverse_end_soon() -> None:
 def test_a_crowd_that_is_found_at_once_leaves_no_residual_to_divide_by() -> None:
     """Of a diagonal matrix unit vectors are exact, and what they leave is zero."""
     a = torch.diag(torch.cat([torch.tensor([4.0, 3.0]), torch.ones(98)])).double()
-    found = krylov._davidson(a, 0.5, lambda x: x, torch.eye(100)[:, -krylov.BLOCK :])
+    found = krylov._davidson(a, 0.5, lambda x: x, torch.eye(100)[:, -BLOCK:])
     assert found == 1
 
 
 def test_what_lies_below_an_unconverged_value_is_no_gap() -> None:
     """Six of a cluster of many, the others still on their way up: nothing separates them yet."""
-    early = krylov._Ritz([1.0] * 6 + [0.99, 0.98], [1e-6] * 6 + [0.1, 0.1])
-    late = krylov._Ritz([1.0] * 6 + [0.99, 0.98], [1e-6] * 6 + [1e-6, 0.1])
+    early = Ritz([1.0] * 6 + [0.99, 0.98], [1e-6] * 6 + [0.1, 0.1])
+    late = Ritz([1.0] * 6 + [0.99, 0.98], [1e-6] * 6 + [1e-6, 0.1])
     assert early.uncertainty(1) == pytest.approx(1e-6)
     assert late.uncertainty(1) < 1e-8
 
@@ -244,7 +257,7 @@ def sighted(values: np.ndarray, count: int) -> tuple[Tensor, Tensor]:
 def test_corrections_reach_float64_with_float32_factors(kappa: float) -> None:
     values = np.geomspace(1, 1 / kappa, 60)
     a, start = sighted(values, 24)
-    square = _Square(a, torch.float32)
+    square = Square(a, torch.float32)
     cut = math.sqrt(values[-16] * values[-17])
     smallest, below = krylov._corrected(square, start, cut)
     assert math.isclose(smallest, reference(a)[-1], rel_tol=1e-8)
@@ -255,16 +268,16 @@ def test_corrections_give_up_when_factors_have_no_digits() -> None:
     a, start = sighted(np.geomspace(1, 1e-4, 60), 8)
     noise = zoo.gaussian(60, 8, 6)
     with (
-        mock.patch.object(krylov._Square, "rough_inverse", lambda self, x: 1e4 * noise),
+        mock.patch.object(Square, "rough_inverse", lambda self, x: 1e4 * noise),
         pytest.raises(Unresolved, match="residual of the smallest"),
     ):
-        krylov._corrected(_Square(a, torch.float32), start, None)
+        krylov._corrected(Square(a, torch.float32), start, None)
 
 
 def test_what_cannot_be_counted_is_not() -> None:
     values = np.geomspace(1, 1e-3, 60)
     a, start = sighted(values, 24)
     cut = float(reference(a)[-16])  # to the last digit, as near as float64 has it
-    smallest, below = krylov._corrected(_Square(a, torch.float32), start, cut)
+    smallest, below = krylov._corrected(Square(a, torch.float32), start, cut)
     assert math.isclose(smallest, reference(a)[-1], rel_tol=1e-8)
     assert below is None

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from kappascope import spectra
-from kappascope.krylov import EPS
 from kappascope.matrices import Logical, Plan, Unit
 from kappascope.products import Member, Places, judged, values
+from kappascope.squares import EPS
 from kappascope.weights import roles
 from kappascope.weights.inventory import Read
 

@@ -2,7 +2,8 @@
 
 The largest singular values come from a Krylov space of ``A'A``, the smallest from one of its
 inverse, through one LU or Cholesky factorization; in float32 where that can be verified and in
-float64 where not. A method that cannot verify its answer raises :class:`Unresolved`, and
+float64 where not. Where many lie close together, Davidson's method finds the smallest from just
+below them. A method that cannot verify its answer raises :class:`Unresolved`, and
 :mod:`kappascope.spectra` takes all singular values instead. Matrices here are tall (or square),
 finite, non-zero and scaled.
 """
@@ -13,64 +14,42 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
-import scipy.linalg
 import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
 from kappascope import kernels
-from kappascope.panels import (
-    Dense,
-    dense,
-    gram,
-    mirror,
-    times,
-    transposed_times,
-    triangle,
+from kappascope.lanczos import (
+    BLOCK,
+    TOLERANCE,
+    Ritz,
+    Space,
+    Unresolved,
+    norm,
+    random_block,
+    share,
 )
-
-EPS = torch.finfo(torch.float64).eps
+from kappascope.panels import Dense, times, transposed_times, triangle
+from kappascope.squares import GUARD, Square, count_below, count_roughly
 
 LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 """What torch raises where LAPACK fails, named once: torch does not say that it exports it."""
 
-TOLERANCE = 1e-8  # relative error at which a value is accepted
-BLOCK = 16  # vectors per Krylov block: as fast to multiply as 8 of them, fewer steps than 8
 COUNTING = 4  # more turns of an iteration to count by: each costs a fifth of what inertia does
-GUARD = 8  # vectors polished together: the wanted ones and a few to separate them from the rest
 COUNTABLE = 64  # singular values below the threshold that a Krylov space can count reliably
-BLUNT = 10 * TOLERANCE  # what the error of sigma_1 does to a squared threshold, and then some
 BLURRED = 3e-4  # squaring moves a value x sigma_1 by some eps/x^2: above this a few 1e-9
 LOST = 1e-7  # of sigma_1: of what is smaller, an inverse in float64 seldom has eight digits
 SLOW = 0.05  # what is no better known after eight steps needs forty, which all values are worth
 CROWDED = 0.75  # ninth of the inverse squares over the first: from here on forty steps follow
 COARSE = 4e-3  # of sigma_1: a threshold below, squared, is hardly more than float32's rounding
-NEARING = 4  # turns of an iteration for the values that are nearest to the threshold
 APART = 0.02  # of the smallest square: nearer to it the rounding of float32 may cross it
 TELLING = 8  # steps from just below a crowd, after which its smallest are told apart
 TURNS = 12  # of its corrections
 NEAR = "too many values near the smallest"
 WORTHWHILE = 1800  # up to here a float64 attempt costs as much as the SVD it would save
-
-
-class Unresolved(ArithmeticError):  # noqa: N818 - an outcome, not an error
-    """A method could not verify its own answer; the next one is tried.
-
-    ``crowded``: the values are too dense for a Krylov space, or too small for an inverse in
-    float64, and more precision will not help.
-    ``blurred``: so many are so small that the Gram matrix, which blurs them, is no way either.
-
-    >>> Unresolved("the smallest values are crowded", crowded=True).blurred
-    False
-    """
-
-    def __init__(self, reason: str, *, crowded: bool = False, blurred: bool = False) -> None:
-        super().__init__(reason)
-        self.crowded, self.blurred = crowded, blurred
 
 
 @dataclass(frozen=True)
@@ -97,7 +76,7 @@ def failures_told() -> Iterator[None]:
     >>> with failures_told():
     ...     np.linalg.cholesky(-np.eye(2))
     Traceback (most recent call last):
-    kappascope.krylov.Unresolved: LAPACK: Matrix is not positive definite
+    kappascope.lanczos.Unresolved: LAPACK: Matrix is not positive definite
     """
     try:
         yield
@@ -114,7 +93,7 @@ def extremes(a: Dense, threshold: float, certify: bool) -> Extremes:
     >>> round(found.largest, 6), round(found.smallest, 6), found.below
     (3.0, 0.5, 0)
     """
-    rough, exact = _Square(a, torch.float32), _Square(a, torch.float64)
+    rough, exact = Square(a, torch.float32), Square(a, torch.float64)
     squares = [rough, exact]
     if min(a.shape) <= WORTHWHILE:
         squares.pop()
@@ -139,14 +118,14 @@ def extremes(a: Dense, threshold: float, certify: bool) -> Extremes:
     if below is None and clear:
         below = 0
     if below is None and not certify and cut > COARSE * largest:
-        below = _count_roughly(rough, cut)
+        below = count_roughly(rough, cut)
         method = method if below is None else f"{method}, inertia float32"
     if below is None or certify:
-        below, certify, method = _count_below(exact, cut), True, f"{method}, inertia"
+        below, certify, method = count_below(exact, cut), True, f"{method}, inertia"
     return Extremes(largest, top.values[1], smallest, below, certify, method)
 
 
-def _look_down(square: _Square) -> _Space | None:
+def _look_down(square: Square) -> Space | None:
     """Three steps towards the bottom, if this precision has an inverse; another may have."""
     try:
         space = square.lower()
@@ -156,18 +135,18 @@ def _look_down(square: _Square) -> _Space | None:
     return space
 
 
-def _crowded(begun: _Space) -> bool:
+def _crowded(begun: Space) -> bool:
     """Whether three steps say that the Krylov space would take too many more."""
     ritz = begun.ritz(GUARD + 1)
     return ritz.values[GUARD] > CROWDED * ritz.values[0]
 
 
-def _vanishing(begun: _Space | None, square: _Square) -> bool:
+def _vanishing(begun: Space | None, square: Square) -> bool:
     """Whether three steps say that sigma_min, or a crowd of values, is too small for squaring."""
     if begun is None:
         return False
     ritz = begun.ritz(GUARD + 1)
-    largest = math.sqrt(_norm(square.apply, square.rough, turns=2))
+    largest = math.sqrt(norm(square.apply, square.rough, turns=2))
     if _crowded(begun):
         return _Settled(largest, math.inf, square.eps).blurred(ritz)
     return ritz.values[0] ** -0.5 < 10 * LOST * largest
@@ -182,7 +161,7 @@ class _End:
     below: int | None = None
 
 
-def _first_verified(method: Callable[[_Square], _End], squares: list[_Square]) -> _End:
+def _first_verified(method: Callable[[Square], _End], squares: list[Square]) -> _End:
     """The method's answer in the first precision that can verify it."""
     for square in squares:
         try:
@@ -194,27 +173,25 @@ def _first_verified(method: Callable[[_Square], _End], squares: list[_Square]) -
     raise reason
 
 
-def _top(square: _Square) -> _End:
+def _top(square: Square) -> _End:
     """The two largest singular values, from a Krylov space of ``A'A``."""
 
-    def progress(ritz: _Ritz) -> float:
+    def progress(ritz: Ritz) -> float:
         if ritz.values[1] < 256 * square.eps * ritz.values[0]:
             raise Unresolved("the second value drowns in the rounding of the first")
-        done = _share(ritz.uncertainty(2), 2 * TOLERANCE)  # of the squares
+        done = share(ritz.uncertainty(2), 2 * TOLERANCE)  # of the squares
         if done < 1 and ritz.residuals[1] < 4 * square.eps * ritz.values[1]:
             raise Unresolved("the largest values are as close together as rounding lets them be")
         return done
 
-    ritz = _Space(square.apply, square.rough, 36).until(progress, GUARD)
+    ritz = Space(square.apply, square.rough, 36).until(progress, GUARD)
     found = _Triplets.within(square.matrix, ritz.vectors(GUARD))
     if not found.largest_squares.uncertainty(2) < 2 * TOLERANCE:
         raise Unresolved("residual of the largest singular values")
     return _End(found.values[:2].tolist(), str(square))
 
 
-def _bottom(
-    square: _Square, exact: _Square, begun: _Space | None, largest: float, cut: float
-) -> _End:
+def _bottom(square: Square, exact: Square, begun: Space | None, largest: float, cut: float) -> _End:
     """The smallest singular value, and the number of values up to ``cut`` where it is countable.
 
     What a space in float32 finds and cannot verify is polished in float64, by the ``exact`` square.
@@ -241,7 +218,7 @@ def _bottom(
 
 
 def _corrected(
-    square: _Square, start: Float[Tensor, "p k"], cut: float | None
+    square: Square, start: Float[Tensor, "p k"], cut: float | None
 ) -> tuple[float, int | None]:
     """The smallest singular value in float64, by corrections through rougher factors.
 
@@ -267,7 +244,7 @@ def _corrected(
     raise Unresolved("residual of the smallest singular values")
 
 
-def _crowd(square: _Square, begun: _Space, largest: float) -> _End:
+def _crowd(square: Square, begun: Space, largest: float) -> _End:
     """The smallest of many singular values that lie close together.
 
     The inverse of ``A'A - s`` tells them apart if s is little less than the smallest square. Of the
@@ -279,13 +256,13 @@ def _crowd(square: _Square, begun: _Space, largest: float) -> _End:
         if below < square.eps * largest**2:
             raise Unresolved("squaring drowns the smallest values")
         inverse = square.inverse_beyond(below)
-        space = _Space(inverse, square.gram, TELLING, ritz.vectors(BLOCK))
+        space = Space(inverse, square.gram, TELLING, ritz.vectors(BLOCK))
         space.grow(TELLING)
         smallest = _davidson(square.matrix, below, inverse, space.ritz(BLOCK).vectors(BLOCK))
     except Unresolved as problem:
         blurred = _Settled(largest, math.inf, square.eps).blurred(ritz)
         raise Unresolved(str(problem), crowded=problem.crowded, blurred=blurred) from problem
-    return _End([smallest], f"Davidson {_name(square.dtype)}")
+    return _End([smallest], f"Davidson {square.precision}")
 
 
 def _davidson(
@@ -308,7 +285,7 @@ def _davidson(
         sizes = torch.linalg.vector_norm(rest, dim=0)
         block = inverse((rest / sizes.clamp(min=1e-300)).to(start.dtype)).double()
         near = (2 * sizes * (rest * block).sum(0) * (squares[-1] - shift)).abs().sqrt()
-        ritz = _Ritz((-squares).tolist(), torch.minimum(sizes, near).tolist())
+        ritz = Ritz((-squares).tolist(), torch.minimum(sizes, near).tolist())
         uncertainty = ritz.uncertainty(1)
         if uncertainty < 2 * TOLERANCE:
             return float(squares[0].sqrt())
@@ -346,16 +323,16 @@ class _Triplets:
         return cls(s, right, transposed_times(a, u) - right * s)
 
     @property
-    def largest_squares(self) -> _Ritz:
+    def largest_squares(self) -> Ritz:
         """As eigenvalues of ``A'A``."""
         residuals = self.values * torch.linalg.vector_norm(self.rest, dim=0)
-        return _Ritz(self.values.square().tolist(), residuals.tolist())
+        return Ritz(self.values.square().tolist(), residuals.tolist())
 
     @property
-    def smallest_squares(self) -> _Ritz:
+    def smallest_squares(self) -> Ritz:
         """As eigenvalues of ``-A'A``, of which the smallest squares are the largest."""
         squares = self.largest_squares
-        return _Ritz([-value for value in squares.values[::-1]], squares.residuals[::-1])
+        return Ritz([-value for value in squares.values[::-1]], squares.residuals[::-1])
 
 
 @failures_told()
@@ -369,7 +346,7 @@ def smallest(a: Dense, wanted: int) -> Float[Tensor, " wanted"]:
     polished = _polish(square, start, wanted)
     if wanted > GUARD and _clustered(np.array(polished.values[:wanted])):
         # of equal values a Krylov space has as many as its block has vectors: take a wider block
-        polished = _polish(square, _random_block(a, wanted + GUARD), wanted)
+        polished = _polish(square, random_block(a, wanted + GUARD), wanted)
     squares = torch.tensor(polished.values[:wanted], dtype=a.dtype, device=a.device)
     return squares.rsqrt().flip(0)
 
@@ -384,27 +361,27 @@ def least(a: Dense, near: int) -> float:
     return float(_polish(*_begun(a, near), 1).values[0] ** -0.5)
 
 
-def _begun(a: Dense, wanted: int) -> tuple[_Square, Float[Tensor, "p k"]]:
+def _begun(a: Dense, wanted: int) -> tuple[Square, Float[Tensor, "p k"]]:
     """An inverse in float64, and vectors with which to seek so many of the smallest values."""
     if wanted > COUNTABLE:
         raise Unresolved("more small values than can be polished together")
     # the Gram matrix of a tall one has lost what is asked for here
-    square = _Square(a if a.shape[0] == a.shape[1] else triangle(a), torch.float64)
+    square = Square(a if a.shape[0] == a.shape[1] else triangle(a), torch.float64)
     if _lost(square):
         raise Unresolved("so small that an inverse in float64 cannot verify it")
-    return square, _random_block(a) if wanted <= GUARD else _lowest(square, wanted)
+    return square, random_block(a) if wanted <= GUARD else _lowest(square, wanted)
 
 
-def _lowest(square: _Square, wanted: int) -> Float[Tensor, "p k"]:
+def _lowest(square: Square, wanted: int) -> Float[Tensor, "p k"]:
     """About the last right singular vectors, and a few more to separate them from the rest."""
 
-    def progress(ritz: _Ritz) -> float:
+    def progress(ritz: Ritz) -> float:
         if len(ritz.values) <= wanted:
             return 0.0
         uncertainty = ritz.uncertainty(wanted)
         if ritz.steps >= 8 + wanted // 4 and uncertainty > SLOW:
             raise Unresolved(NEAR)
-        return _share(uncertainty, TOLERANCE)
+        return share(uncertainty, TOLERANCE)
 
     return square.lower().until(progress, wanted + GUARD).vectors(wanted + GUARD)
 
@@ -425,7 +402,7 @@ def hopeless(gram: Float[Tensor, "p p"]) -> bool:
     return found.indefinite or blurred > GUARD or float(pivots.min()) < 10 * LOST * largest
 
 
-def _lost(square: _Square) -> bool:
+def _lost(square: Square) -> bool:
     """Whether the pivots say that an inverse in float64 would verify nothing.
 
     Of a tall matrix they are of no use: its Gram matrix has lost the same digits.
@@ -440,8 +417,8 @@ def _lost(square: _Square) -> bool:
 
 
 def _polish(
-    square: _Square, start: Float[Tensor, "p k"], wanted: int, cut: float | None = None
-) -> _Ritz:
+    square: Square, start: Float[Tensor, "p k"], wanted: int, cut: float | None = None
+) -> Ritz:
     """The largest eigenvalues of the inverse in float64, by subspace iteration.
 
     Accepted after two independent checks: the residual of the inverse, and ``|Av|`` against it.
@@ -455,7 +432,7 @@ def _polish(
         theta, c = torch.linalg.eigh(v.mT @ image)
         theta, c = theta.flip(0), c.flip(1)
         residuals = torch.linalg.vector_norm(image @ c - (v @ c) * theta, dim=0)
-        ritz = _Ritz(theta.tolist(), residuals.tolist())
+        ritz = Ritz(theta.tolist(), residuals.tolist())
         uncertainty = ritz.uncertainty(wanted)
         if turn > 2 + (COUNTING if cut else 0) and uncertainty > previous / 2:
             break
@@ -466,7 +443,7 @@ def _polish(
             y = torch.linalg.qr(image @ c[:, :wanted])[0]
             values = torch.linalg.svdvals(times(a, y)).flip(0)
             if ((values**2 * theta[:wanted] - 1).abs() < 10 * TOLERANCE).all():
-                return _Ritz([*(values**-2).tolist(), *theta[wanted:].tolist()], residuals.tolist())
+                return Ritz([*(values**-2).tolist(), *theta[wanted:].tolist()], residuals.tolist())
         v, previous = image, uncertainty
     raise Unresolved("residual of the smallest singular values")
 
@@ -483,22 +460,22 @@ class _Settled:
     eps: float
     count: int | None = None
 
-    def __call__(self, ritz: _Ritz) -> float:
+    def __call__(self, ritz: Ritz) -> float:
         uncertainty = ritz.uncertainty(1)
         if ritz.steps >= 8 and uncertainty > SLOW:
             raise Unresolved(NEAR, crowded=True, blurred=self.blurred(ritz))
-        done = _share(uncertainty, TOLERANCE)
+        done = share(uncertainty, TOLERANCE)
         return done if done < 1 or self._counted(ritz) else 0.9
 
-    def blurred(self, ritz: _Ritz, several: bool = True) -> bool:
+    def blurred(self, ritz: Ritz, several: bool = True) -> bool:
         """Whether more than a few values are too small for the Gram matrix, or any is."""
         value = ritz.values[GUARD if several else 0]
         return value > max((BLURRED * self.largest) ** -2, self._noise(ritz))
 
-    def _noise(self, ritz: _Ritz) -> float:
+    def _noise(self, ritz: Ritz) -> float:
         return 4 * self.eps * ritz.values[0]  # ten times the worst met
 
-    def _counted(self, ritz: _Ritz) -> bool:
+    def _counted(self, ritz: Ritz) -> bool:
         theta, residuals = np.array(ritz.values), np.array(ritz.residuals)
         k = int((theta > self.cut).sum())
         noise = self._noise(ritz)
@@ -517,327 +494,3 @@ def _clustered(values: NDArray[np.float64]) -> bool:
     """Whether as many values as a Krylov block has vectors lie together: some may hide then."""
     width = BLOCK - 3
     return len(values) > width and bool((values[width:] > 0.98 * values[:-width]).any())
-
-
-def _count_below(square: _Square, cut: float) -> int:
-    """Number of singular values up to ``cut``: the inertia of ``A'A - cut^2`` (Sylvester).
-
-    The factorization is exact for a matrix within rounding of that one; its inverse tells how
-    far the nearest eigenvalue is from zero, so a count that rounding could change is refused.
-    """
-    shifted = _shifted(square, cut)
-    nearest = 1 / _norm(shifted.solve, square.matrix, turns=4)
-    trace = float(square.gram.diagonal().sum(dtype=torch.float64))
-    rounding = math.sqrt(square.matrix.shape[0]) * EPS * trace
-    if nearest < max(16 * rounding, BLUNT * cut * cut):
-        raise Unresolved("a singular value sits within rounding of the threshold")
-    return shifted.negative
-
-
-def _count_roughly(square: _Square, cut: float) -> int | None:
-    """As :func:`_count_below`, from a factorization in float32, if float64 bears it out.
-
-    That one is exact for a matrix some 1e-7 of the norm away. Only eigenvalues near zero can have
-    another sign there. They are found through the factorization and measured in float64: what the
-    last of them leaves is so much less than itself that none beyond it can have crossed zero, and
-    the others have moved by less than half of what they are.
-    """
-    try:
-        shifted = _shifted(square, cut)
-    except Unresolved:
-        return None
-    x = _random_block(shifted.factors)
-    for _ in range(NEARING):
-        x, _ = torch.linalg.qr(shifted.solve(x))
-    theta, c = torch.linalg.eigh((x.mT @ shifted.solve(x)).double())
-    nearest = theta.abs().argsort(descending=True)[: BLOCK // 4]
-    theirs, v = 1 / theta[nearest], torch.linalg.qr(x.double() @ c[:, nearest])[0]
-    image = transposed_times(square.matrix, times(square.matrix, v)) - cut * cut * v
-    ours = (v * image).sum(0)
-    rest = torch.linalg.vector_norm(image - v * ours, dim=0)
-    farthest = theirs[-1].abs()
-    slack = 2 * ((theirs - ours).abs() + rest**2 / farthest) + BLUNT * cut * cut
-    clear = bool((ours.abs() > slack).all() and 4 * rest.max() < farthest)
-    return shifted.negative if clear else None
-
-
-def _shifted(square: _Square, cut: float) -> kernels.LDL:
-    """``A'A - cut^2`` in factors."""
-    factors = kernels.LDL.of(square.gram, cut * cut)
-    if factors.singular:
-        raise Unresolved("a singular value sits at the threshold")
-    return factors
-
-
-def _norm(apply: Callable[[Tensor], Tensor], a: Dense, turns: int = 6) -> float:
-    """Norm of a symmetric operator, to a few per cent, by block power iteration."""
-    x = _random_block(a)[:, :4]
-    for _ in range(turns):
-        x, r = torch.linalg.qr(apply(x))
-    return float(torch.linalg.matrix_norm(r, 2))
-
-
-# --- factorizations -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Square:
-    """``A'A`` and its inverse in some precision, acting on blocks of columns.
-
-    The inverse comes from an LU factorization of a square ``A`` and from a Cholesky factorization
-    of the Gram matrix of a tall one.
-    """
-
-    matrix: Dense
-    dtype: torch.dtype
-
-    @property
-    def eps(self) -> float:
-        """Unit of the precision."""
-        return torch.finfo(self.dtype).eps
-
-    @property
-    def tall(self) -> bool:
-        """Whether ``A`` has more rows than columns."""
-        return self.matrix.shape[0] > self.matrix.shape[1]
-
-    @cached_property
-    def gram(self) -> Float[Tensor, "p p"]:
-        """The Gram matrix, its lower triangle."""
-        return gram(self.matrix if self.tall else self.rough, self.dtype)
-
-    @cached_property
-    def rough(self) -> Float[Tensor, "q p"]:
-        """``A`` in the precision; the Gram matrix in its place if that is smaller."""
-        return mirror(self.gram) if self.tall else dense(self.matrix, self.dtype)
-
-    def apply(self, x: Tensor) -> Tensor:
-        """``A'A x``."""
-        # the transpose, which is the same, has its rows in one piece: twice as fast
-        if self.tall:
-            return kernels.times(self.rough.mT, x)
-        return kernels.square_times(self.rough, x)
-
-    @cached_property
-    def factor(self) -> Tensor:
-        """Cholesky's lower factor of the Gram matrix, or both of an LU factorization."""
-        if self.tall:
-            factor, info = self._cholesky.factor, self._cholesky.indefinite
-            # The diagonal spreads no more than kappa does; squared, it must leave digits.
-            smallest = 16 * math.sqrt(self.eps)
-        else:
-            factor, info, smallest = self._lu.factors, self._lu.singular, self.eps / 16
-        diagonal = factor.diagonal().abs()
-        tiny = int((~(diagonal > smallest * diagonal.max())).sum())
-        if info or tiny:
-            # of a tall matrix squared already: what is lost here, the Gram matrix in float64 has
-            raise Unresolved(f"singular in {self.dtype}", blurred=not self.tall or tiny > GUARD)
-        return factor
-
-    @cached_property
-    def _cholesky(self) -> kernels.Cholesky:
-        return kernels.Cholesky.of(self.gram)
-
-    @cached_property
-    def _lu(self) -> kernels.LU:
-        """Of the transpose, whose columns are in one piece."""
-        return kernels.LU.of(self.rough.mT)
-
-    def lower(self) -> _Space:
-        """A Krylov space of the inverse, whose largest eigenvalues are the bottom's."""
-        # not kept: it knows this square, and what knows itself is freed late
-        return _Space(self.inverse, self.factor, 32)
-
-    def inverse(self, x: Tensor) -> Tensor:
-        """``(A'A)^-1 x``."""
-        _ = self.factor  # which may tell that there is none
-        if self.tall:
-            return self._cholesky.solve(x)
-        return self._lu.solve(self._lu.solve(x), transposed=True)
-
-    def inverse_beyond(self, shift: float) -> Callable[[Tensor], Tensor]:
-        """``(A'A - shift)^-1`` for a shift that is less than the smallest eigenvalue."""
-        found = kernels.Cholesky.of(self.gram, shift)
-        if found.indefinite:
-            raise Unresolved(f"not definite in {self.dtype}")
-        return found.solve
-
-    def rough_inverse(self, x: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
-        """As many digits of ``(A'A)^-1 x`` as the precision allows, whatever the size of x."""
-        size = torch.linalg.vector_norm(x, dim=0).clamp(min=1e-300)
-        return self.inverse((x / size).to(self.dtype)).double() * size
-
-    def __str__(self) -> str:
-        return f"{'Cholesky' if self.tall else 'LU'} {_name(self.dtype)}"
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-# --- block Krylov ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Ritz:
-    """Leading approximate eigenvalues of a symmetric operator, their residuals and vectors."""
-
-    values: list[float]
-    residuals: list[float]
-    basis: Tensor | None = None
-    coefficients: Tensor | None = None
-
-    def uncertainty(self, wanted: int) -> float:
-        """Relative error bound of the first ``wanted`` values.
-
-        A value is within its residual of an eigenvalue, or much nearer in a group that a gap
-        separates from the rest. What lies below a value that has not converged is no gap: more of
-        the group may still come up there.
-        """
-        values, residuals = np.array(self.values), np.array(self.residuals)
-        size = abs(float(values[wanted - 1]))
-        if not size > 0:
-            return math.inf
-        alone = math.sqrt((residuals[:wanted] ** 2).sum())
-        groups = range(wanted, len(values))
-        return min([alone, *(self._in_group(group, wanted) for group in groups)]) / size
-
-    def _in_group(self, group: int, wanted: int) -> float:
-        """Error bound of the first ``wanted`` values in a ``group``, if all others lie below it.
-
-        As seen from the group (Schur's complement at a wanted value), the rest adds a form of at
-        most ``(sum of |x_k| r_k)^2`` over the distance between them, and so no more than a diagonal
-        matrix, whatever weights the members have (Cauchy and Schwarz). One value in a group of one
-        is within ``r^2`` over the gap (Kato and Temple).
-        """
-        values, squares = np.array(self.values[:group]), np.array(self.residuals[:group]) ** 2
-        rest = self.values[group] + self.residuals[group]
-        gap = values[-1] - rest
-        distance = values[wanted - 1] - rest - squares.sum() / gap if gap > 0 else 0.0
-        if distance <= 0:
-            return math.inf
-        weights = np.where(np.arange(group) < wanted, 1, 1 / (8 * group))
-        most = np.sort(values + squares * weights.sum() / weights / distance)[::-1]
-        return float((most - values)[:wanted].max())
-
-    def count(self, cut: float) -> int | None:
-        """How many values exceed ``cut``, if the residuals place each one clearly.
-
-        Alone in a gap, a value is known to the square of its residual over the gap.
-        """
-        values, residuals = np.array(self.values), np.array(self.residuals)
-        k = int((values > cut).sum())
-        steps = values[:-1] - values[1:] - residuals[:-1] - residuals[1:]
-        gaps = np.minimum(np.r_[math.inf, steps], np.r_[steps, 0.0])  # below the last, who knows
-        alone = gaps > 2 * residuals
-        errors = np.where(alone, residuals**2 / np.where(alone, gaps, 1.0), residuals)
-        clear = np.abs(values - cut) > 2 * errors + BLUNT * abs(cut)
-        return k if k < len(values) and clear[: k + 1].all() else None
-
-    @property
-    def steps(self) -> int:
-        """How many blocks the Krylov space has."""
-        assert self.basis is not None
-        return self.basis.shape[1] // BLOCK
-
-    def vectors(self, count: int) -> Tensor:
-        """The first ``count`` approximate eigenvectors."""
-        assert self.basis is not None and self.coefficients is not None
-        return self.basis @ self.coefficients[:, :count].to(self.basis)
-
-
-class _Space:
-    """A Krylov space of a symmetric operator: block Lanczos, fully reorthogonalised.
-
-    The operator acts on blocks of columns as long as ``like`` has columns, in its precision. The
-    projection is formed explicitly, so the basis may be continued by any block orthogonal to it
-    when the space becomes invariant. It begins with random columns, or with the span of ``start``.
-    """
-
-    def __init__(
-        self,
-        apply: Callable[[Tensor], Tensor],
-        like: Tensor,
-        most: int,
-        start: Tensor | None = None,
-    ) -> None:
-        self.apply, self.like, self.start = apply, like, start
-        self.steps, self.most = 0, min(most, like.shape[1] // BLOCK)
-        width = self.most * BLOCK
-        self._basis = torch.empty(width, like.shape[1], dtype=like.dtype, device=like.device).mT
-        self._projection = np.zeros((width, width))
-        self._rest = torch.empty(0)
-
-    def until(self, progress: Callable[[_Ritz], float], keep: int) -> _Ritz:
-        """Leading eigenpairs once ``progress`` says that all digits, a share of one, are there."""
-        due = max(2, self.steps)
-        while True:
-            self.grow(due)
-            ritz = self.ritz(keep)
-            done = progress(ritz)
-            if done >= 1:
-                return ritz
-            if self.steps == self.most:
-                rounding = 64 * torch.finfo(self.like.dtype).eps * ritz.values[0]
-                slow = ritz.residuals[0] > rounding  # more precision will not hasten it
-                raise Unresolved("Krylov space exhausted", crowded=slow)
-            # A look at a large space is dear: wait until the rest of the digits may be there, which
-            # come three times faster than the first ones.
-            due += math.ceil(due * min(1.0, (1 / max(done, 0.1) - 1) / 3))
-
-    def grow(self, steps: int) -> None:
-        """Have so many blocks, or as many as there can be."""
-        while self.steps < min(steps, self.most):
-            self._step()
-
-    def _step(self) -> None:
-        old, new = self.steps * BLOCK, (self.steps + 1) * BLOCK
-        self._basis[:, old:new] = block = self._next()
-        known = self._basis[:, :new]
-        rest = self.apply(block)
-        column = kernels.times(known.mT, rest)
-        rest = rest - kernels.times(known, column)
-        again = kernels.times(known.mT, rest)
-        self._rest = rest - kernels.times(known, again)
-        projection = self._projection
-        projection[:new, old:new] = (column + again).numpy(force=True)
-        projection[old:new, :new] = projection[:new, old:new].T
-        if not np.isfinite(projection[:new, old:new]).all():
-            raise Unresolved("overflow")
-        self.steps += 1
-
-    def _next(self) -> Tensor:
-        if not self.steps:
-            given = self.start
-            return (
-                _random_block(self.like)
-                if given is None
-                else torch.linalg.qr(given.to(self.like))[0]
-            )
-        known = self._basis[:, : self.steps * BLOCK]
-        block = torch.linalg.qr(self._rest)[0]
-        return torch.linalg.qr(block - kernels.times(known, kernels.times(known.mT, block)))[0]
-
-    def ritz(self, keep: int) -> _Ritz:
-        """What is known of the leading eigenpairs."""
-        n = self.steps * BLOCK
-        projection, keep = self._projection[:n, :n], min(n, keep)
-        theta, c = scipy.linalg.eigh(
-            (projection + projection.T) / 2, subset_by_index=[n - keep, n - 1], check_finite=False
-        )
-        vectors = torch.from_numpy(c[:, ::-1].copy())
-        residuals = torch.linalg.vector_norm(self._rest @ vectors[-BLOCK:].to(self._rest), dim=0)
-        return _Ritz(theta[::-1].tolist(), residuals.tolist(), self._basis[:, :n], vectors)
-
-
-def _share(uncertainty: float, tolerance: float) -> float:
-    """Which share of the digits that ``tolerance`` asks for are there: all of them from one on."""
-    return math.log(max(uncertainty, 1e-300)) / math.log(tolerance)
-
-
-def _random_block(like: Dense, width: int = BLOCK) -> Tensor:
-    """Orthonormal random columns from a generator of our own: the caller's is not touched."""
-    generator = torch.Generator().manual_seed(0)
-    size = like.shape[1], width
-    block = torch.randn(size, generator=generator, dtype=torch.float64, device="cpu")
-    return torch.linalg.qr(block.to(like.device, like.dtype))[0]

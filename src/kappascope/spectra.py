@@ -36,17 +36,10 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from kappascope import kernels, krylov, panels, precision
-from kappascope.krylov import (
-    BLURRED,
-    COUNTABLE,
-    EPS,
-    GUARD,
-    LOST,
-    Extremes,
-    Unresolved,
-    failures_told,
-)
+from kappascope.krylov import BLURRED, COUNTABLE, LOST, Extremes, failures_told
+from kappascope.lanczos import BLUNT, Unresolved
 from kappascope.panels import CACHED, COPIED, FEW, Dense, Panels
+from kappascope.squares import EPS, GUARD
 
 # Columns up to which a method is the one to take, and rows over columns from which another is. The
 # first number of two is for processors on which OpenBLAS is the quicker library.
@@ -549,7 +542,7 @@ def _report(
     computation = max(given.shape) * EPS * found.largest
     uncertainty = norms.rounding + computation
     # small matrices have a plain SVD; what other methods give is right to seven digits or more
-    computed = 0.0 if min(given.shape) <= SVD_UP_TO else krylov.BLUNT
+    computed = 0.0 if min(given.shape) <= SVD_UP_TO else BLUNT
     interval = precision.interval(found.largest, found.smallest, uncertainty, computed)
     singular = found.smallest <= computation
     absolute = {
