@@ -230,6 +230,12 @@ def test_corrections_without_a_useful_inverse_end_soon() -> None:
         krylov._davidson(a, 0.9, lambda x: torch.flip(x, [0]), start)
 
 
+def test_corrections_from_above_the_smallest_value_end() -> None:
+    a, start = sighted(np.linspace(2, 1, 400), BLOCK)
+    with pytest.raises(Unresolved, match="many close values"):
+        krylov._davidson(a, 1.001, lambda x: x, start)
+
+
 def test_a_crowd_that_is_found_at_once_leaves_no_residual_to_divide_by() -> None:
     """Of a diagonal matrix unit vectors are exact, and what they leave is zero."""
     a = torch.diag(torch.cat([torch.tensor([4.0, 3.0]), torch.ones(98)])).double()

@@ -287,7 +287,7 @@ def _davidson(
         near = (2 * sizes * (rest * block).sum(0) * (squares[-1] - shift)).abs().sqrt()
         ritz = Ritz((-squares).tolist(), torch.minimum(sizes, near).tolist())
         uncertainty = ritz.uncertainty(1)
-        if uncertainty < 2 * TOLERANCE:
+        if uncertainty < 2 * TOLERANCE and squares[0] > shift:
             return float(squares[0].sqrt())
         if turn > 2 and uncertainty > previous / 2:
             break
