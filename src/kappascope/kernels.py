@@ -264,7 +264,7 @@ class LDL:
     (1, tensor([-1.,  1.]))
     """
 
-    factors: Float[Tensor, "p p"]
+    factors: NDArray[Any]
     pivots: NDArray[np.int32]
     singular: bool
 
@@ -276,20 +276,19 @@ class LDL:
         factors, pivots, info = _lapack("sytrf", lower.dtype)(
             _shifted(lower, shift), lower=1, lwork=work, overwrite_a=1
         )
-        return cls(torch.as_tensor(factors, device=lower.device), pivots, info != 0)
+        return cls(factors, pivots, info != 0)
 
     def solve(self, x: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
         """``A^-1 x``."""
-        factors, given = self.factors.numpy(force=True), x.numpy(force=True)
-        found, _ = _lapack("sytrs", x.dtype)(factors, self.pivots, given, lower=1)
+        sytrs = _lapack("sytrs", x.dtype)
+        found, _ = sytrs(self.factors, self.pivots, x.numpy(force=True), lower=1)
         return torch.as_tensor(found, device=x.device)
 
     @property
     def negative(self) -> int:
         """How many eigenvalues are: one of every pair of columns that has one pivot."""
         single = self.pivots > 0
-        signs = self.factors.diagonal().numpy(force=True) < 0
-        return int((signs & single).sum()) + int((~single).sum()) // 2
+        return int(((self.factors.diagonal() < 0) & single).sum()) + int((~single).sum()) // 2
 
 
 def _shifted(lower: Float[Tensor, "p p"], shift: float) -> NDArray[Any]:

@@ -157,7 +157,7 @@ def count_roughly(square: Square, cut: float) -> int | None:
         shifted = _shifted(square, cut)
     except Unresolved:
         return None
-    x = random_block(shifted.factors)
+    x = random_block(square.gram)
     for _ in range(NEARING):
         x, _ = torch.linalg.qr(shifted.solve(x))
     theta, c = torch.linalg.eigh((x.mT @ shifted.solve(x)).double())
