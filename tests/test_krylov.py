@@ -15,7 +15,7 @@ from torch import Tensor
 import zoo
 from kappascope import krylov, spectra
 from kappascope.lanczos import BLOCK, Ritz, Space, Unresolved
-from kappascope.panels import gram
+from kappascope.panels import Panels, gram
 from kappascope.squares import Square, count_below, count_roughly
 
 N = 160
@@ -222,6 +222,13 @@ def test_a_crowd_in_panels(across: bool) -> None:
     assert "Davidson" in found.method
     assert math.isclose(found.condition_number, s[0] / s[-1], rel_tol=1e-8)
     assert found.effective_rank == (s > 0.01 * s[0]).sum()
+
+
+def test_the_gram_matrix_of_what_is_not_copied_needs_no_copy() -> None:
+    a = zoo.gaussian(N)
+    square = Square(Panels(a, exponent=0), torch.float64)
+    torch.testing.assert_close(square.gram, (a.mT @ a).tril())
+    assert "rough" not in vars(square)
 
 
 def test_corrections_without_a_useful_inverse_end_soon() -> None:

@@ -57,7 +57,8 @@ class Square:
     @cached_property
     def gram(self) -> Float[Tensor, "p p"]:
         """The Gram matrix, its lower triangle."""
-        return gram(self.matrix if self.tall else self.rough, self.dtype)
+        kept = self.matrix if self.tall or self.dtype == self.matrix.dtype else self.rough
+        return gram(kept, self.dtype)
 
     @cached_property
     def rough(self) -> Float[Tensor, "q p"]:
