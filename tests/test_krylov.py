@@ -141,6 +141,16 @@ def test_a_lower_end_is_left_to_other_methods_where_it_is_too_dense() -> None:
     assert outcome.value.crowded and not outcome.value.blurred
 
 
+def test_what_a_check_refuses_at_full_precision_is_not_tried_again_and_again() -> None:
+    """The inverse knows a value of 1e-11 to a few digits only, and holds them all for right."""
+    a = zoo.with_values(np.r_[np.linspace(2, 1, N - 1), 1e-11], N, N)
+    square = Square(a, torch.float64)
+    inverse = mock.Mock(side_effect=square.inverse)
+    with mock.patch.object(Square, "inverse", inverse), pytest.raises(Unresolved):
+        krylov._polish(square, zoo.gaussian(N, 8), 1)
+    assert inverse.call_count < 6
+
+
 def test_a_crowded_tall_matrix_is_not_taken_for_converged() -> None:
     """Errors of a Cholesky factor, squared by it, once passed for digits here."""
     matrix = zoo.crowded(325, 244, 2e-4, 3e5)

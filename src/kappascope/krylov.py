@@ -434,8 +434,8 @@ def _polish(
         residuals = torch.linalg.vector_norm(image @ c - (v @ c) * theta, dim=0)
         ritz = Ritz(theta.tolist(), residuals.tolist())
         uncertainty = ritz.uncertainty(wanted)
-        if turn > 2 + (COUNTING if cut else 0) and uncertainty > previous / 2:
-            break
+        if turn > 2 + (COUNTING if cut else 0) and uncertainty >= previous / 2:
+            break  # also where nothing is left of it, and |Av| differs all the same
         if uncertainty < TOLERANCE and cut and more and ritz.count(cut) is None:
             more -= 1
         elif uncertainty < TOLERANCE:
