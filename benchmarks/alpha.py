@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kappascope import spectra, tails
+from kappascope.matrix import powerlaw, spectra
 
 HERE = Path(__file__).parent
 GOOD = 0.1  # WeightWatcher's distance below which the exponents are compared
@@ -113,7 +113,7 @@ def compared(name: str, matrix: Matrix, fit: dict[str, float]) -> dict[str, Any]
     """One row: both exponents, and how far apart they are."""
     values = spectra.singular_values(torch.from_numpy(matrix)).numpy()
     start = time.process_time()
-    ours = tails.power_law(values**2)
+    ours = powerlaw.power_law(values**2)
     seconds = time.process_time() - start
     row = {"name": name, "peer_alpha": fit["alpha"], "peer_distance": fit["D"], "seconds": seconds}
     if isinstance(ours, str):

@@ -23,8 +23,8 @@ import torch
 from measuring import cpu_seconds, environment
 from torch import Tensor, nn
 
-from kappascope import pairs
 from kappascope.corrections import Hybrid, Multipliers, SingularValueBound, SpectralPenalty
+from kappascope.matrix import tracking
 
 Result = dict[str, Any]
 
@@ -42,14 +42,14 @@ def walk(size: int, speed: float, count: int) -> Iterator[Tensor]:
         weight = weight + speed * weight.norm() / noise.norm() * noise
 
 
-def exact(weight: Tensor) -> pairs.Ends:
+def exact(weight: Tensor) -> tracking.ExtremeTriplets:
     """The extreme triplets from a full SVD."""
     u, s, vt = torch.linalg.svd(weight, full_matrices=False)
-    return pairs.Ends(u[:, [0, -1]], s[[0, -1]], vt.mT[:, [0, -1]])
+    return tracking.ExtremeTriplets(u[:, [0, -1]], s[[0, -1]], vt.mT[:, [0, -1]])
 
 
-def gradient(found: pairs.Ends) -> Tensor:
-    """Of log kappa."""
+def gradient(found: tracking.ExtremeTriplets) -> Tensor:
+    """The gradient of log kappa with respect to the matrix."""
     slopes = torch.stack([1 / found.values[0], -1 / found.values[1]])
     return found.combined(slopes)
 
@@ -68,7 +68,7 @@ def penalty_step(size: int, speed: float, count: int) -> Result:
         out: dict[str, Any] = {}
         before = memory.get("factor")
         # called at once, before the variables of the loop change
-        ours = cpu_seconds(lambda: out.update(ours=pairs.ends(weight, memory)))  # noqa: B023
+        ours = cpu_seconds(lambda: out.update(ours=tracking.extreme_triplets(weight, memory)))  # noqa: B023
         ours += cpu_seconds(lambda: out.update(a=gradient(out["ours"])))  # noqa: B023
         theirs = cpu_seconds(lambda: out.update(b=gradient(exact(weight))))  # noqa: B023
         if step == 0:

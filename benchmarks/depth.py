@@ -20,12 +20,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kappascope.components import Components
-from kappascope.networks import DeepLinear
-from kappascope.statistics import median, paired_difference
-from kappascope.tasks import Own, Regression, heterogeneous, start
+from kappascope.lab.networks import DeepLinear
+from kappascope.lab.statistics import median, paired_difference
+from kappascope.lab.tasks import Own, Regression, heterogeneous, start
+from kappascope.lab.training import descend
+from kappascope.matrix.components import Components
 from kappascope.theory import flow, learning_time, mode_kappa, product
-from kappascope.training import descend
 
 LOOKS = (0, 100, 300, 1000, 3000, 10_000, 20_000)
 SIZE = 20

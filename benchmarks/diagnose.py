@@ -141,10 +141,10 @@ def main() -> None:
 
 def environment() -> dict[str, object]:
     """What the numbers depend on."""
-    from kappascope import store
+    from kappascope.system import files
 
     load = Path("/proc/loadavg")
-    return {**store.environment(), "load": load.read_text().split()[0] if load.exists() else None}
+    return {**files.environment(), "load": load.read_text().split()[0] if load.exists() else None}
 
 
 if __name__ == "__main__":

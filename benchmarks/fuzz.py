@@ -1,11 +1,16 @@
-"""Files gone wrong, opened one after the other: what is refused, accepted, crashed, executed.
+"""Files gone wrong and models that are odd: what is refused, accepted, crashed, executed.
 
 Mutants of sound checkpoints, made with fixed seeds byte by byte and with knowledge of the formats;
 pickles that ask for something to be run; layouts that must be accepted. Every tensor of what is
 accepted is read. A crash is any end but a refusal in one line, or none within 10 seconds; an
 execution is anything that Python's audit events report as run, imported or written meanwhile.
 
-    OMP_NUM_THREADS=1 python benchmarks/fuzz.py [--share 0.02] [--keep FOLDER] [--out FILE]
+Then models that are odd but valid (empty dimensions, hundreds of equal layers, every scale of
+float64, shared storages, wrong configs, weird names), diagnosed in memory and from files: a crash
+is any end but an answer or a refusal in one line, a document that is no strict JSON, or a matrix
+that failed with an error of Python's.
+
+    OMP_NUM_THREADS=1 python benchmarks/fuzz.py [--share 0.02] [--only KIND] [--keep FOLDER]
 """
 
 import argparse
@@ -15,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +28,32 @@ import torch
 from measuring import environment
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-specimens, mutants = map(importlib.import_module, ("specimens", "mutants"))
+checkpoint_files, broken_files, odd_models = map(
+    importlib.import_module, ("checkpoint_files", "broken_files", "odd_models")
+)
 
 HEADINGS = ("count", "refused", "accepted", "crashes", "executed")
 
 # What is opened: the figure to reach, the files of it, and where they are put.
 Files = Callable[[int], Iterator[bytes]]
 KINDS: dict[str, tuple[int, Files, str]] = {
-    "mutated safetensors": (100_000, lambda n: mutants.tensor_files(n, seed=1), "x.safetensors"),
-    "mutated .pt": (100_000, lambda n: mutants.torch_files(n, seed=2), "x.pt"),
-    "mutated indexes": (20_000, lambda n: mutants.indexes(n, seed=3), ""),
-    "hostile pickles": (1_000, lambda n: specimens.hostile(n, seed=4), "y.pt"),
+    "mutated safetensors": (
+        100_000,
+        lambda n: broken_files.tensor_files(n, seed=1),
+        "x.safetensors",
+    ),
+    "mutated .pt": (100_000, lambda n: broken_files.torch_files(n, seed=2), "x.pt"),
+    "mutated indexes": (20_000, lambda n: broken_files.indexes(n, seed=3), ""),
+    "hostile pickles": (1_000, lambda n: checkpoint_files.hostile(n, seed=4), "y.pt"),
 }
+ODD_MODELS = 10_000
+
+
+def diagnose(share: float) -> Any:
+    """Diagnose the odd models."""
+    models = odd_models.odd_models(max(1, round(ODD_MODELS * share)), seed=5)
+    with tempfile.TemporaryDirectory() as folder:
+        return odd_models.run("odd models", models, Path(folder))
 
 
 def examine(kind: str, share: float, keep: Path | None) -> Any:
@@ -45,9 +65,9 @@ def examine(kind: str, share: float, keep: Path | None) -> Any:
             (keep / f"{kind} {i}".replace(" ", "-")).write_bytes(data)
 
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder) / name if name else mutants.shards(Path(folder) / "shards")
-        tally = mutants.run(kind, files(max(1, round(count * share))), place, kept)
-        tally.executions += [str(path) for path in Path(folder).rglob(specimens.MARK)]
+        place = Path(folder) / name if name else broken_files.shards(Path(folder) / "shards")
+        tally = broken_files.run(kind, files(max(1, round(count * share))), place, kept)
+        tally.executions += [str(path) for path in Path(folder).rglob(checkpoint_files.MARK)]
     return tally
 
 
@@ -70,18 +90,21 @@ def main() -> None:
     """Open everything, print a table, keep it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--share", type=float, default=1.0, help="part of the files to open")
+    parser.add_argument("--only", choices=("benign layouts", *KINDS, "odd models"))
     parser.add_argument("--keep", type=Path, help="folder for files that crash or execute")
     default = Path(__file__).parent / "results" / "fuzz.json"
     parser.add_argument("--out", type=Path, default=default)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    mutants.warm_up()
+    broken_files.warm_up()
     rows = []
     print(" " * 20, *(f"{name:>8}" for name in HEADINGS), " slowest")
-    for kind in ("benign layouts", *KINDS):
+    tasks: dict[str, Callable[[], Any]] = {"benign layouts": broken_files.layouts}
+    tasks |= {kind: partial(examine, kind, options.share, options.keep) for kind in KINDS}
+    tasks["odd models"] = partial(diagnose, options.share)
+    for kind in [options.only] if options.only else tasks:
         began = time.perf_counter()
-        quick = kind not in KINDS
-        tally = mutants.layouts() if quick else examine(kind, options.share, options.keep)
+        tally = tasks[kind]()
         rows.append(row(tally, time.perf_counter() - began))
         print(
             "{what:20} {count:8} {refused:8} {accepted:8} {crashes:8} {executions:8}"

@@ -38,12 +38,12 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer
 
-from kappascope.components import Components, errors
 from kappascope.corrections import Correction, Hybrid, Multipliers, SpectralPenalty
-from kappascope.networks import Matrix
-from kappascope.tasks import Own, Random, Regression, block_diagonal, heterogeneous, start
+from kappascope.lab.networks import Matrix
+from kappascope.lab.tasks import Own, Random, Regression, block_diagonal, heterogeneous, start
+from kappascope.lab.training import last, train
+from kappascope.matrix.components import Components, errors
 from kappascope.theory import GaussianNull
-from kappascope.training import last, train
 
 RATES = (0.1, 0.3, 1.0)
 CLIPS = (1e-3, 1e-2, 1e-1)

@@ -32,9 +32,9 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch import Tensor
 
-from kappascope.components import Components, errors
-from kappascope.statistics import median, quantile, tail_index, wins
-from kappascope.tasks import Own, Random, heterogeneous, start
+from kappascope.lab.statistics import median, quantile, tail_index, wins
+from kappascope.lab.tasks import Own, Random, heterogeneous, start
+from kappascope.matrix.components import Components, errors
 from kappascope.theory import Relaxation, disturbance, kappa_error_quantile, predicted_weights
 
 STEPS = (50, 100, 200, 500, 1000)

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from measuring import cpu_seconds, environment
 
-from kappascope.experiments.e1_components import trials
-from kappascope.study import STACK
-from kappascope.tasks import Own
+from kappascope.lab.runs import STACK
+from kappascope.lab.tasks import Own
+from kappascope.paper.e01_components import trials
 
 SIZES = (32, 64, 128, 256, 512)
 

@@ -12,8 +12,9 @@ constraints.txt fixes:
 
     pip install -c constraints.txt -e ".[benchmark]"
 
-results/vitals.json is of an AMD processor. On Intel's (results/vitals-intel.json, of earlier code)
-torch's svdvals is three times as fast from 2560 columns on, where its MKL changes the algorithm.
+results/vitals.json is of an AMD processor. On Intel's (results/vitals-intel.json, of earlier code
+that used torch's MKL there) torch's svdvals is three times as fast from 2560 columns on, where its
+MKL changes the algorithm.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ import torch
 from measuring import ONE_THREAD, cpu_seconds, environment
 from torch import Tensor
 
-from kappascope import spectra
+from kappascope.matrix import spectra
 
 HERE = Path(__file__).parent
 ROUNDS = {512: 20, 1024: 6, 2048: 6, 4096: 2}  # the larger, the longer, and the steadier
@@ -182,7 +183,7 @@ def _rank_error(rank: int, values: np.ndarray) -> float:
 def zoo() -> Any:
     """The matrices of the tests."""
     sys.path.insert(0, str(HERE.parent / "tests"))
-    return importlib.import_module("zoo")
+    return importlib.import_module("hard_matrices")
 
 
 def families() -> dict[str, Callable[[int], Tensor]]:
@@ -238,6 +239,7 @@ class Visit:
 def tour(size: int, rounds: int, every: int) -> Iterator[Visit]:
     """All matrices of a size, or every so many."""
     build = menagerie(size)
+    svd_up_to = spectra.EXTREMES[0].columns
     for name in list(build)[::every]:
         matrix = build[name]().float()
         if not matrix.isfinite().all() or not matrix.any():
@@ -251,7 +253,7 @@ def tour(size: int, rounds: int, every: int) -> Iterator[Visit]:
             },
             rounds,
         )
-        fell_back = size > spectra.SVD_UP_TO and "all values" in spectra.vitals(matrix).method
+        fell_back = size > svd_up_to and "all values" in spectra.vitals(matrix).method
         missed = errors(matrix, values) if values[0] < 1e8 * values[-1] else None
         yield Visit(f"{name}, {size}", times["ours"] / times["theirs"], fell_back, missed)
 

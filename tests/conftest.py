@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""For all tests: no time limit on generated examples, and shapes in signatures are checked."""
 
 import dataclasses
 import functools

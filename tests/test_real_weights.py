@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from kappascope import checkpoints, matrices, spectra
-from kappascope.clinic.diagnosing import diagnose
-from kappascope.clinic.page import page
+from kappascope import matrices
+from kappascope.checkpoints import open
+from kappascope.clinic.diagnose import diagnose
+from kappascope.matrix import spectra
 
 WANTED = os.environ.get("KAPPASCOPE_REAL_WEIGHTS", "")
 pytestmark = pytest.mark.skipif(not WANTED, reason="set KAPPASCOPE_REAL_WEIGHTS=1 to fetch weights")
@@ -65,7 +66,7 @@ def test_a_real_checkpoint_is_diagnosed_whole(name, matrices, layers, folder: Pa
     assert not found.failed and len(found.analysed) >= matrices
     assert len({one.name.split("[")[0] for one in found.products}) == layers
     assert all(row.condition_number or "condition_number" in row.reasons for row in found.analysed)
-    assert len(page(found.document(plots=True))) < 5_000_000
+    assert len(found.html()) < 5_000_000
 
 
 def test_the_unused_pooler_of_the_sentence_encoder_is_recognised(folder: Path) -> None:
@@ -78,7 +79,7 @@ def test_the_smallest_values_of_square_layers_repel_each_other(folder: Path) -> 
     """As benchmarks/vitals.py says: of a power law to the last value the ratio is 0.997."""
     ratios = []
     for name in ("minilm", "albert"):
-        checkpoint = checkpoints.open(fetched(name, folder))
+        checkpoint = open.open(fetched(name, folder))
         tensors = {
             key: checkpoint.read((key,))
             for key, value in checkpoint.contents.items()

@@ -5,10 +5,11 @@ import pytest
 import torch
 from beartype.roar import BeartypeCallHintViolation
 
-from kappascope import corrections, panels
-from kappascope.components import Components
-from kappascope.slots import View
-from kappascope.tasks import TeacherBatch
+from kappascope import corrections
+from kappascope.lab.tasks import TeacherBatch
+from kappascope.matrix import _gram
+from kappascope.matrix.components import Components
+from kappascope.model.layouts import Layout
 
 pytestmark = pytest.mark.skipif(jaxtyping.config.jaxtyping_disable, reason="shapes are not checked")
 VECTOR, MATRIX = torch.ones(2), torch.ones(2, 3)
@@ -17,9 +18,9 @@ VECTOR, MATRIX = torch.ones(2), torch.ones(2, 3)
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda: panels.gram(VECTOR),
+        lambda: _gram.gram(VECTOR),
         lambda: corrections.scaled(MATRIX, rows=torch.ones(1), columns=torch.ones(3)),
-        lambda: View((2,), groups=0).matrix(VECTOR),
+        lambda: Layout.plain((2,)).matrix(VECTOR),
         lambda: TeacherBatch(MATRIX, MATRIX),
     ],
     ids=["an argument", "two that disagree", "a result", "a field"],

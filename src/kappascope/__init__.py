@@ -1,49 +1,40 @@
 """A laboratory and clinic for the weight matrices of neural networks."""
 
-import sys
-from importlib import import_module
-from types import ModuleType
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kappascope.clinic.diagnosing import diagnose
-    from kappascope.components import Components, errors
-    from kappascope.matrices import matrices
-    from kappascope.refusals import Refusal
+    from kappascope import corrections, theory
+    from kappascope.clinic.diagnose import diagnose
+    from kappascope.matrix import spectra
+    from kappascope.matrix.components import Components, errors
+    from kappascope.model.matrices import matrices
+    from kappascope.refusal import Refusal
 
 __version__ = "0.1.0"
 __all__ = [
     "Components", "Refusal", "corrections", "diagnose", "errors", "matrices", "spectra", "theory",
 ]  # fmt: skip
 
+# Where each public name is defined; without a name behind the colon it is the module itself.
 _HOMES = {
-    "Components": "components",
-    "Refusal": "refusals",
-    "diagnose": "clinic.diagnosing",
-    "errors": "components",
-    "matrices": "matrices",
+    "Components": "kappascope.matrix.components:Components",
+    "Refusal": "kappascope.refusal:Refusal",
+    "corrections": "kappascope.corrections:",
+    "diagnose": "kappascope.clinic.diagnose:diagnose",
+    "errors": "kappascope.matrix.components:errors",
+    "matrices": "kappascope.model.matrices:matrices",
+    "spectra": "kappascope.matrix.spectra:",
+    "theory": "kappascope.theory:",
 }
 
 
-class _Package(ModuleType):
-    """Keeps a function public whose module has its name: loading that would put it in its place."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _HOMES and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
-
-
 def __getattr__(name: str) -> Any:
-    """Load what is asked for when it is asked for: the command line starts without torch."""
-    if name in _HOMES:
-        return getattr(import_module(f"kappascope.{_HOMES[name]}"), name)
-    if name in __all__:
-        return import_module(f"kappascope.{name}")
-    raise AttributeError(f"module 'kappascope' has no attribute {name!r}")
+    """Load a public name when it is first asked for: the command starts without torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'kappascope' has no attribute {name!r}")
+    return resolve_name(_HOMES[name])
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted({*globals(), *__all__})

@@ -1,40 +1,40 @@
-"""What the examination of a model gives: rows, findings, and the forms in which they are told."""
+"""The result of a diagnosis: rows, findings, and the forms in which they are told."""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeAlias
+from pathlib import PurePath
+from statistics import median_high, median_low
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from kappascope import store
-from kappascope.chains import Chain
-from kappascope.clinic import SEVERITIES, findings, glance
-from kappascope.clinic.examination import Examination
-from kappascope.clinic.findings import Finding
-from kappascope.clinic.status import Status
-from kappascope.matrices import Skipped
-from kappascope.products import Product
-from kappascope.prose import number, plural
-from kappascope.weights.reasons import Unlike
+from kappascope.clinic import SCHEMA, SEVERITIES
+from kappascope.clinic.row import Examination, Finding, detail, json_value
+from kappascope.clinic.rules import Measurements, judgement
+from kappascope.model.attention import Product
+from kappascope.model.chains import Chain
+from kappascope.model.skipped import ReasonKind, Skipped, unreadable
+from kappascope.system import files
+from kappascope.text import error_text, number, plural
 
-Row: TypeAlias = Examination | Product | Chain
-SCHEMA = "kappascope.diagnosis/1"
-UNLIKE = "nothing there has the name and shape of a matrix here"  # to be compared with
-LEADING = "=+-@\t\r"  # a spreadsheet takes what begins so for a formula
+RANGE = "outside float64's range"
+# A spreadsheet takes what begins so for a formula; the last four are the full-width forms.
+FORMULA_SIGNS = "=+-@\uff1d\uff0b\uff0d\uff20"
 
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis:
-    """Every matrix of one model, and what was found of it.
+    """Every matrix of one model, each with its findings, and all findings, worst first.
 
     ``faults`` are the parts of a checkpoint that could not be opened, ``unsound`` the biases and
-    other vectors that are not finite, ``failed`` all that should have been examined and could not
-    be.
+    other vectors that are not finite, ``unjudged`` the rules that failed and on what, ``failed``
+    all that should have been examined or judged and could not be.
     """
 
     source: str
@@ -47,6 +47,30 @@ class Diagnosis:
     notes: tuple[str, ...] = ()
     reference: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    unjudged: tuple[Skipped, ...] = ()
+
+    def judged(self) -> Diagnosis:
+        """The same with what the rules find, of equally grave findings those of worse rows first.
+
+        >>> from kappascope.model.skipped import Reason
+        >>> bad = Skipped("b", Reason(ReasonKind.NON_FINITE, "non-finite (1 of 2)"))
+        >>> [one.rule for one in Diagnosis("toy.pt", unsound=(bad,)).judged().findings]
+        ['non-finite']
+        """
+        said = judgement(Measurements(self.matrices, self.products, self.chains, self.unsound))
+        found = said.findings
+        own: dict[str, tuple[Finding, ...]] = {}
+        for one in found:
+            own[one.subject] = (*own.get(one.subject, ()), one)
+        rows = tuple(replace(row, findings=own.get(row.name, ())) for row in self.matrices)
+        judged = replace(self, matrices=rows, unjudged=said.failed)
+        place = {row.name: k for k, row in enumerate(judged.ranked)}
+        order = sorted(
+            found,
+            key=lambda f: (-SEVERITIES.index(f.severity), place.get(f.subject, len(place))),
+        )
+        return replace(judged, findings=tuple(order))
 
     def __repr__(self) -> str:
         """The summary in a few lines, where all that is known would fill pages.
@@ -58,40 +82,29 @@ class Diagnosis:
         return "\n".join((f"Diagnosis of {self.source}", *self.notes, *self.verdict))
 
     @cached_property
-    def findings(self) -> tuple[Finding, ...]:
-        """What the rules say, worst first, of equally grave ones in the order of the table."""
-        rows = {row.name: place for place, row in enumerate(self.ranked)}
-        grave = {severity: -place for place, severity in enumerate(SEVERITIES)}
-        last = len(rows)
-        return tuple(
-            sorted(self._found, key=lambda f: (grave[f.severity], rows.get(f.subject, last)))
-        )
-
-    @cached_property
-    def _found(self) -> tuple[Finding, ...]:
-        return findings.findings(self.matrices, self.products, self.chains, self.unsound)
-
-    @cached_property
-    def ranked(self) -> tuple[glance.Row, ...]:
-        """The matrices as a table has them, worst first, each with its findings."""
-        own = _by_subject(self._found)
-        told = ({**vars(row), "findings": own.get(row.name, ())} for row in self.matrices)
-        return tuple(glance.ranked(told))
+    def ranked(self) -> tuple[Examination, ...]:
+        """The matrices as a table has them, the worst first."""
+        return tuple(sorted(self.matrices, key=lambda row: row.badness, reverse=True))
 
     @cached_property
     def failed(self) -> tuple[Skipped, ...]:
-        """What should have been examined and could not be, and why."""
-        rows: tuple[Row, ...] = (*self.matrices, *self.products, *self.chains)
-        told = [(one.name, Status(one.status)) for one in rows]
-        failures = [Skipped(name, status.reason) for name, status in told if status.failed]
+        """What should have been examined or judged and could not be, and why."""
+        rows = [Skipped(row.name, row.failure) for row in self.matrices if row.failure is not None]
+        rows += [Skipped(row.name, unreadable(why)) for row in self.matrices for why in row.faults]
+        multiplied: tuple[Product | Chain, ...] = (*self.products, *self.chains)
+        rows += [
+            Skipped(one.name, unreadable(detail(one.status)))
+            for one in multiplied
+            if _has_failed(one)
+        ]
         lost = (one for one in self.skipped if one.lost)
-        return (*self.faults, *failures, *self.unsound, *lost)
+        return (*self.faults, *rows, *self.unsound, *lost, *self.unjudged)
 
     @property
     def unbuilt(self) -> tuple[Skipped, ...]:
-        """Those of ``failed`` that are objects of foreign classes, of which tensors alone are read.
+        """What failed because it is an object of a foreign class: its tensors alone are read.
 
-        >>> Diagnosis("x", faults=(Skipped("a.B", "its file is lost"),)).unbuilt
+        >>> Diagnosis("x", faults=(Skipped("a.B", unreadable("its file is lost")),)).unbuilt
         ()
         """
         return tuple(one for one in self.failed if one.unbuilt)
@@ -99,7 +112,7 @@ class Diagnosis:
     @property
     def analysed(self) -> tuple[Examination, ...]:
         """The rows with numbers in them."""
-        return tuple(row for row in self.matrices if not row.failed)
+        return tuple(row for row in self.matrices if row.failure is None)
 
     @property
     def uncompared(self) -> tuple[Skipped, ...]:
@@ -109,20 +122,21 @@ class Diagnosis:
         ()
         """
         rows = (row for row in self.matrices if self.reference and not row.errors)
-        return tuple(Skipped(row.name, row.reasons.get("errors") or row.status) for row in rows)
+        return tuple(Skipped(row.name, row.uncompared or unreadable(row.status)) for row in rows)
 
     @property
     def incomparable(self) -> str:
         """Why nothing could be compared with the reference; nothing if something was.
 
-        >>> row = Examination("w", (1, 1), "float32", "ok", reasons={"errors": "zero"})
+        >>> row = Examination("w", (1, 1), "float32", "ok", uncompared=unreadable("zero"))
         >>> Diagnosis("toy.pt", (row,), reference="other.pt").incomparable
         'no matrix could be compared'
         """
         if not self.reference or any(row.errors for row in self.matrices):
             return ""
-        alike = any(not isinstance(one.reason, Unlike) for one in self.uncompared)
-        return "no matrix could be compared" if alike else UNLIKE
+        if all(one.reason.kind is ReasonKind.NO_COUNTERPART for one in self.uncompared):
+            return "nothing there has the name and shape of a matrix here"
+        return "no matrix could be compared"
 
     def above(self, severity: str) -> tuple[Finding, ...]:
         """The findings of this severity or a worse one.
@@ -142,48 +156,43 @@ class Diagnosis:
         """
         if not self.analysed:
             return ("Nothing could be examined.",)
-        return self._extent, self._health, self._trust
-
-    @property
-    def _extent(self) -> str:
-        tensors = sum(row.part_of is None for row in self.analysed)
-        parts = len(self.analysed) - tensors
-        split = f" and {plural(parts, 'part')} of them" if parts else ""
-        lost = len(self.failed) - len(self.unbuilt)
-        failed = f"; {lost} could not be examined" if lost else ""
-        if many := len(self.unbuilt):
-            objects = plural(many, "object of another class was", "objects of other classes were")
-            failed += f"; {objects} not built"
-        were = "was" if tensors == 1 and not parts else "were"
-        return f"{plural(tensors, 'matrix', 'matrices')}{split} {were} examined{failed}."
-
-    @property
-    def _health(self) -> str:
+        health = f"Findings: {self.ills}"
         if not self.above("warning"):
-            return f"No rule found anything wrong{f' ({self.tally})' if self.findings else ''}."
-        return f"Findings: {self.ills}"
+            notes = f" ({severity_counts(self.findings)})" if self.findings else ""
+            health = f"No rule found anything wrong{notes}."
+        return self._extent, health, self._trust
 
     @property
     def ills(self) -> str:
         """How much was found, and the worst of it.
 
-        >>> from kappascope.weights.reasons import NonFinite
-        >>> bad = Skipped("b", NonFinite("non-finite (1 of 2)"))
-        >>> Diagnosis("toy.pt", unsound=(bad,)).ills
-        '1 critical; the worst is non-finite in b.'
+        >>> Diagnosis("toy.pt").ills
+        'none.'
         """
         if not self.findings:
             return "none."
         worst = self.findings[0]
-        return f"{self.tally}; the worst is {worst.rule} in {worst.subject}."
+        return f"{severity_counts(self.findings)}; the worst is {worst.rule} in {worst.subject}."
 
     @property
-    def tally(self) -> str:
-        """Findings by severity, in words."""
-        return glance.tally(Counter(one.severity for one in self.findings))
+    def _extent(self) -> str:
+        """The sentence on how much was examined."""
+        tensors = sum(row.part_of is None for row in self.analysed)
+        parts = len(self.analysed) - tensors
+        split = f" and {plural(parts, 'part')} of them" if parts else ""
+        lost = len(self.failed) - len(self.unbuilt) - len(self.unjudged)
+        failed = f"; {lost} could not be examined" if lost else ""
+        if many := len(self.unbuilt):
+            objects = plural(many, "object of another class was", "objects of other classes were")
+            failed += f"; {objects} not built"
+        if self.unjudged:
+            failed += f"; {plural(len(self.unjudged), 'judgement')} failed"
+        were = "was" if tensors == 1 and not parts else "were"
+        return f"{plural(tensors, 'matrix', 'matrices')}{split} {were} examined{failed}."
 
     @property
     def _trust(self) -> str:
+        """The sentence on how many condition numbers the stored digits resolve."""
         known = [row for row in self.analysed if row.resolved]
         without = sum(row.condition_number_low is None for row in self.analysed if not row.resolved)
         bounded = len(self.analysed) - len(known) - without
@@ -203,26 +212,23 @@ class Diagnosis:
         >>> Diagnosis("nothing").document()["summary"]["analysed"]
         0
         """
-        own = _by_subject(self.findings)
+        untold: list[Skipped] = []
+        rows = _each_told(self.matrices, lambda row: row.document(plots), untold)
+        products = _each_told(self.products, product_document, untold)
+        chains = _each_told(self.chains, chain_document, untold)
+        failed = (*self.failed, *untold)
         return {
             "schema": SCHEMA,
             "source": self.source,
             "reference": self.reference,
-            "matrices": [
-                _row(row, plots) | {"findings": own.get(row.name, [])} for row in self.matrices
-            ],
-            "products": [_product(one) for one in self.products],
-            "chains": [_chain(one) for one in self.chains],
+            "matrices": rows,
+            "products": products,
+            "chains": chains,
             "findings": [asdict(one) for one in self.findings],
-            "skipped": [{"name": one.name, "reason": one.reason} for one in self.skipped],
-            "failed": [{"name": one.name, "reason": one.reason} for one in self.failed],
+            "skipped": [{"name": one.name, "reason": str(one.reason)} for one in self.skipped],
+            "failed": [{"name": one.name, "reason": str(one.reason)} for one in failed],
             "summary": self.summary,
-            "provenance": {
-                **store.environment(),
-                "dtype": "float64",  # whatever the matrices are stored in
-                **self.settings,
-                "notes": list(self.notes),
-            },
+            "provenance": self.provenance,
         }
 
     @property
@@ -238,15 +244,22 @@ class Diagnosis:
             "verdict": "\n".join(self.verdict),
         }
 
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """What the numbers depend on beside the model: versions, options, and notes on reading."""
+        computing = {"dtype": "float64"}  # whatever the matrices are stored in
+        notes = {"notes": list(self.notes)}
+        return {**files.environment(), **computing, **self.settings, **notes}
+
     def html(self) -> str:
         """The page that ``kappascope diagnose --html`` writes.
 
         >>> Diagnosis("nothing").html().splitlines()[0]
         '<!doctype html>'
         """
-        from kappascope.clinic.page import page  # and with it the templates, seldom wanted
+        from kappascope.clinic.html import diagnosis_page
 
-        return page(self.document(plots=True))
+        return diagnosis_page([self])
 
     def table(self) -> pa.Table:
         """One row per matrix, one column per number, for Parquet or CSV.
@@ -254,91 +267,117 @@ class Diagnosis:
         >>> Diagnosis("nothing").table().num_rows
         0
         """
-        own = {row.matrix["name"]: _told(row) for row in self.ranked}
-        rows = [_flat(_row(row, plots=False)) | own[row.name] for row in self.matrices]
+        rows = [_flat(row) for row in self.matrices]
         names = list(dict.fromkeys(name for row in rows for name in row)) or ["name"]
         return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
 
 
-def _told(row: glance.Row) -> dict[str, Any]:
-    """The gravest severity and the rules that spoke, as a table has them."""
-    rules = (one["rule"] for one in row.matrix["findings"])
-    return {"severity": row.severity or None, "findings": "; ".join(rules)}
+Told = TypeVar("Told", Examination, Product, Chain)
 
 
-def finite(value: Any) -> Any:
-    """The same with ``None`` for what JSON cannot say.
-
-    >>> finite({"kappa": math.inf, "values": (1.0, math.nan)})
-    {'kappa': None, 'values': [1.0, None]}
-    """
-    if isinstance(value, Mapping):
-        return {str(name): finite(one) for name, one in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _by_subject(found: Iterable[Finding]) -> dict[str, list[dict[str, Any]]]:
-    own: dict[str, list[dict[str, Any]]] = {}
-    for one in found:
-        own.setdefault(one.subject, []).append(asdict(one))
-    return own
+def _each_told(
+    rows: Iterable[Told], tell: Callable[[Told], dict[str, Any]], untold: list[Skipped]
+) -> list[dict[str, Any]]:
+    """The documents of rows; one that cannot be told is named with why, and costs no other."""
+    documents = []
+    for row in rows:
+        try:
+            documents.append(tell(row))
+        except Exception as error:
+            reason = f"cannot be told: {error_text(error)}"
+            untold.append(Skipped(row.name, unreadable(reason)))
+            documents.append({"name": row.name, "status": f"failed: {reason}"})
+    return documents
 
 
-def _row(row: Examination, plots: bool) -> dict[str, Any]:
-    told = asdict(row)
-    if not plots:
-        del told["plot"]
-    if row.errors is None and "errors" not in row.reasons:
-        del told["errors"]
-    plain: dict[str, Any] = finite(told)
-    return plain
-
-
-def _product(one: Product) -> dict[str, Any]:
-    """Without the list of its values; what follows from it instead."""
-    told: dict[str, Any] = finite({"name": one.name} | asdict(one) | {"reasons": {}})
-    values = told.pop("values")
-    del told["layer"]
-    told |= {"sigma_max": None, "sigma_min": None, "stable_rank": None}
-    if values:
-        told |= {"sigma_max": values[0], "sigma_min": values[-1]}
-    if values and values[0]:
-        told["stable_rank"] = sum((value / values[0]) ** 2 for value in values)
-    derived = "condition_number", "sigma_max", "sigma_min", "stable_rank"
-    why = Status(one.status).reason
-    told["reasons"] = {name: why for name in derived if told[name] is None}
-    return told
-
-
-def _chain(one: Chain) -> dict[str, Any]:
-    reasons = {}
-    if one.condition_number is None or math.isinf(one.condition_number):
-        reasons["condition_number"] = Status(one.status).reason
-    if one.bound is None or math.isinf(one.bound):
-        reasons["bound"] = "kappa of a layer is not finite"
-    told: dict[str, Any] = finite(asdict(one) | {"reasons": reasons})
-    return told
-
-
-def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Without nests: ``row_norms.cv`` for a number in one, text for a list."""
+def _flat(row: Examination) -> dict[str, Any]:
+    """The row without nests: ``row_norms.cv`` for a number in one, text for a list."""
     flat: dict[str, Any] = {}
-    for name, value in row.items():
+    for name, value in row.document().items():
         if name in ("row_norms", "column_norms", "effective_ranks", "errors"):
             flat |= {f"{name}.{key}": one for key, one in (value or {}).items()}
         elif name == "reasons":
             flat[name] = "; ".join(f"{key}: {why}" for key, why in value.items())
         elif name == "shape":
             flat["rows"], flat["columns"] = value
+        elif name == "findings":
+            flat["severity"] = row.severity or None
+            flat["findings"] = "; ".join(one.rule for one in row.findings)
         else:
             flat[name] = value
     return flat
 
 
+def _has_failed(one: Product | Chain) -> bool:
+    """Whether a product could not be measured; one left out for its size did not fail."""
+    return one.status.startswith("failed")
+
+
+def product_document(product: Product) -> dict[str, Any]:
+    """The product as strict JSON values: what follows from its singular values, not their list.
+
+    >>> product_document(Product("attn", "QK", 0, (8, 8), (3.0, 1.0), 3.0, "ok"))["sigma_min"]
+    1.0
+    """
+    told: dict[str, Any] = json_value({"name": product.name} | asdict(product) | {"reasons": {}})
+    values, exponent = told.pop("values"), told.pop("exponent")
+    del told["layer"]
+    told |= {"sigma_max": None, "sigma_min": None, "stable_rank": None}
+    if values:
+        ends = {"sigma_max": values[0], "sigma_min": values[-1]}
+        told |= {name: _times_power(value, exponent) for name, value in ends.items()}
+    if values and values[0]:
+        told["stable_rank"] = sum((value / values[0]) ** 2 for value in values)
+    derived = "condition_number", "sigma_max", "sigma_min", "stable_rank"
+    told["reasons"] = {name: detail(product.status) for name in derived if told[name] is None}
+    if values:
+        beyond = {name: RANGE for name in ("sigma_max", "sigma_min") if told[name] is None}
+        told["reasons"] |= beyond
+    return told
+
+
+def _times_power(value: float, exponent: int) -> float | None:
+    """``value * 2**exponent``, or nothing where float64 cannot hold all its digits."""
+    try:
+        result = math.ldexp(value, exponent)
+    except OverflowError:
+        return None
+    return result if result >= sys.float_info.min or not value else None
+
+
+def chain_document(chain: Chain) -> dict[str, Any]:
+    """The chain as strict JSON values, with reasons for what is infinite or unknown.
+
+    >>> both = Chain("a > b", ("a", "b"), (4, 4, 4), math.inf, True, 5.0, "ok")
+    >>> chain_document(both)["reasons"]
+    {'bound': 'kappa of a layer is not finite'}
+    """
+    reasons = {}
+    if chain.condition_number is None or math.isinf(chain.condition_number):
+        reasons["condition_number"] = detail(chain.status)
+    if chain.bound is None:
+        reasons["bound"] = detail(chain.status) if _has_failed(chain) else RANGE
+    elif math.isinf(chain.bound):
+        reasons["bound"] = "kappa of a layer is not finite"
+    told: dict[str, Any] = json_value(asdict(chain) | {"reasons": reasons})
+    return told
+
+
+def severity_counts(found: Iterable[Finding]) -> str:
+    """How many findings there are of each severity, the gravest first.
+
+    >>> severity_counts([Finding("zero", "info", "w", "all entries are zero", "")])
+    '1 note'
+    """
+    counts = Counter(one.severity for one in found)
+    words = {"critical": ("critical",) * 2, "warning": ("warning", "warnings")}
+    words["info"] = ("note", "notes")
+    known = [(counts[severity], words[severity]) for severity in reversed(SEVERITIES)]
+    return ", ".join(f"{many} {word[many != 1]}" for many, word in known if many)
+
+
 def spreadsheet(table: pa.Table) -> bytes:
-    """CSV in which no name is taken for a formula.
+    """CSV in which no name is taken for a formula or has a control character in it.
 
     >>> print(spreadsheet(pa.table({"name": ["=1+1"]})).decode().splitlines()[1])
     "'=1+1"
@@ -349,10 +388,7 @@ def spreadsheet(table: pa.Table) -> bytes:
     for name in table.column_names:
         column = table[name]
         if pa.types.is_string(column.type):
-            safe = [
-                v if v is None or not v.startswith(tuple(LEADING)) else f"'{v}"
-                for v in column.to_pylist()
-            ]
+            safe = [None if text is None else _cell(text) for text in column.to_pylist()]
             column = pa.array(safe, pa.string())
         columns[name] = column
     sink = pa.BufferOutputStream()
@@ -360,39 +396,108 @@ def spreadsheet(table: pa.Table) -> bytes:
     return bytes(sink.getvalue())
 
 
-def document(found: Sequence[Diagnosis], plots: bool = False) -> dict[str, Any]:
+def _cell(text: str) -> str:
+    """Text on one line, with escapes for what cannot be printed, that begins no formula."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return f"'{shown}" if shown.lstrip().startswith(tuple(FORMULA_SIGNS)) else shown
+
+
+# --- several checkpoints of one model -------------------------------------------------------------
+
+
+def document(steps: Sequence[Diagnosis], plots: bool = False) -> dict[str, Any]:
     """The document of one diagnosis, or of the last of several with the way that led to it.
 
     >>> document([Diagnosis("a"), Diagnosis("b")])["trajectory"][0]["source"]
     'a'
     """
-    last = found[-1].document(plots)
-    if len(found) > 1:
-        last["trajectory"] = [_step(one) for one in found]
-        last["summary"]["verdict"] = "\n".join((*found[-1].verdict, *before(found)))
+    last = steps[-1].document(plots)
+    if len(steps) > 1:
+        names = ("source", "reference", "matrices", "findings", "failed", "summary")
+        whole = [one.document() for one in steps]
+        last["trajectory"] = [{name: one[name] for name in names} for one in whole]
+        last["summary"]["verdict"] = "\n".join((*steps[-1].verdict, *before(steps)))
     return last
 
 
-def before(found: Sequence[Diagnosis]) -> Iterator[str]:
+def before(steps: Sequence[Diagnosis]) -> Iterator[str]:
     """What is wrong with the steps before the last, which the verdict on that does not tell.
 
-    >>> from kappascope.weights.reasons import NonFinite
-    >>> bad = Skipped("fc.bias", NonFinite("non-finite (1 of 2), first at [0]"))
-    >>> list(before([Diagnosis("1.pt", unsound=(bad,)), Diagnosis("2.pt")]))
+    >>> from kappascope.model.skipped import Reason
+    >>> reason = Reason(ReasonKind.NON_FINITE, "non-finite (1 of 2), first at [0]")
+    >>> bad = Skipped("fc.bias", reason)
+    >>> list(before([Diagnosis("1.pt", unsound=(bad,)).judged(), Diagnosis("2.pt")]))
     ['Before the last, in 1.pt: 1 critical; the worst is non-finite in fc.bias.']
     """
-    for one in found[:-1]:
+    for one in steps[:-1]:
         if one.above("warning"):
             yield f"Before the last, in {one.source}: {one.ills}"
 
 
-def _step(one: Diagnosis) -> dict[str, Any]:
-    whole = one.document()
-    told = ("source", "reference", "matrices", "findings", "failed", "summary")
-    return {name: whole[name] for name in told}
+@dataclass(frozen=True)
+class TrajectoryStep:
+    """A checkpoint of a trajectory: its condition numbers, and how far it is from the last.
+
+    Numbers are medians over the matrices, but for ``largest``.
+    """
+
+    name: str
+    matrices: int
+    median: float | None
+    largest: float | None
+    log_change: float | None  # of the condition number
+    change: float | None  # of the matrix
+    findings: str  # the gravest, counted
 
 
-def joined(found: Sequence[Diagnosis]) -> pa.Table:
+def trajectory_steps(steps: Sequence[Diagnosis]) -> list[TrajectoryStep]:
+    """What there is to say of each checkpoint of a trajectory.
+
+    >>> trajectory_steps([Diagnosis("run/1.pt")])[0].name
+    '1.pt'
+    """
+    return [_step(name, one) for name, one in zip(short_sources(steps), steps, strict=True)]
+
+
+def _step(name: str, one: Diagnosis) -> TrajectoryStep:
+    kappas = [row.kappa for row in one.analysed]
+    errors = [row.errors or {} for row in one.analysed]
+    return TrajectoryStep(
+        name,
+        len(one.analysed),
+        known_median(kappas),
+        max((kappa for kappa in kappas if kappa is not None), default=None),
+        known_median(each.get("log_condition_number") for each in errors),
+        known_median(each.get("overall_matrix") for each in errors),
+        severity_counts(f for f in one.findings if f.severity == one.findings[0].severity)
+        or "none",
+    )
+
+
+def short_sources(steps: Sequence[Diagnosis]) -> tuple[str, ...]:
+    """The sources without their folders, where that tells them apart.
+
+    >>> short_sources([Diagnosis("run/1.pt"), Diagnosis("run/2.pt")])
+    ('1.pt', '2.pt')
+    """
+    whole = tuple(one.source or str(place) for place, one in enumerate(steps, 1))
+    last = tuple(PurePath(name).name or name for name in whole)
+    return last if len(set(last)) == len(last) else whole
+
+
+def known_median(values: Iterable[float | None]) -> float | None:
+    """The median of those values that are known.
+
+    >>> known_median([3.0, None, 1.0]), known_median([None])
+    (2.0, None)
+    """
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return median_low(known) / 2 + median_high(known) / 2  # halves, whose sum does not overflow
+
+
+def joined(steps: Sequence[Diagnosis]) -> pa.Table:
     """The tables of several diagnoses, each row with its source.
 
     >>> joined([Diagnosis("a")]).column_names
@@ -400,6 +505,6 @@ def joined(found: Sequence[Diagnosis]) -> pa.Table:
     """
     tables = [
         one.table().add_column(0, "source", pa.array([one.source] * len(one.matrices), pa.string()))
-        for one in found
+        for one in steps
     ]
     return pa.concat_tables(tables, promote_options="permissive")

@@ -4,37 +4,39 @@ Chance is the measure: a limit is a quantile of what random matrices of the same
 all matrices of the model (Bonferroni), so that of a thousand fresh models about one gets a false
 warning from a rule. What chance excludes is not yet an illness, for a trained matrix is no random
 one. Hence each rule also has a size below which nobody would act.
+
+A new rule is one function here: of a matrix under ``@rule``, of the model under ``@model_rule``.
+Its name with hyphens is its id, and its docstring has its reasons.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import chain
+from typing import Any, TypeAlias, TypeVar
 
 from scipy.special import betaincinv, chdtri, gammaincinv
 
-from kappascope.chains import Chain
-from kappascope.clinic import Severity
-from kappascope.clinic.examination import Examination, Spread
-from kappascope.clinic.freshness import can_tell, is_fresh, is_orthogonal, law, usual_distance
-from kappascope.clinic.prescriptions import Flaw, is_left_alone
-from kappascope.clinic.status import Status
-from kappascope.matrices import Skipped
-from kappascope.products import Product
-from kappascope.prose import number
+from kappascope.clinic import SEVERITIES, Severity
+from kappascope.clinic.remedies import Flaw, Prescription, is_left_alone, prescribe
+from kappascope.clinic.row import Examination, Finding, Spread
+from kappascope.model.attention import Product
+from kappascope.model.chains import Chain
+from kappascope.model.names import is_mask
+from kappascope.model.skipped import Reason, ReasonKind, Skipped
+from kappascope.text import error_text, first_few, number
 from kappascope.theory import GaussianNull, MarchenkoPastur
-from kappascope.weights.reasons import Masking, NonFinite
-from kappascope.weights.roles import is_mask
 
-FALSE_ALARM = 1e-3  # the share of fresh models that a rule may accuse
-NOTABLE, GRAVE = 10.0, 100.0  # times kappa's usual value: one digit lost beyond chance, and two
-TALL, TALLEST = 3.0, 10.0  # times the median norm: beyond what is common, and all the others' scale
-UNEVEN, VERY_UNEVEN = 0.5, 1.0  # coefficients of variation: trained layers have 0.05 to 0.35
-LOST = 0.5  # of the rank that chance gives
+FALSE_ALARM_RATE = 1e-3  # the share of fresh models that a rule may accuse
+# Sizes from which a rule speaks, and from which it warns.
+KAPPA_INFO, KAPPA_WARNING = 10.0, 100.0  # times the usual: one digit lost beyond chance, and two
+NORM_INFO, NORM_WARNING = 3.0, 10.0  # times the median: beyond what is common, and of another scale
+CV_INFO, CV_WARNING = 0.5, 1.0  # coefficients of variation: trained layers have 0.05 to 0.35
+RANK_WARNING = 0.5  # of the rank that chance gives
 
 
 @dataclass(frozen=True)
@@ -54,22 +56,22 @@ class Symptom:
 
 
 @dataclass(frozen=True)
-class Model:
-    """All examinations of a model: what a matrix is compared with, and shares its chance with.
+class Measurements:
+    """All that was measured of a model: what a matrix is compared with, and shares its chance with.
 
-    >>> Model(rows=(Examination("w", (8, 8), "float32", "ok"),) * 4).chance
+    >>> Measurements(rows=(Examination("w", (8, 8), "float32", "ok"),) * 4).chance
     0.00025
     """
 
     rows: tuple[Examination, ...]
     products: tuple[Product, ...] = ()
     chains: tuple[Chain, ...] = ()
-    unsound: tuple[Skipped, ...] = ()  # vectors
+    unsound: tuple[Skipped, ...] = ()  # vectors that are not finite or cannot be read
 
     @property
     def chance(self) -> float:
         """How unlikely a matrix must be to be noticed among so many."""
-        return FALSE_ALARM / max(1, len(self.rows) + len(self.products) + len(self.chains))
+        return FALSE_ALARM_RATE / max(1, len(self.rows) + len(self.products) + len(self.chains))
 
     @cached_property
     def is_fresh(self) -> bool:
@@ -78,50 +80,147 @@ class Model:
         return 2 * sum(told) >= len(told)
 
 
-MatrixRule: TypeAlias = Callable[[Examination, Model], Symptom | None]
-ModelRule: TypeAlias = Callable[[Model], Iterator[Symptom]]
+MatrixRule: TypeAlias = Callable[[Examination, Measurements], Symptom | None]
+ModelRule: TypeAlias = Callable[[Measurements], Iterator[Symptom | Skipped]]
+T = TypeVar("T")
 RULES: dict[str, MatrixRule] = {}
 MODEL_RULES: dict[str, ModelRule] = {}
 
 
 def rule(judge: MatrixRule) -> MatrixRule:
     """Register a rule for every matrix; its name is its id."""
-    RULES[_id(judge)] = judge
+    RULES[judge.__name__.replace("_", "-")] = judge
     return judge
 
 
-def model_rule(judge: ModelRule) -> ModelRule:
-    """Register a rule for the model as a whole."""
-    MODEL_RULES[_id(judge)] = judge
+def model_rule(judge: ModelRule, rule_id: str = "") -> ModelRule:
+    """Register a rule for the model as a whole; its name is its id, unless another is given.
+
+    It may also say what it could not judge.
+    """
+    MODEL_RULES[rule_id or judge.__name__.replace("_", "-")] = judge
     return judge
 
 
-def _id(judge: Callable[..., Any]) -> str:
-    return judge.__name__.replace("_", "-")
+def findings(
+    rows: Iterable[Examination],
+    products: Iterable[Product] = (),
+    chains: Iterable[Chain] = (),
+    unsound: Iterable[Skipped] = (),
+) -> tuple[Finding, ...]:
+    """What all rules say, worst first; see :func:`judgement` for those that fail.
+
+    >>> import torch
+    >>> from kappascope.clinic.row import examine
+    >>> found = findings([examine("fc.weight", torch.tensor([[1.0, float("inf")]]))])
+    >>> [(one.rule, one.severity) for one in found]
+    [('non-finite', 'critical')]
+    """
+    model = Measurements(tuple(rows), tuple(products), tuple(chains), tuple(unsound))
+    return judgement(model).findings
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What all rules say of a model, worst first, and which of them failed where and why."""
+
+    findings: tuple[Finding, ...]
+    failed: tuple[Skipped, ...]
+
+
+def judgement(model: Measurements) -> Judgement:
+    """Ask every rule; one that fails on a matrix costs what it would have said there, no more.
+
+    >>> judgement(Measurements(rows=()))
+    Judgement(findings=(), failed=())
+    """
+    found: list[Finding | Skipped | None] = []
+    for row in model.rows:
+        for rule_id, judge in RULES.items():
+            found.append(_attempt(rule_id, row.name, partial(_judged, rule_id, judge, row, model)))
+    for rule_id, ask in MODEL_RULES.items():
+        told: Symptom | Skipped | None
+        symptoms = chain.from_iterable(map(ask, [model]))  # asked by the first next()
+        while told := _attempt(rule_id, "model", partial(next, symptoms, None)):
+            if isinstance(told, Symptom):
+                subject = told.subject or "model"
+                finding = partial(_finding, rule_id, told, subject, told.about)
+                found.append(_attempt(rule_id, subject, finding))
+            else:
+                found.append(told)
+    known = [one for one in found if isinstance(one, Finding)]
+    known.sort(key=lambda one: -SEVERITIES.index(one.severity))
+    return Judgement(tuple(known), tuple(one for one in found if isinstance(one, Skipped)))
+
+
+def _attempt(rule_id: str, subject: str, judge: Callable[[], T]) -> T | Skipped:
+    """What a rule says of its subject, or why it failed to say anything."""
+    try:
+        return judge()
+    except Exception as error:
+        text = f"the rule {rule_id} failed: {error_text(error)}"
+        return Skipped(subject, Reason(ReasonKind.RULE_FAILED, text))
+
+
+def _judged(
+    rule_id: str, judge: MatrixRule, row: Examination, model: Measurements
+) -> Finding | None:
+    symptom = judge(row, model)
+    return _finding(rule_id, symptom, row.name, (row,)) if symptom else None
+
+
+def _finding(
+    rule_id: str, symptom: Symptom, subject: str, about: tuple[Examination, ...]
+) -> Finding:
+    """The symptom with the correction that treats it, if there is one for this kind of layer."""
+    treatment, severity = Prescription(None, "", symptom.advice), symptom.severity
+    if symptom.flaw is not None and about:
+        treatment = prescribe(symptom.flaw, *about)
+        if all(map(is_left_alone, about)):
+            severity = "info"  # where nothing is to be done about it, nobody is to be alarmed
+    calm = "no need to act; if the layer trains badly, "
+    advice = f"{calm if severity == 'info' and treatment.correction else ''}{treatment.advice}"
+    return Finding(
+        rule_id,
+        severity,
+        subject,
+        symptom.evidence,
+        advice,
+        treatment.correction,
+        treatment.snippet,
+    )
 
 
 # --- numbers that are none, or none left ----------------------------------------------------------
-
-
-@rule
-def non_finite(row: Examination, model: Model) -> Symptom | None:
-    """A NaN or an infinity spreads to every output: critical, at any count.
-
-    A mask alone may have one kind of them, minus infinity.
-    """
-    evidence = Status(row.status).reason
-    if not isinstance(evidence, NonFinite):
-        return None
-    if isinstance(evidence, Masking) and is_mask(row.name):
-        return Symptom("info", evidence, "fine in a mask, which adds minus infinity to logits")
-    return Symptom("critical", evidence, DIVERGED)
 
 
 DIVERGED = "the file is damaged or training diverged: go back to an earlier checkpoint"
 
 
 @rule
-def zero(row: Examination, model: Model) -> Symptom | None:
+def non_finite(row: Examination, model: Measurements) -> Symptom | None:
+    """A NaN or an infinity spreads to every output: critical, at any count.
+
+    A mask alone may have one kind of them, minus infinity.
+    """
+    if row.failure is None or not row.failure.is_non_finite:
+        return None
+    evidence = str(row.failure)
+    if row.failure.kind is ReasonKind.MINUS_INFINITY and is_mask(row.name):
+        return Symptom("info", evidence, "fine in a mask, which adds minus infinity to logits")
+    return Symptom("critical", evidence, DIVERGED)
+
+
+@partial(model_rule, rule_id="non-finite")
+def non_finite_vectors(model: Measurements) -> Iterator[Symptom]:
+    """A NaN in a bias, a gain or another vector spreads as one in a matrix does."""
+    for vector in model.unsound:
+        if vector.reason.is_non_finite:
+            yield Symptom("critical", str(vector.reason), DIVERGED, subject=vector.name)
+
+
+@rule
+def zero(row: Examination, model: Measurements) -> Symptom | None:
     """All entries zero: usual for what is to start as nothing (adapters, last layers of branches).
 
     In a model whose other matrices are trained, a layer that passes nothing on is a warning.
@@ -136,8 +235,15 @@ def zero(row: Examination, model: Model) -> Symptom | None:
 # --- rows and columns -----------------------------------------------------------------------------
 
 
+_DEAD = "prune them, or look for {} that were constant during training"
+
+
+def _dead(dead: int, every: int, what: str) -> str:
+    return f"{dead} of {every} {what} {'is' if dead == 1 else 'are'} dead"
+
+
 @rule
-def dead_rows(row: Examination, model: Model) -> Symptom | None:
+def dead_rows(row: Examination, model: Measurements) -> Symptom | None:
     """Rows that are nothing beside the median: outputs that do not depend on the input.
 
     No initialisation in use makes some rows zero, but a lookup table has them for padding, by its
@@ -153,7 +259,7 @@ def dead_rows(row: Examination, model: Model) -> Symptom | None:
 
 
 @rule
-def dead_columns(row: Examination, model: Model) -> Symptom | None:
+def dead_columns(row: Examination, model: Measurements) -> Symptom | None:
     """Columns that are nothing beside the median: inputs that nothing reads.
 
     A masked or identity-like convolution has columns of zeros by design.
@@ -166,27 +272,20 @@ def dead_columns(row: Examination, model: Model) -> Symptom | None:
     return Symptom("info" if expected else "warning", _dead(dead, columns, "columns"), advice)
 
 
-def _dead(dead: int, every: int, what: str) -> str:
-    return f"{dead} of {every} {what} {'is' if dead == 1 else 'are'} dead"
-
-
-_DEAD = "prune them, or look for {} that were constant during training"
-
-
 @rule
-def outlier_rows(row: Examination, model: Model) -> Symptom | None:
+def outlier_rows(row: Examination, model: Measurements) -> Symptom | None:
     """A row far longer than the median one; see :func:`_outlying`."""
     return _outlying("row", row.row_norms, row.outlier_rows, row.shape, model)
 
 
 @rule
-def outlier_columns(row: Examination, model: Model) -> Symptom | None:
+def outlier_columns(row: Examination, model: Measurements) -> Symptom | None:
     """A column far longer than the median one; see :func:`_outlying`."""
     return _outlying("column", row.column_norms, row.outlier_columns, row.shape[::-1], model)
 
 
 def _outlying(
-    what: str, norms: Spread | None, found: int | None, shape: tuple[int, int], model: Model
+    what: str, norms: Spread | None, found: int | None, shape: tuple[int, int], model: Measurements
 ) -> Symptom | None:
     """A norm beyond chance that is at least three times the median one.
 
@@ -196,11 +295,11 @@ def _outlying(
     if norms is None or not norms.median or not found:
         return None
     times = norms.max / norms.median
-    if times < max(TALL, _usual_excess(*shape, model.chance)):
+    if times < max(NORM_INFO, _usual_excess(*shape, model.chance)):
         return None
     longest = f"the longest {what} has {times:.1f} times the median norm"
     evidence = f"{longest}; {found} {'stands' if found == 1 else 'stand'} out"
-    return Symptom("warning" if times >= TALLEST else "info", evidence, flaw=Flaw.SCALE)
+    return Symptom("warning" if times >= NORM_WARNING else "info", evidence, flaw=Flaw.SCALE)
 
 
 def _usual_excess(count: int, length: int, chance: float) -> float:
@@ -217,17 +316,17 @@ def _usual_excess(count: int, length: int, chance: float) -> float:
 
 
 @rule
-def uneven_norms(row: Examination, model: Model) -> Symptom | None:
+def uneven_norms(row: Examination, model: Measurements) -> Symptom | None:
     """Row or column norms that vary far more than those of a random matrix, 1/sqrt(2 n).
 
     Worth a word from a coefficient of variation of 0.5 on (trained transformers have 0.05 to
     0.35); from 1 on the norms differ as much as they measure: a warning.
     """
     spread, what = max(_spreads(row), default=(0.0, ""))
-    if spread < UNEVEN:
+    if spread < CV_INFO:
         return None
     evidence = f"{what} norms vary by {spread:.2f} of their mean"
-    return Symptom("warning" if spread >= VERY_UNEVEN else "info", evidence, flaw=Flaw.SCALE)
+    return Symptom("warning" if spread >= CV_WARNING else "info", evidence, flaw=Flaw.SCALE)
 
 
 def _spreads(row: Examination) -> Iterator[tuple[float, str]]:
@@ -246,7 +345,7 @@ def _spreads(row: Examination) -> Iterator[tuple[float, str]]:
 
 
 @rule
-def ill_conditioned(row: Examination, model: Model) -> Symptom | None:
+def ill_conditioned(row: Examination, model: Measurements) -> Symptom | None:
     """Kappa beyond chance, by the low end of its interval: what is certain despite rounding.
 
     A square random matrix has a kappa beyond x with probability 2 n / x, so that the tail
@@ -254,28 +353,28 @@ def ill_conditioned(row: Examination, model: Model) -> Symptom | None:
     trained one is beyond chance: worth a word is ten times the usual kappa, a warning a hundred.
     """
     times = _times_usual(row, row.condition_number_low or row.condition_number, model)
-    if times < NOTABLE:
+    if times < KAPPA_INFO:
         return None
     (m, n), known = row.shape, row.resolved or row.condition_number_low is None
     kappa = number(row.condition_number if known else row.condition_number_low)
     what = f"kappa {kappa}" if known else f"kappa, at least {kappa},"
     usual = f"at least {times:,.0f} times that of a random {m} x {n} matrix"
     evidence = f"{what} is beyond chance: {usual}"
-    if times < GRAVE and not known:
+    if times < KAPPA_WARNING and not known:
         return Symptom("info", evidence, "no need to act; its size is not resolved")
-    severity: Severity = "warning" if times >= GRAVE else "info"
+    severity: Severity = "warning" if times >= KAPPA_WARNING else "info"
     return Symptom(severity, evidence, flaw=_flaw(row, model))
 
 
-def _flaw(row: Examination, model: Model) -> Flaw:
-    """What makes kappa large: one matrix, one treatment, whichever rule speaks of it."""
+def _flaw(row: Examination, model: Measurements) -> Flaw:
+    """The flaw that makes kappa large: one treatment for a matrix, whichever rule speaks of it."""
     if rank_deficient(row, model):
         return Flaw.RANK
     return Flaw.BOTH if uneven_norms(row, model) else Flaw.SHAPE
 
 
-def _times_usual(row: Examination, kappa: float | None, model: Model) -> float:
-    """Kappa over that of a random matrix of the shape; 0 if it is not beyond chance."""
+def _times_usual(row: Examination, kappa: float | None, model: Measurements) -> float:
+    """The ratio of kappa to that of a random matrix of the shape; 0 if it is not beyond chance."""
     # the stored null_tail spares a look at the null in most cases
     if kappa is None or row.null_tail is None or row.null_tail > model.chance:
         return 0.0
@@ -286,7 +385,7 @@ def _times_usual(row: Examination, kappa: float | None, model: Model) -> float:
 
 
 @rule
-def unresolved(row: Examination, model: Model) -> Symptom | None:
+def unresolved(row: Examination, model: Measurements) -> Symptom | None:
     """Kappa not known to a factor of two, because of how the matrix is stored.
 
     Usual for large square matrices in 16 bits. A warning if the stored kappa looks grave and might
@@ -298,15 +397,15 @@ def unresolved(row: Examination, model: Model) -> Symptom | None:
     top = "infinity" if high is None else number(high)
     evidence = f"{row.storage} leaves kappa open between {number(low)} and {top}"
     least = _times_usual(row, low, model)
-    if least >= GRAVE:
+    if least >= KAPPA_WARNING:
         return Symptom("info", evidence, "that it is large is certain, how large is not")
-    grave = _times_usual(row, kappa, model) >= GRAVE
+    grave = _times_usual(row, kappa, model) >= KAPPA_WARNING
     advice = "do not act on kappa; examine a checkpoint with more digits"
     return Symptom("warning" if grave else "info", evidence, advice)
 
 
 @rule
-def rank_deficient(row: Examination, model: Model) -> Symptom | None:
+def rank_deficient(row: Examination, model: Measurements) -> Symptom | None:
     """Singular to the last digit, or with less than half the effective rank that chance gives.
 
     Chance gives Marchenko and Pastur's share of singular values above 1 % of the largest, almost
@@ -318,7 +417,7 @@ def rank_deficient(row: Examination, model: Model) -> Symptom | None:
     singular = row.condition_number is None and alive == min(row.shape)
     null = MarchenkoPastur(*row.shape)
     usual = alive * float(1 - null.cdf(0.01 * null.edges[1]))
-    if not singular and row.effective_rank >= LOST * usual:
+    if not singular and row.effective_rank >= RANK_WARNING * usual:
         return None
     rank = f"effective rank {row.effective_rank}, where chance gives {usual:.0f}"
     evidence = f"numerically singular, {rank}" if singular else rank
@@ -331,8 +430,87 @@ def _alive(row: Examination) -> int:
     return max(1, min(rows - (row.dead_rows or 0), columns - (row.dead_columns or 0)))
 
 
+# --- matrices that look as initialised -----------------------------------------------------------
+# Training that leaves the bulk of spectrum and entries as it was stays hidden, the more so in small
+# matrices.
+
+TELLING_SIZE = 32  # singular values from which a spectrum tells a fresh matrix from another
+MOVED_FROM = 1e-3  # of its norm, from the reference: what even bfloat16 would show
+# Excess kurtosis, and the variance of that of n entries, times n (from moments up to the eighth).
+LAWS = {"normal": (0.0, 24.0), "truncated normal": (-0.634, 3.85), "uniform": (-1.2, 1.32)}
+LAW_DEVIATIONS = 4.0  # from the kurtosis of a law
+ORTHOGONAL_KAPPA = 1.01  # what rounding to bfloat16 leaves of 1
+
+
+def is_fresh(row: Examination) -> bool:
+    """Whether a spectrum is Marchenko and Pastur's as closely as a random matrix's, or orthogonal.
+
+    Singular values of a random matrix repel each other: their distance from the law is of order
+    log(n) / n, not 1/sqrt(n), so that little training shows. The entries must be of a law that
+    layers are drawn from, too, and not have moved from those of a reference.
+
+    >>> import torch
+    >>> from kappascope.clinic.row import examine
+    >>> is_fresh(examine("w", torch.eye(40))), is_fresh(examine("w", torch.ones(40, 40)))
+    (True, False)
+    """
+    moved_by = (row.errors or {}).get("overall_matrix") or 0.0
+    if row.null_distance is None or moved_by > MOVED_FROM:
+        return False
+    if is_orthogonal(row):
+        return True
+    within_chance = not row.outliers and row.null_distance < usual_distance(row)
+    return within_chance and law(row) is not None
+
+
+def law(row: Examination) -> str | None:
+    """The law of initial entries whose kurtosis a matrix has, within chance.
+
+    >>> law(Examination("w", (40, 40), "float32", "ok", entry_kurtosis=-1.17))
+    'uniform'
+    >>> law(Examination("w", (40, 40), "float32", "ok", entry_kurtosis=-0.9))
+    """
+    entries, kurtosis = row.shape[0] * row.shape[1], row.entry_kurtosis or 0.0
+    distances = {
+        name: abs(kurtosis - excess) / math.sqrt(variance / entries)
+        for name, (excess, variance) in LAWS.items()
+    }
+    nearest = min(distances, key=lambda name: distances[name])
+    return nearest if distances[nearest] < LAW_DEVIATIONS else None
+
+
+def can_tell(row: Examination) -> bool:
+    """Whether there are enough singular values for a fresh matrix to be told from another.
+
+    >>> can_tell(Examination("w", (40, 31), "float32", "ok", null_distance=0.1))
+    False
+    """
+    return row.null_distance is not None and min(row.shape) >= TELLING_SIZE
+
+
+def usual_distance(row: Examination) -> float:
+    """The distance that 999 of 1000 fresh matrices stay below.
+
+    Fitted to simulated quantiles of 32 to 1024 singular values, checked with other random numbers.
+
+    >>> round(usual_distance(Examination("w", (512, 2048), "float32", "ok")), 4)
+    0.0084
+    """
+    n = min(row.shape)
+    return (1.3 + 0.48 * math.log(n)) / n
+
+
+def is_orthogonal(row: Examination) -> bool:
+    """Whether all singular values are equal.
+
+    >>> is_orthogonal(Examination("w", (8, 8), "float32", "ok", condition_number=1.0002))
+    True
+    """
+    return row.condition_number is not None and row.condition_number < ORTHOGONAL_KAPPA
+
+
 @rule
-def untrained(row: Examination, model: Model) -> Symptom | None:
+def untrained(row: Examination, model: Measurements) -> Symptom | None:
     """A spectrum that chance alone explains; see :func:`is_fresh`."""
     if not can_tell(row) or not is_fresh(row):
         return None
@@ -344,3 +522,93 @@ def untrained(row: Examination, model: Model) -> Symptom | None:
     distance = f"distance {row.null_distance:.4f}; chance reaches {usual_distance(row):.4f}"
     told = f"its spectrum could be that of freshly drawn {law(row)} entries ({distance})"
     return Symptom("info", told, advice)
+
+
+# --- the model as a whole -------------------------------------------------------------------------
+
+
+@model_rule
+def duplicates(model: Measurements) -> Iterator[Symptom]:
+    """Matrices with all the same numbers, stored apart: clones that were not trained, or errors."""
+    groups: dict[tuple[Any, ...], list[str]] = {}
+    for row in model.rows:
+        if row.sigma_max and row.entry_std and row.part_of is None:
+            extremes = (row.sigma_max, row.sigma_2, row.sigma_min, row.frobenius_norm)
+            entries = (row.entry_mean, row.entry_kurtosis)
+            # no two different matrices share all of these by accident
+            key = (row.shape, *extremes, *entries, row.row_norms, row.column_norms)
+            groups.setdefault(key, []).append(row.name)
+    for first, *others in groups.values():
+        if others:
+            evidence = f"{len(others)} more are equal to it: {first_few(others)}"
+            advice = "fine among cloned fresh layers; otherwise tie them, or check the loading"
+            yield Symptom("info", evidence, advice, subject=first)
+
+
+@model_rule
+def exploding_product(model: Measurements) -> Iterator[Symptom | Skipped]:
+    """Kappa of a head's QK or OV, or of a chain of layers, beyond that of random factors.
+
+    A product of rank r sends r directions through each factor, which sees them as a random matrix
+    with r columns would. Kappas multiply at most, so that of n factors one has to be beyond the
+    quantile that leaves it an n-th of the chance. Sizes as for one matrix; heads of trained models
+    have up to 30 times the usual kappa.
+    """
+    asked = [(one.name, partial(_product_explodes, one, model)) for one in model.products]
+    asked += [(one.name, partial(_chain_explodes, one, model)) for one in model.chains]
+    for subject, explodes in asked:
+        if told := _attempt("exploding-product", subject, explodes):
+            yield told
+
+
+def _product_explodes(product: Product, model: Measurements) -> Symptom | None:
+    if not product.values or product.values[0] <= 0:
+        return None
+    widths = (product.shape[1], len(product.values), product.shape[0])
+    symptom = _explodes(product, widths, model)
+    return symptom and replace(symptom, about=_factors(product, model))
+
+
+def _chain_explodes(layers: Chain, model: Measurements) -> Symptom | None:
+    members = tuple(row for row in model.rows if row.name in layers.members)
+    if any(row.condition_number is None for row in members):  # which is told of the member
+        return None
+    symptom = _explodes(layers, layers.widths, model)
+    return symptom and replace(symptom, about=members)
+
+
+def _explodes(it: Product | Chain, widths: tuple[int, ...], model: Measurements) -> Symptom | None:
+    if it.condition_number is None or min(widths) < 2:
+        return None
+    # float64 cannot tell more; the product of many fresh layers is beyond that
+    kappa = min(it.condition_number, 1 / (sys.float_info.epsilon * max(widths)))
+    times = _times_random_factors(kappa, widths, model.chance)
+    if times < KAPPA_INFO:
+        return None
+    severity: Severity = "warning" if times >= KAPPA_WARNING else "info"
+    value = f"{'' if kappa == it.condition_number else 'of at least '}{number(kappa)}"
+    evidence = f"kappa {value} of the product is at least {times:,.0f} times"
+    evidence += " that of random factors"
+    return Symptom(severity, evidence, flaw=Flaw.SHAPE, subject=it.name)
+
+
+def _times_random_factors(kappa: float, widths: tuple[int, ...], chance: float) -> float:
+    """The ratio of kappa to the usual kappas of all factors; 0 if it is not beyond chance."""
+    narrowest = widths.index(min(widths))
+    others = [*widths[:narrowest], *widths[narrowest + 1 :]]
+    nulls = [GaussianNull(widths[narrowest], width) for width in others]
+    # in logarithms, for the usual kappa of hundreds of factors is beyond float64's range
+    log_usual = sum(null.log_condition_number for null in nulls)
+    if math.log(kappa) < math.log(KAPPA_INFO) + log_usual:
+        return 0.0
+    usual = math.exp(log_usual)
+    limit = math.prod(float(null.quantile(1 - chance / len(nulls))) for null in nulls)
+    return kappa / usual if kappa > limit else 0.0
+
+
+def _factors(product: Product, model: Measurements) -> tuple[Examination, ...]:
+    """The matrices whose heads a product multiplies: by kind, in the same layer."""
+    kinds = {"QK": ("query", "key"), "OV": ("output", "value")}.get(product.kind, ())
+    near = [row for row in model.rows if row.depth == product.depth and row.kind in kinds]
+    inside = [row for row in near if row.name.startswith(product.layer)]
+    return tuple(inside or near)

@@ -1,1 +1,1 @@
-"""One study of real networks a page; :mod:`kappascope.lab` discovers them."""
+"""One study of real networks a page; :mod:`kappascope.lab.experiment` discovers them."""

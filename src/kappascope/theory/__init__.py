@@ -5,6 +5,7 @@
 `updates`: one step of SGD, Adam and Muon. docs/theory.md derives them.
 """
 
+from kappascope.matrix.orthogonal import newton_schulz
 from kappascope.theory.conditioning import (
     disturbance,
     hard_edge_scale,
@@ -15,14 +16,7 @@ from kappascope.theory.conditioning import (
     smallest_value_quantile,
     weyl_bound,
 )
-from kappascope.theory.depth import (
-    flow,
-    learning_time,
-    mode_kappa,
-    mode_path,
-    mode_speed,
-    product,
-)
+from kappascope.theory.depth import flow, learning_time, mode_kappa, mode_path, mode_speed, product
 from kappascope.theory.gradients import (
     gradient_bounds,
     log_gradient_norm,
@@ -46,7 +40,6 @@ from kappascope.theory.updates import (
     blind_change,
     full_gradient_change,
     muon_update,
-    newton_schulz,
     sgd_update,
     singular_value_change,
 )

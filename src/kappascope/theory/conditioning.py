@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr
 from torch import Tensor
 
-from kappascope import spectra
+from kappascope.matrix import spectra
 from kappascope.theory.relaxation import Relaxation
 
 Array = NDArray[np.float64]

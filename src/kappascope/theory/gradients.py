@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import polygamma, psi
 from torch import Tensor
 
-from kappascope import spectra
+from kappascope.matrix import spectra
 
 Array = NDArray[np.float64]
 

@@ -45,8 +45,9 @@ def steps_to_learn(
 class Directions:
     """SGD on a matrix whose inputs have this covariance; moments exact, draws from the model.
 
-    A :class:`kappascope.theory.relaxation.Model`, hence ``predicted_weights(..., model=...)`` draws
-    what SGD makes of a start and ``kappascope.errors`` of it predicts the error of every component.
+    It is a :class:`kappascope.theory.relaxation.WeightModel`: ``predicted_weights(..., model=...)``
+    draws what SGD makes of a start, and ``kappascope.errors`` of it predicts the error of every
+    component.
 
     >>> two = Directions(torch.diag(torch.tensor([1.0, 0.01])))
     >>> two.mean_weight(torch.eye(2), torch.zeros(2, 2), step=200).diagonal()

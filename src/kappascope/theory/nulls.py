@@ -141,7 +141,7 @@ class GaussianNull:
 
     @property
     def log_condition_number(self) -> float:
-        """Expected log kappa."""
+        """The expected value of log kappa."""
         return _moments(*_long_and_short(self.rows, self.columns))[0]
 
     @property
@@ -288,12 +288,12 @@ class MarchenkoPastur:
 
     @property
     def edges(self) -> tuple[float, float]:
-        """Where they begin and end: a, b = s (sqrt(m) -+ sqrt(n))."""
+        """The smallest and largest singular value: a, b = s (sqrt(m) -+ sqrt(n))."""
         m, n = np.sqrt(_long_and_short(self.rows, self.columns))
         return float(self.deviation * (m - n)), float(self.deviation * (m + n))
 
     def density(self, singular_value: ArrayLike) -> Array:
-        """Their share per unit: sqrt((b^2 - x^2) (x^2 - a^2)) / (pi n s^2 x).
+        """The share of singular values per unit: sqrt((b^2 - x^2) (x^2 - a^2)) / (pi n s^2 x).
 
         >>> round(float(MarchenkoPastur(25, 25).density(6.0)) * np.pi, 2)  # a quarter circle
         0.32

@@ -31,10 +31,10 @@ Normal = Callable[..., Tensor]
 """Draws independent standard normal numbers, ``normal(*shape)``, with a leading axis of trials."""
 
 
-class Model(Protocol):
+class WeightModel(Protocol):
     """What a walk asks of a model of the batches.
 
-    >>> model: Model = Relaxation(size=32)
+    >>> model: WeightModel = Relaxation(size=32)
     >>> model.factors(200) > 1
     True
     """
@@ -200,7 +200,7 @@ class Relaxation:
 
 
 def walk(
-    model: Model, left: Float[Tensor, "trials out in"], steps: Sequence[float], normal: Normal
+    model: WeightModel, left: Float[Tensor, "trials out in"], steps: Sequence[float], normal: Normal
 ) -> Iterator[Float[Tensor, "trials out in"]]:
     """Draws of W_t - W* at rising ``steps``, from ``left`` = W_0 - W*.
 
@@ -224,7 +224,7 @@ def predicted_weights(
     start: Float[Tensor, "trials out in"],
     steps: Sequence[float],
     normal: Normal,
-    model: Model | None = None,
+    model: WeightModel | None = None,
 ) -> Iterator[Float[Tensor, "trials out in"]]:
     """What SGD makes of ``start`` by each of the steps, drawn from the model: no batch is seen.
 
@@ -232,7 +232,7 @@ def predicted_weights(
     predicts the error of every component, ``statistics.summary`` of those its median and quartiles.
 
     >>> from kappascope import errors
-    >>> from kappascope.tasks import Own, heterogeneous, start
+    >>> from kappascope.lab.tasks import Own, heterogeneous, start
     >>> random = Own(range(400), key="an example").random()
     >>> target, begin = heterogeneous(random, 32), start(random, 32)
     >>> weight, = predicted_weights(target, begin, [200], random.normal)

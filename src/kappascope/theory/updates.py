@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kappascope import spectra
+from kappascope.matrix import spectra
 
 
 def singular_value_change(
@@ -31,7 +31,7 @@ def singular_value_change(
 
 
 def sgd_update(gradient: Tensor, learning_rate: float = 0.01) -> Tensor:
-    """- h G.
+    """The step of plain gradient descent: - h G.
 
     >>> sgd_update(torch.tensor([[2.0]]))
     tensor([[-0.0200]])
@@ -53,7 +53,7 @@ def adam_update(gradient: Tensor, learning_rate: float = 0.001) -> Tensor:
 def muon_update(gradient: Float[Tensor, "*stack out in"], learning_rate: float = 0.001) -> Tensor:
     """- h U V' sqrt(max(1, out / in)) of G = U S V': Muon's step with an exact orthogonal factor.
 
-    ``torch.optim.Muon`` approximates it, by :func:`newton_schulz`.
+    ``torch.optim.Muon`` approximates it, by :func:`~kappascope.matrix.orthogonal.newton_schulz`.
 
     >>> muon_update(torch.diag(torch.tensor([100.0, 0.01]))).round(decimals=6)
     tensor([[-0.0010, -0.0000],
@@ -62,21 +62,6 @@ def muon_update(gradient: Float[Tensor, "*stack out in"], learning_rate: float =
     u, _, vt = spectra.decomposition(gradient)
     out, inputs = gradient.shape[-2:]
     return (-learning_rate * math.sqrt(max(1.0, out / inputs)) * (u @ vt)).to(gradient)
-
-
-def newton_schulz(values: Tensor, steps: int = 5) -> Tensor:
-    """Muon's orthogonal factor, value by value: x <- 3.4445 x - 4.7750 x^3 + 2.0315 x^5.
-
-    From the singular values of G / |G|_F. Five steps bring those above 1/600 to 0.68 ... 1.21; what
-    is smaller grows by 3.4445^5 = 485 only and stays behind: Muon's steps are not blind to kappa.
-
-    >>> newton_schulz(torch.tensor([0.5, 0.05, 0.005, 1e-5]))
-    tensor([0.7654, 0.7581, 1.1544, 0.0048])
-    """
-    for _ in range(steps):
-        square = values**2
-        values = values * (3.4445 + square * (2.0315 * square - 4.7750))
-    return values
 
 
 def full_gradient_change(

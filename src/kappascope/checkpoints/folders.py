@@ -1,0 +1,219 @@
+"""Which files of a folder are the model, and that they lie inside it.
+
+The first of these that is there is read, all else is left aside and said so:
+
+1. ``model.safetensors``, or the shards of ``model.safetensors.index.json``;
+2. the same as diffusers names them (``diffusion_pytorch_model...``);
+3. ``pytorch_model.bin``, or the shards of its index; the same of diffusers;
+4. an adapter: ``adapter_model.safetensors`` or ``.bin``;
+5. the only index, the only safetensors file or family of shards, the only other checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from kappascope.checkpoints.formats import Malformed, quoted
+from kappascope.text import first_few
+
+_STEMS = ("model.safetensors", "diffusion_pytorch_model.safetensors", "pytorch_model.bin",
+          "diffusion_pytorch_model.bin")  # fmt: skip
+_RANKED = [name for stem in _STEMS for name in (stem, f"{stem}.index.json")]
+_ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
+_INDEX = r".+\.index(\.\w+)?\.json"
+_SHARD = r"(.+)-\d{5}-of-(\d{5})((?:\.\w+){1,2})"  # diffusers once had a variant at the end
+_PICKLED = r".+\.(pt|pth|ckpt|bin)"
+# What trainers write beside the weights.
+_OTHER = r"(training_args|optimizer|optim|scheduler|scaler|rng_state|random_states).*"
+_LONGEST_NAME = 255  # what file systems take
+_MOST_ENTRIES = 100_000  # of a folder; more is no model
+
+
+class CheckpointFiles(NamedTuple):
+    """The files of a folder to read: one, or shards, or what an index tells."""
+
+    listing: str | None
+    files: tuple[str, ...]
+    missing: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()  # checkpoints beside it
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """The files, and those that should be beside them."""
+        return self.files + self.missing
+
+    def notes(self, read: Collection[str]) -> Iterator[str]:
+        """What to say once it is known which files are read.
+
+        >>> list(CheckpointFiles(None, ("a.bin",), others=("b.bin",)).notes({"a.bin"}))
+        ['read a.bin, left aside b.bin']
+        """
+        if aside := [name for name in self.others if name not in read]:
+            yield f"read {self.listing or self.files[0]}, left aside {_list(aside)}"
+        if set(self.files) & set(_ADAPTERS):
+            yield "an adapter alone: its own matrices, not those of the model it changes"
+
+
+def choose_files(folder: Path) -> CheckpointFiles:
+    """The model in a folder.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     for name in ("model.safetensors", "pytorch_model.bin", "config.json"):
+    ...         _ = (Path(folder) / name).write_bytes(b"")
+    ...     choose_files(Path(folder)).others
+    ('pytorch_model.bin',)
+    """
+    names = _names(folder)
+    chosen = next((name for name in (*_RANKED, *_ADAPTERS) if name in names), None)
+    choice = _single(chosen) if chosen else _only(names)
+    if choice is None:
+        raise _without(folder, names)
+    own = {choice.listing, *choice.files}
+    return choice._replace(others=tuple(n for n in names if _is_checkpoint(n) and n not in own))
+
+
+def snapshot(folder: Path) -> Path:
+    """The folder itself, or of a repository in Hugging Face's cache the revision it points to."""
+    revisions = folder / "snapshots"
+    if not revisions.is_dir() or not (folder / "blobs").is_dir():
+        return folder
+    head = folder / "refs" / "main"
+    name = head.read_text()[:100].strip() if head.is_file() else ""
+    names = [name] if is_plain(name) else _names(revisions)
+    if len(names) != 1:
+        raise Malformed(f"holds {len(names)} revisions", "give one folder of its snapshots")
+    return revisions / names[0]
+
+
+def inside(folder: Path, name: str) -> Path:
+    """Where ``name`` really lies; refused unless that is in the folder, or in its cache's blobs.
+
+    >>> inside(Path("models"), "../secret")
+    Traceback (most recent call last):
+    kappascope.checkpoints.formats.Malformed: shard name is not a plain file name: '../secret' (...)
+    """
+    if not is_plain(name):
+        wrong = f"shard name is not a plain file name: {quoted(name)}"
+        raise Malformed(wrong, "repair the index")
+    root = resolved(folder)
+    real = resolved(root / name)
+    roots = [root]
+    for parent in (root, *root.parents):
+        if parent.parent.name == "snapshots":  # .../snapshots/<revision>/x -> ../../blobs/<digest>
+            roots.append(parent.parent.parent / "blobs")
+            break
+    if not any(real.is_relative_to(root) for root in roots):
+        raise Malformed(f"{quoted(name)} is a link out of the folder", "copy the file into it")
+    return real
+
+
+def resolved(path: Path) -> Path:
+    """Where a path leads; one that goes round in a circle of links, to where it is.
+
+    >>> resolved(Path("/")) == Path("/")
+    True
+    """
+    return Path(os.path.realpath(path))  # Path.resolve is an error in a circle before Python 3.13
+
+
+def is_index(name: str) -> bool:
+    """Whether a file lists the tensors of shards, by its name.
+
+    >>> is_index("model.safetensors.index.fp16.json")
+    True
+    """
+    return bool(re.fullmatch(_INDEX, name))
+
+
+def is_shard(name: str) -> bool:
+    """Whether a file is one of several, by its name.
+
+    >>> is_shard("model-00001-of-00002.safetensors")
+    True
+    """
+    return bool(re.fullmatch(_SHARD, name))
+
+
+def is_plain(name: object) -> bool:
+    r"""Whether a name is that of a file in this very folder.
+
+    >>> [is_plain(name) for name in ("a.bin", "../a.bin", "/a.bin", "C:\\a.bin", "~", "")]
+    [True, False, False, False, False, False]
+    """
+    if not isinstance(name, str) or not 0 < len(name.encode("utf-8", "replace")) <= _LONGEST_NAME:
+        return False
+    return name.isprintable() and not re.search(r"[/\\:]|^~|^\.{1,2}$", name)
+
+
+def _names(folder: Path) -> list[str]:
+    with os.scandir(folder) as entries:
+        names = [entry.name for entry, _ in zip(entries, range(_MOST_ENTRIES), strict=False)]
+    return sorted(names)
+
+
+def _single(name: str) -> CheckpointFiles:
+    return CheckpointFiles(name, ()) if is_index(name) else CheckpointFiles(None, (name,))
+
+
+def _is_checkpoint(name: str) -> bool:
+    """By its name; not what a trainer keeps beside it."""
+    if re.fullmatch(_OTHER, name):
+        return False
+    return bool(re.fullmatch(rf"{_INDEX}|.+\.safetensors|{_PICKLED}", name))
+
+
+def _only(names: list[str]) -> CheckpointFiles | None:
+    """The only checkpoint of the first kind that is there."""
+    for pattern in (_INDEX, r".+\.safetensors", _PICKLED):
+        found = [n for n in names if re.fullmatch(pattern, n) and _is_checkpoint(n)]
+        families = {_family(name): name for name in found}
+        if len(families) > 1:
+            raise Malformed(f"several checkpoints: {_list(found)}", "give one of them")
+        if len(found) == 1 and not is_shard(found[0]):
+            return _single(found[0])
+        if found:
+            return _shards(found)
+    return None
+
+
+def _family(name: str) -> str:
+    shard = re.fullmatch(_SHARD, name)
+    return f"{shard[1]}-of-{shard[2]}{shard[3]}" if shard else name
+
+
+def _shards(found: list[str]) -> CheckpointFiles:
+    """Shards that no index lists."""
+    shard = re.fullmatch(_SHARD, found[0])
+    assert shard  # two names of one family
+    stem, count, end = shard.groups()
+    places = range(1, min(int(count), _MOST_ENTRIES) + 1)
+    missing = {f"{stem}-{i:05d}-of-{count}{end}" for i in places} - set(found)
+    return CheckpointFiles(None, tuple(found), tuple(sorted(missing)))
+
+
+def _without(folder: Path, names: list[str]) -> Malformed:
+    """What to say of a folder without a checkpoint of its own."""
+    if any(name.endswith(".distcp") for name in names):
+        return Malformed(
+            "a distributed checkpoint",
+            "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE.pt",
+        )
+    inner = [n for n in names[:1000] if (folder / n).is_dir() and not (folder / n).is_symlink()]
+    inner = [n for n in inner if any(map(_is_checkpoint, _names(folder / n)))]
+    if inner:
+        return Malformed(f"checkpoints only in its folders {_list(inner)}", "give one of them")
+    foreign = [n for n in names if re.fullmatch(r".+\.(gguf|onnx|h5|msgpack|pb|npz|tflite)", n)]
+    if foreign:
+        return Malformed(
+            f"no safetensors or PyTorch file in it, but {_list(foreign)}", "convert it"
+        )
+    return Malformed("no checkpoint in it", "give a folder with safetensors or PyTorch files")
+
+
+def _list(names: list[str]) -> str:
+    return first_few([n if is_plain(n) and len(n) < 54 else quoted(n) for n in names])

@@ -1,0 +1,327 @@
+"""Open a checkpoint that nobody vouches for: what is in it at once, its numbers when asked for.
+
+Safetensors files, folders of them as Hugging Face lays them out, and what ``torch.save`` wrote, old
+or new. A file is what its content says, whatever its name; no code in it is run, nothing is
+written, and only the tensor that is asked for is read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from kappascope.checkpoints import folders, safetensors, torchfiles
+from kappascope.checkpoints.formats import AGAIN, HEAD, Malformed, format_of, quoted
+from kappascope.checkpoints.pickles import ForbiddenCall
+from kappascope.checkpoints.rebuild import FileContents, Tree
+from kappascope.checkpoints.tensors import CheckpointFile, TensorLocation
+from kappascope.model.skipped import Reason, ReasonKind, Skipped, unreadable
+from kappascope.refusal import Refusal
+from kappascope.text import first_few
+
+__all__ = ["Checkpoint", "Exhausted", "open"]
+
+_LONGEST_INDEX = 1 << 25  # bytes: the index of 300,000 tensors
+_LONGEST_CONFIG = 1 << 22
+_MOST_SHARDS = 10_000
+_FORMATS = {"safetensors": "safetensors", "zip": "PyTorch", "pickle": "PyTorch, before 1.6"}
+_REPAIR = "download the index again"
+_STATE_DICT = "save model.state_dict() where you trust it"
+
+
+class Exhausted(Refusal, MemoryError):  # noqa: N818 - as its first parent
+    """A checkpoint that takes more memory to read than there is.
+
+    >>> isinstance(Exhausted(5, "x.pt", "too large", "free some memory"), MemoryError)
+    True
+    """
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint on disk: everything in it but the numbers, which `read` brings.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "model.pt"
+    ...     torch.save({"state_dict": {"fc.weight": torch.eye(2)}, "epoch": 3}, path)
+    ...     checkpoint = open(path)
+    ...     checkpoint.contents
+    ...     checkpoint.read(("state_dict", "fc.weight"))
+    {'state_dict': {'fc.weight': tensor(..., device='meta', size=(2, 2))}, 'epoch': 3}
+    tensor([[1., 0.],
+            [0., 1.]])
+    """
+
+    source: str
+    format: str
+    tree: Tree = field(repr=False)
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    notes: tuple[str, ...] = ()
+    faults: tuple[Skipped, ...] = ()
+
+    @cached_property
+    def contents(self) -> Mapping[str, Any]:
+        """Nested as in the file, with text for keys; a shared storage is a shared meta storage."""
+        storages: dict[tuple[str, int], torch.UntypedStorage] = {}
+
+        def grown(node: Any) -> Any:
+            if isinstance(node, dict):
+                return {key: grown(value) for key, value in node.items()}
+            if not isinstance(node, TensorLocation):
+                return node
+            place = node.storage.file.path, node.storage.begin
+            if place not in storages:
+                storages[place] = torch.UntypedStorage(node.storage.size, device="meta")
+            return node.meta(storages[place])
+
+        return {key: grown(value) for key, value in self.tree.items()}
+
+    def read(self, path: tuple[str, ...]) -> Tensor:
+        """The tensor at the end of a path of keys into ``contents``."""
+        node: Any = self.tree
+        for key in path:
+            node = node[key] if isinstance(node, dict) else None
+        if not isinstance(node, TensorLocation):
+            raise KeyError(f"{path} is no path to a tensor in contents")
+        with _refusing(Path(node.storage.file.path)):
+            return node.read()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What a worker needs to read: contents would go along as slowly as it is built anew.
+        return {name: value for name, value in vars(self).items() if name != "contents"}
+
+
+def open(path: Path | str) -> Checkpoint:
+    """The checkpoint in a file or folder; a `Refusal` says what is wrong with any other.
+
+    >>> open(Path("nowhere.pt"))
+    Traceback (most recent call last):
+    kappascope.refusal.Refusal: nowhere.pt: No such file or directory (give a ...)
+    """
+    path = Path(path)
+    with _refusing(path):
+        if path.is_dir():
+            return _opened_folder(path)
+        if folders.is_index(path.name):
+            return _joined(path.parent, _listed(path.parent, path.name), path)
+        checkpoint = _checkpoint(path, path.parent, *_load(folders.resolved(path), path.name))
+        note = ("one shard of several: only what it holds is read",)
+        more = note if folders.is_shard(path.name) else ()
+        return replace(checkpoint, notes=more + checkpoint.notes)
+
+
+def _checkpoint(path: Path, folder: Path, found: FileContents, form: str) -> Checkpoint:
+    if not found.tree:
+        raise Malformed("holds no tensors", "give the file with the weights")
+    notes, faults = _said(found)
+    config, more = _config(folder)
+    return Checkpoint(str(path), form, found.tree, config, notes + more, faults)
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    """Says of which file it is that something is wrong."""
+    given = str(path) if str(path).isprintable() else ascii(str(path))
+    try:
+        yield
+    except Malformed as error:
+        raise Refusal(2, given, error.wrong, error.advice) from error
+    except (OSError, ValueError) as error:  # a name with a NUL is a ValueError
+        wrong = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise Refusal(2, given, wrong, "give a checkpoint or its folder") from error
+    except MemoryError as error:
+        raise Exhausted(5, given, "not enough memory to read it", "free some memory") from error
+
+
+def _load(real: Path, name: str) -> tuple[FileContents, str]:
+    """What a file holds, and its format by its content."""
+    file = CheckpointFile.at(real)
+    head = file.read(0, HEAD)
+    form = format_of(head)
+    named = name.endswith(".safetensors")
+    # Of a header's length alone, or a part of it, nothing can be told but that it is cut off.
+    if form == "safetensors" or (named and (form == "unknown" or len(head) <= 8)):
+        return FileContents(safetensors.read(file), {}), "safetensors"
+    if form == "unknown":
+        return _oldest(file), _FORMATS["pickle"]
+    if named:
+        what = "zip archive" if form == "zip" else "pickle"
+        raise Malformed(f"not a safetensors file but a {what}", "give it the name it should have")
+    read = torchfiles.zipped if form == "zip" else torchfiles.legacy
+    return read(file), _FORMATS[form]
+
+
+def _oldest(file: CheckpointFile) -> FileContents:
+    """A file whose beginning is of no known format: the oldest pickles begin in any way."""
+    text = file.read(0, HEAD).isascii()
+    try:
+        return torchfiles.legacy(file)
+    except ForbiddenCall as error:
+        if not text or re.search(r"asks for '[\w.]+'", error.wrong):  # else "import" and the like
+            raise
+    except Malformed:
+        pass
+    raise Malformed(
+        f"neither a safetensors nor a PyTorch file{': it is text' if text else ''}",
+        "give a checkpoint or its folder",
+    )
+
+
+def _said(found: FileContents) -> tuple[tuple[str, ...], tuple[Skipped, ...]]:
+    """What the user is told of foreign classes."""
+    names = [quoted(name) for name in found.kinds]
+    asked = first_few(names)
+    notes = (f"asks for {asked}: not built; {_STATE_DICT}",) if names else ()
+    text = f"an object of a class: only the tensors it keeps are read; {_STATE_DICT}"
+    reason = Reason(ReasonKind.FOREIGN_OBJECT, text)
+    return notes, tuple(Skipped(name, reason) for name, holds in found.kinds.items() if holds)
+
+
+def _config(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The ``config.json`` of the model, if there is one that can be understood."""
+    try:
+        if not (folder / "config.json").exists():
+            return {}, ()
+        text = CheckpointFile.at(folders.inside(folder, "config.json")).read(0, _LONGEST_CONFIG + 1)
+        config = json.loads(text) if len(text) <= _LONGEST_CONFIG else None
+    except (Malformed, OSError, ValueError, RecursionError):
+        config = None
+    if isinstance(config, dict):
+        return config, ()
+    return {}, ("config.json beside it cannot be read: heads are told from shapes",)
+
+
+# Folders
+
+_Wanted: TypeAlias = Mapping[str, list[str]]  # the tensors of every shard; none listed: all of it
+
+
+def _opened_folder(path: Path) -> Checkpoint:
+    folder = folders.snapshot(path)
+    choice = folders.choose_files(folder)
+    wanted: _Wanted = {file: [] for file in sorted(choice.all)}
+    if choice.listing:
+        wanted = _listed(folder, choice.listing)
+    if choice.listing or len(wanted) > 1:
+        checkpoint = _joined(folder, wanted, path)
+    else:
+        found = _load(folders.inside(folder, choice.files[0]), choice.files[0])
+        checkpoint = _checkpoint(path, folder, *found)
+    return replace(checkpoint, notes=(*choice.notes(wanted), *checkpoint.notes))
+
+
+def _listed(folder: Path, name: str) -> _Wanted:
+    """The shards that an index lists, each with the tensors it should hold."""
+    file = CheckpointFile.at(folders.inside(folder, name))
+    if file.size > _LONGEST_INDEX:
+        raise Malformed(f"an index of {file.size} bytes", _REPAIR)
+    places = safetensors.parsed(file.read(0, file.size), "index").get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise Malformed(f"no weight_map in {quoted(name)}", _REPAIR)
+    safetensors.check_count(places)
+    if len(set(map(str, places.values()))) > _MOST_SHARDS:
+        raise Malformed(f"an index of more than {_MOST_SHARDS} shards", _REPAIR)
+    wanted: dict[str, list[str]] = {}
+    for tensor, shard in places.items():
+        if not folders.is_plain(shard):
+            raise Malformed(f"shard name is not a plain file name: {quoted(shard)}", _REPAIR)
+        wanted.setdefault(shard, []).append(tensor)
+    return wanted
+
+
+def _joined(folder: Path, wanted: _Wanted, path: Path) -> Checkpoint:
+    """What the shards hold together; one that cannot be read is a fault of the whole."""
+    reals = {shard: folders.inside(folder, shard) for shard in wanted}  # before any is opened
+    loaded: dict[str, tuple[FileContents, str]] = {}
+    faults: list[Skipped] = []
+    for shard, names in wanted.items():
+        try:
+            loaded[shard] = _load(reals[shard], shard)
+            _check_unmixed(loaded)
+        except (Malformed, OSError) as error:
+            loaded.pop(shard, None)
+            faults.append(Skipped(shard, _lost(error, names)))
+    if not loaded:
+        raise Malformed(f"no shard can be read: {quoted(faults[0].name)} {faults[0].reason}", AGAIN)
+    same: list[str] = []
+    united = _united([(shard, found.tree) for shard, (found, _) in loaded.items()], same)
+    listed = {name: shard for shard, names in wanted.items() for name in names}
+    safetensors.check_count(united)
+    tree: Tree = {}
+    for name in dict.fromkeys((*listed, *united)):  # in the order of the index, if there is one
+        place = listed.get(name)
+        if place is None or (place in loaded and name in loaded[place][0].tree):
+            tree[name] = united[name]
+        elif place in loaded:
+            reason = unreadable(f"not in {quoted(place)}, where the index has it")
+            faults.append(Skipped(name, reason))
+    more = len(tree.keys() - listed.keys()) if listed else 0
+    kinds = {name: holds for found, _ in loaded.values() for name, holds in found.kinds.items()}
+    form = next(form for _, form in loaded.values())
+    checkpoint = _checkpoint(path, folder, FileContents(tree, kinds), form)
+    notes = [f"{more} tensors in the shards that the index does not list"] if more else []
+    if same:
+        named = first_few([quoted(name) for name in same])
+        notes.append(f"in several shards with the same values, read once: {named}")
+    notes += checkpoint.notes
+    return replace(checkpoint, notes=tuple(notes), faults=(*faults, *checkpoint.faults))
+
+
+def _check_unmixed(loaded: Mapping[str, tuple[FileContents, str]]) -> None:
+    *before, last = [form for _, form in loaded.values()]
+    if before and (before[0] == "safetensors") != (last == "safetensors"):
+        raise Malformed(f"is {last} among shards that are {before[0]}", AGAIN)
+
+
+def _lost(error: Malformed | OSError, names: list[str]) -> Reason:
+    wrong = error.wrong if isinstance(error, Malformed) else error.strerror or "cannot be read"
+    return unreadable(f"{wrong}; {len(names)} tensors are lost" if names else wrong)
+
+
+def _united(trees: list[tuple[str, Tree]], same: list[str], at: str = "") -> Tree:
+    """The trees of several shards as one; names that two of them hold alike go to ``same``.
+
+    Where two differ, neither is taken: nothing tells which of them the model is.
+    """
+    holders: dict[str, list[tuple[str, Any]]] = {}
+    for shard, tree in trees:
+        for name, node in tree.items():
+            holders.setdefault(name, []).append((shard, node))
+    united: Tree = {}
+    for name, held in holders.items():
+        (_, node), *others = held
+        united[name] = node
+        if others and all(isinstance(each, dict) for _, each in held):
+            united[name] = _united(held, same, f"{at}{name}.")
+        elif others and any(isinstance(each, dict | TensorLocation) for _, each in held):
+            why = next(filter(None, (_difference(node, each) for _, each in others)), "")
+            if why:
+                shards = first_few([quoted(shard) for shard, _ in held])
+                united[name] = unreadable(f"{why} in {shards}")
+            else:
+                same.append(at + name)
+    return united
+
+
+def _difference(one: Any, other: Any) -> str:
+    """How two nodes of the same name differ, if they do."""
+    if not (isinstance(one, TensorLocation) and isinstance(other, TensorLocation)):
+        return "of different kinds"
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return "of different shapes or dtypes"
+    try:
+        # as bytes, for NaN is not equal to itself
+        a, b = (each.read().contiguous().flatten().view(torch.uint8) for each in (one, other))
+    except (Malformed, OSError, MemoryError):
+        return "held twice and not to be compared"
+    return "" if torch.equal(a, b) else "with different values"

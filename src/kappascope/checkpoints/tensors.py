@@ -1,0 +1,234 @@
+"""A tensor inside a file: where it lies, and how it is read without reading anything else."""
+
+from __future__ import annotations
+
+import os
+import stat
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kappascope.checkpoints.formats import AGAIN, Malformed
+
+_BLOCK = 1 << 20  # bytes inflated at a time
+_MOST_DIMENSIONS = 64  # what torch's own loops can take
+
+
+@dataclass(frozen=True)
+class CheckpointFile:
+    """A regular file as it was when it was first opened; what is read once it has changed is lost.
+
+    >>> file = CheckpointFile.at(Path(__file__))
+    >>> file.read(0, 10)
+    b'\"\"\"A tenso'
+    """
+
+    path: str
+    device: int
+    inode: int
+    size: int
+    modified: int  # nanoseconds, as the next
+    changed: int  # which nobody can set back
+
+    @classmethod
+    def at(cls, path: Path) -> CheckpointFile:
+        """The file at ``path``; links are for the caller to resolve."""
+        with _opened(str(path)) as descriptor:
+            return cls(str(path), *_stamp(descriptor))
+
+    @contextmanager
+    def opened(self) -> Iterator[int]:
+        """A descriptor to read from; refused where the file changed before, or does meanwhile."""
+        with _opened(self.path) as descriptor:
+            self._check_unchanged(descriptor)
+            try:
+                yield descriptor
+            finally:  # also of what seems truncated or damaged
+                self._check_unchanged(descriptor)
+
+    def read(self, begin: int, size: int) -> bytes:
+        """The bytes from ``begin``, as many of ``size`` as there are."""
+        data = bytearray(max(0, min(size, self.size - begin)))
+        with self.opened() as descriptor:
+            _fill(descriptor, memoryview(data), begin)
+        return bytes(data)
+
+    def _check_unchanged(self, descriptor: int) -> None:
+        if _stamp(descriptor) != (self.device, self.inode, self.size, self.modified, self.changed):
+            raise Malformed("changed while it was read", "try again once nothing writes to it")
+
+
+@dataclass(frozen=True, slots=True)
+class StorageLocation:
+    """Where a storage lies in its file; packed, it takes up fewer bytes there than it has."""
+
+    file: CheckpointFile
+    begin: int
+    size: int
+    packed: int | None = None  # bytes of its deflated form
+    checksum: int = 0  # crc32 of all its bytes; 0 if unknown
+
+    @property
+    def taken(self) -> int:
+        """Bytes that it takes up in its file."""
+        return self.size if self.packed is None else self.packed
+
+    def read(self) -> bytes:
+        """Read all bytes of the storage."""
+        data = bytearray(self.size)
+        self.fill(memoryview(data), 0)
+        return bytes(data)
+
+    def fill(self, view: memoryview, skip: int) -> None:
+        """Put the bytes after the first ``skip`` into ``view``."""
+        with self.file.opened() as descriptor:
+            if self.packed is None:
+                _fill(descriptor, view, self.begin + skip)
+            else:
+                stored = _blocks(descriptor, self.begin, self.taken)
+                _take(_inflated(stored, skip + len(view)), view, skip)
+        if self.checksum and self.checksum != self._checksum(view):
+            raise Malformed("damaged: the checksum of its content is another", AGAIN)
+
+    def _checksum(self, view: memoryview) -> int:
+        # A part tells nothing of the whole, which is gone through once for all its parts.
+        return zlib.crc32(view) if len(view) == self.size else _checksum(self)
+
+
+@cache
+def _checksum(location: StorageLocation) -> int:
+    found = 0
+    with location.file.opened() as descriptor:
+        stored = _blocks(descriptor, location.begin, location.taken)
+        for block in stored if location.packed is None else _inflated(stored, location.size):
+            found = zlib.crc32(block, found)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLocation:
+    """A tensor as a file holds it: a view of a storage.
+
+    >>> with Path(__file__).open("rb") as source:
+    ...     first = list(source.read(4))
+    >>> location = StorageLocation(CheckpointFile.at(Path(__file__)), begin=0, size=4)
+    >>> TensorLocation(location, torch.uint8, (2, 2), (1, 2)).read().T.flatten().tolist() == first
+    True
+    """
+
+    storage: StorageLocation
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int = 0  # elements of the storage before its first
+
+    @property
+    def span(self) -> int:
+        """Elements of the storage from its first to its last."""
+        if 0 in self.shape:
+            return 0
+        return 1 + sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True))
+
+    def fault(self) -> str | None:
+        """Why there can be no such tensor."""
+        numbers = (*self.shape, *self.stride, self.offset)
+        if len(self.shape) != len(self.stride):
+            return f"{len(self.shape)} dimensions with {len(self.stride)} strides"
+        if len(self.shape) > _MOST_DIMENSIONS:
+            return f"{len(self.shape)} dimensions, more than {_MOST_DIMENSIONS}"
+        if not all(type(n) is int and 0 <= n < 1 << 63 for n in numbers):
+            return "a size, stride or offset that is no whole number from 0 to 2^63"
+        if prod(n or 1 for n in self.shape) >= 1 << 63:
+            return f"shape {list(self.shape)} overflows"
+        need, have = (self.offset + self.span) * self.dtype.itemsize, self.storage.size
+        if need > have:
+            return f"needs {need} bytes of a storage of {have}"
+        # An expanded tensor stands for more numbers than it has: as many as fit into its file pass.
+        return "larger than its file" if self.bytes > max(self.storage.file.size, have) else None
+
+    @property
+    def bytes(self) -> int:
+        """What its numbers take up side by side."""
+        return prod(self.shape) * self.dtype.itemsize
+
+    def read(self) -> Tensor:
+        """The tensor; it takes its own memory once."""
+        size = self.dtype.itemsize
+        try:
+            data = torch.empty(self.span * size, dtype=torch.uint8)
+        except RuntimeError as error:  # torch's word for too little memory
+            raise MemoryError(f"{self.span * size} bytes") from error
+        self.storage.fill(data.numpy().data, self.offset * size)
+        if not self.span:
+            return torch.empty_strided(self.shape, self.stride, dtype=self.dtype)
+        return data.view(self.dtype).as_strided(self.shape, self.stride)
+
+    def meta(self, storage: torch.UntypedStorage) -> Tensor:
+        """The same view of a storage without content."""
+        empty = torch.empty(0, dtype=self.dtype, device="meta")
+        return empty.set_(storage, self.offset, self.shape, self.stride)
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[int]:
+    # Not through a link that came later; and a pipe without a writer must not make us wait.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise Malformed("is not a regular file", "give a checkpoint or its folder")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _stamp(descriptor: int) -> tuple[int, int, int, int, int]:
+    now = os.fstat(descriptor)
+    return now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns
+
+
+def _fill(descriptor: int, view: memoryview, begin: int) -> None:
+    done = 0
+    while done < len(view):
+        count = os.preadv(descriptor, [view[done:]], begin + done)
+        if not count:
+            have = begin + done
+            raise Malformed(f"truncated: need {begin + len(view)} bytes, have {have}", AGAIN)
+        done += count
+
+
+def _blocks(descriptor: int, begin: int, size: int) -> Iterator[bytes]:
+    for start in range(0, size, _BLOCK):
+        yield os.pread(descriptor, min(_BLOCK, size - start), begin + start)
+
+
+def _inflated(blocks: Iterable[bytes], size: int) -> Iterator[bytes]:
+    """The first bytes of a deflated storage, of which there must be ``size``."""
+    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+    for block in blocks:
+        rest = block
+        while rest and size:
+            try:
+                data = inflater.decompress(rest, min(_BLOCK, size))
+            except zlib.error as error:
+                raise Malformed(f"damaged: {error}", AGAIN) from error
+            rest = inflater.unconsumed_tail
+            size -= len(data)
+            yield data
+    if size:
+        raise Malformed(f"truncated: {size} bytes of a packed storage are missing", AGAIN)
+
+
+def _take(blocks: Iterable[bytes], view: memoryview, skip: int) -> None:
+    """Fill ``view`` with what follows the first ``skip`` bytes."""
+    at = -skip
+    for data in blocks:
+        new = data[max(0, -at) :]
+        view[max(0, at) : max(0, at) + len(new)] = new
+        at += len(data)

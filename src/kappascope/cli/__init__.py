@@ -1,0 +1,1 @@
+"""The command: every public file but ``app`` is one of its subcommands."""

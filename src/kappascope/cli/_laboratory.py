@@ -1,0 +1,159 @@
+"""What the commands of the laboratory share: start, run what is missing, conclude and show."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kappascope.cli._options import LOADING
+from kappascope.cli._terminal import draw, progress, say, tell, waiting
+from kappascope.lab.verdicts import OUTCOMES, unmeasured, verdict_counts
+from kappascope.refusal import Refusal
+from kappascope.system.workers import Done, Engine, Here, Processes
+from kappascope.text import clean, plural
+
+if TYPE_CHECKING:  # what needs torch is loaded when there is work
+    from kappascope.lab.experiment import Exhibit, Experiment
+    from kappascope.lab.runs import Block, RunPlan
+    from kappascope.lab.store import Store
+
+WORKER_MODULES = (  # torch's optimizers load its compiler, which takes a second
+    "torch._dynamo", "matplotlib.figure", "kappascope.lab.runs", "kappascope.lab.report",
+)  # fmt: skip
+OWN_MODULES = ("scipy.stats", "matplotlib.figure", "kappascope.lab.runs")
+
+
+def start_engine(jobs: int) -> Processes | Here:
+    """Start the place where trials run; it and this process load their modules at one time."""
+    engine = Processes(jobs, loaded=WORKER_MODULES) if jobs else Here()
+    if isinstance(engine, Processes):
+        engine.warm()
+    with waiting(LOADING):
+        for module in OWN_MODULES:
+            import_module(module)
+    return engine
+
+
+def set_text(text: Path | None) -> None:
+    """Name the text that a study trains on to all workers, which inherit the environment."""
+    if text:
+        os.environ["KAPPASCOPE_TEXT"] = str(text.absolute())
+
+
+def every_experiment() -> list[Experiment]:
+    """List all experiments of the paper and all studies."""
+    from kappascope.lab import experiment
+
+    return [*experiment.discover().values(), *experiment.studies().values()]
+
+
+@contextmanager
+def locked(store: Store, plan: RunPlan, fresh: bool) -> Iterator[None]:
+    """Lock the folder of results for a plan; another process is refused meanwhile."""
+    with store.lock() as notice:
+        for note in (notice, *plan.notes):
+            say(note)
+        if fresh:
+            store.forget()
+        store.begin(plan.study)
+        yield
+
+
+def run_missing(plan: RunPlan, store: Store, engine: Processes | Here) -> list[Done[Block]]:
+    """Run the trials that the folder lacks, show the progress, and give those that failed."""
+    from kappascope.lab import runs
+
+    blocks, damaged = runs.survey(plan, store)
+    if damaged:
+        count = plural(len(damaged), "stored unit is", "stored units are")
+        say(f"{store.folder}: {count} damaged and run again, first {damaged[0]}")
+    failures = []
+    parts = [(block.experiment, float(block.cost)) for block in blocks]
+    with progress(parts) as advance, closing(runs.run(blocks, store, engine)) as ended:
+        for done in ended:
+            advance((done.item.experiment, done.item.cost))
+            if done.failure:
+                failures.append(done)
+    return failures
+
+
+def conclude(
+    experiments: Sequence[Experiment],
+    plan: RunPlan,
+    store: Store,
+    failures: Sequence[Done[Block]],
+    engine: Engine,
+) -> None:
+    """Write everything that is derived from the trials, and show what came out."""
+    from kappascope.lab import experiment, report, runs
+
+    with waiting("Judging the claims, drawing the figures"):
+        results = runs.gather(plan, store, failures)
+        verdicts = experiment.verdicts(experiments, results.rows)
+        runs.publish(results, store, verdicts)
+        write_files(store.folder, report.files(experiments, results, verdicts, engine))
+    _show_verdicts(experiments, verdicts)
+    for each in experiments:
+        rows = results.everything.where(experiment=each.id)
+        if tables := list(report.exhibits(each, rows)):
+            _show_exhibit(tables[0], len(tables) - 1)
+    tell(f"Report: {clean(str(store.folder / 'report.html'))}")
+    if failed := results.provenance["failed"]:
+        first = f"{failed[0]['trials']}: {failed[0]['reason']}"
+        wrong = f"{plural(len(failed), 'block')} of trials failed, first {first}"
+        raise Refusal(3, str(store.folder), wrong, "run the same command to try them again")
+
+
+def write_files(folder: Path, files: Iterable[tuple[str, bytes]]) -> None:
+    """Write files below a folder; each has a path there and its bytes."""
+    from kappascope.system.files import refuse_link, write_own
+
+    for name, data in files:
+        place = folder / name
+        if place.parent != folder:  # which the user named, and may be a link
+            refuse_link(place.parent)
+        place.parent.mkdir(exist_ok=True)
+        write_own(place, data)
+
+
+def _show_verdicts(experiments: Sequence[Experiment], verdicts: dict[str, Any]) -> None:
+    """Print how many claims of each experiment have which verdict."""
+    from rich.table import Table
+
+    compared = ["figures matched"] if verdicts["figures"] else []
+    table = Table("experiment", *OUTCOMES, *compared)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    headings = {each.id: each.heading for each in experiments}
+    if any(row["experiment"] == "all" for row in verdicts["claims"]):
+        headings["all"] = "of several"
+    for name, heading in headings.items():
+        outcomes = [row["verdict"] for row in verdicts["claims"] if row["experiment"] == name]
+        figures = [row for row in verdicts["figures"] if row["experiment"] == name]
+        matches = [row["matches"] for row in figures if not unmeasured(row)]
+        matched = f"{sum(matches)} of {len(matches)}" if matches else ""
+        if figures and not matches:
+            matched = "not measured"
+        counts = (str(outcomes.count(outcome)) for outcome in OUTCOMES)
+        table.add_row(heading, *counts, *([matched] if compared else []))
+    draw(table)
+    if verdicts["claims"]:
+        tell(verdict_counts(verdicts["claims"]))
+
+
+def _show_exhibit(exhibit: Exhibit, more: int) -> None:
+    """Print a table, and how many more there are in the report."""
+    from rich.table import Table
+    from rich.text import Text
+
+    if exhibit.rows:
+        table = Table(*exhibit.columns, title=clean(exhibit.title), title_justify="left")
+        for cells in exhibit.rows:
+            table.add_row(*(Text(clean(text)) for text in cells))
+        draw(table)
+    further = f"{plural(more, 'more table is', 'more tables are')} in the report."
+    tell(clean(" ".join([exhibit.note, further] if more else [exhibit.note])))

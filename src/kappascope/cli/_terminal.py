@@ -1,0 +1,121 @@
+"""How the command speaks: results on the standard output, progress on the error output.
+
+No other room prints. Text that comes from files is cleaned first.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, TypeAlias
+
+import typer
+
+from kappascope.refusal import Refusal
+from kappascope.text import clean
+
+if TYPE_CHECKING:  # the command starts without it
+    from rich.console import RenderableType
+
+SECONDS_BETWEEN_LINES = 10.0  # of progress, where no bar can be drawn
+Part: TypeAlias = tuple[str, float]
+"""What a piece of work belongs to, and its share of the time."""
+
+
+def tell(text: str) -> None:
+    """Print a result on the standard output."""
+    try:
+        typer.echo(text)
+    except BrokenPipeError:  # the reader has enough, and the work is done: no error
+        _discard()
+    except OSError as error:
+        _discard()
+        wrong = f"cannot be written to: {error.strerror or type(error).__name__}"
+        advice = "send it to a place that takes it"
+        raise Refusal(5, "the standard output", wrong, advice) from error
+
+
+def _discard() -> None:
+    """Lose what is left to be printed, or Python would try once more when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def say(text: str) -> None:
+    """Print a line beside the results, on the error output."""
+    if text:
+        with suppress(OSError):  # a line that nobody can read costs no result
+            typer.echo(clean(text), err=True)
+
+
+def draw(result: RenderableType) -> None:
+    """Print a result in colours, where there is a terminal for them."""
+    from rich.console import Console
+
+    console = Console()
+    with console.capture() as drawn:
+        # rich ignores these attributes of a text, and would break lines of code
+        no_wrap, overflow = getattr(result, "no_wrap", None), getattr(result, "overflow", None)
+        console.print(result, crop=False, no_wrap=no_wrap, overflow=overflow)
+    tell(drawn.get().rstrip("\n"))
+
+
+@contextmanager
+def waiting(work: str) -> Iterator[None]:
+    """Show a spinner on a terminal while nothing can be counted."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(clean(work)):
+        yield
+
+
+@contextmanager
+def progress(parts: Sequence[Part]) -> Iterator[Callable[[Part], None]]:
+    """Show bars with the time left on a terminal, and now and then a line elsewhere.
+
+    The function it gives is called with each part as it is done.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _lines(sum(cost for _, cost in parts))
+        return
+    columns = "{task.description}", BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+    costs: dict[str, float] = {}
+    for name, cost in sorted(parts, key=lambda part: (len(part[0]), part[0])):
+        costs[name] = costs.get(name, 0.0) + cost
+    with Progress(*columns, console=console, speed_estimate_period=120) as bars:
+        whole = bars.add_task("all", total=sum(costs.values()))
+        several = costs if len(costs) > 1 else {}
+        tasks = {name: bars.add_task(name, total=cost) for name, cost in several.items()}
+
+        def advance(part: Part) -> None:
+            name, cost = part
+            bars.advance(whole, cost)
+            if tasks:
+                bars.advance(tasks[name], cost)
+
+        yield advance
+
+
+def _lines(whole: float) -> Callable[[Part], None]:
+    """Count what is done and print a line from time to time."""
+    start = last = time.monotonic()
+    done = 0.0
+
+    def advance(part: Part) -> None:
+        nonlocal done, last
+        done, now = done + part[1], time.monotonic()
+        if now - last > SECONDS_BETWEEN_LINES and done < whole:
+            last, left = now, (now - start) * (whole / done - 1)
+            say(f"{done / whole:.0%} done, about {left:.0f} s left")
+
+    return advance

@@ -1,0 +1,135 @@
+"""The application: it finds the commands, runs one and turns what happens into an exit code.
+
+Results go to the standard output; progress and the one line of an error go to the error output.
+A command is a file of this folder with a function of its name.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import pkgutil
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Annotated
+
+import typer
+
+from kappascope import cli
+from kappascope.cli._errors import error_line, refusal_of, signals, usage_error
+from kappascope.cli._terminal import say
+from kappascope.refusal import Refusal
+from kappascope.system.workers import ONE_THREAD
+
+HELP_ORDER = ("reproduce", "study", "diagnose", "verify", "findings")  # others follow by name
+
+app = typer.Typer(
+    help="A laboratory and clinic for the weight matrices of neural networks.",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+) -> None:
+    """Answer what needs no command."""
+    if version:
+        from importlib.metadata import version as installed
+
+        typer.echo(f"kappascope {installed('kappascope')}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def command_names() -> list[str]:
+    """Find the commands: the public files of this folder, this one aside.
+
+    >>> command_names()[0]
+    'reproduce'
+    """
+    files = {file.name for file in pkgutil.iter_modules(cli.__path__)}
+    names = sorted(name for name in files if not name.startswith("_") and name != "app")
+    return [
+        *(name for name in HELP_ORDER if name in names),
+        *(n for n in names if n not in HELP_ORDER),
+    ]
+
+
+for _name in command_names():
+    app.command(_name)(getattr(import_module(f"kappascope.cli.{_name}"), _name))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Do what the arguments say and give the exit code."""
+    os.environ.update(ONE_THREAD)  # before numpy and torch are loaded, or it is too late
+    gc.set_threshold(100_000)  # loading torch makes a million objects and no garbage
+    command = typer.main.get_command(app)
+    with signals() as came:
+        try:
+            code = command.main(list(arguments), "kappascope", standalone_mode=False)
+            if came:  # in a callback, where Python drops exceptions
+                raise came[0]
+            return int(code or 0)
+        except BaseException as error:
+            if isinstance(error, SystemExit):
+                if _only_help(arguments):  # rich found that nobody reads it
+                    return 0
+                error = error.__context__ or error  # typer ends like this at any broken pipe
+            if "--debug" in arguments:
+                traceback.print_exc()
+            if not came and usage_error(error):
+                refusal = _wrong_usage(usage_error(error), arguments)
+            else:
+                refusal = refusal_of(came[0] if came else error, arguments)
+            say(error_line(refusal))
+            return refusal.code
+
+
+def _only_help(arguments: Sequence[str]) -> bool:
+    return "--help" in arguments or not {*arguments} & {*command_names()}
+
+
+def _wrong_usage(complaint: str, arguments: Sequence[str]) -> Refusal:
+    """Refuse arguments; where a JSON document was asked for, print one that says so."""
+    wrong = complaint.replace("Value error, ", "").rstrip(".")
+    named = f"{arguments[0]} " if arguments and arguments[0] in command_names() else ""
+    refusal = Refusal(4, " ".join(arguments), wrong, f"see kappascope {named}--help")
+    if named == "diagnose " and "--json" in arguments:
+        from kappascope.cli.diagnose import print_document
+
+        print_document([], refusal)
+    return refusal
+
+
+def main() -> None:
+    """Run the command of the shell and end with its exit code."""
+    _open_streams()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # whose encoding may lack what names are made of
+            stream.reconfigure(errors="replace")
+    code = run(sys.argv[1:])
+    gc.freeze()  # or Python looks through a million objects once more, for a second, before it ends
+    sys.exit(code)
+
+
+def _open_streams() -> None:
+    """Put a device that keeps nothing in the place of standard streams that the caller closed.
+
+    Else the next file that is opened would get the number of one, and be written to by libraries.
+    A result that is lost is an error, a line of progress is not.
+    """
+    for number, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, mode)  # the lowest number that is free
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)

@@ -1,0 +1,285 @@
+"""``kappascope diagnose``: examine checkpoints, show what is wrong, write pages and tables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kappascope.cli._errors import refusal_of
+from kappascope.cli._options import LOADING, Debug
+from kappascope.cli._terminal import draw, progress, tell, waiting
+from kappascope.clinic import MODULES, Extent, Severity, blank_document
+from kappascope.model.skipped import ReasonKind, Skipped
+from kappascope.refusal import Refusal
+from kappascope.system.files import strict
+from kappascope.system.memory import bytes_of
+from kappascope.system.workers import CORES, Processes
+from kappascope.text import clean, plural
+
+if TYPE_CHECKING:  # what needs torch is loaded when there is work
+    from kappascope.clinic.diagnose import Case
+    from kappascope.clinic.diagnosis import Diagnosis
+
+MORE_MEMORY = "allow more with --memory, or free some"
+OWN_SUFFIXES = (".html", ".htm", ".csv", ".parquet")  # of reports, which may be written over
+
+
+def diagnose(
+    paths: Annotated[
+        list[str],
+        typer.Argument(metavar="PATH...", help="A checkpoint; several are a trajectory."),
+    ],
+    *,
+    include: Annotated[
+        list[str] | None, typer.Option(help="Only tensors whose name contains this, or matches it.")
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(help="No tensors whose name contains this, or matches it.")
+    ] = None,
+    spectrum: Annotated[
+        Extent,
+        typer.Option(help="All singular values: up to size 2048, always, or where they come free."),
+    ] = "auto",
+    reference: Annotated[
+        str | None, typer.Option(help="A checkpoint to compare every component with.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document, no table.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page to this file.")] = None,
+    table: Annotated[
+        Path | None, typer.Option(help="Write one row per matrix: .parquet or .csv.")
+    ] = None,
+    fail_on: Annotated[
+        Severity | None, typer.Option(help="Exit with 1 from this severity on.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, max=1024, help="Processes to work in.")] = CORES,
+    memory: Annotated[
+        str | None,
+        typer.Option(help="Memory of each process, like 8G; by default what its matrices need."),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Examine the weights in a checkpoint: no model code, no network, no trust in the file.
+
+    A .safetensors file, a Hugging Face folder, or what torch.save wrote. Example:
+
+    kappascope diagnose model.safetensors --html report.html
+    """
+    with _document_of_an_error(as_json, paths[-1]):
+        Processes(jobs, loaded=MODULES).warm()  # the workers load torch while we do
+        with waiting(LOADING):
+            from kappascope.clinic.diagnose import Selection, case
+
+        limit = _memory(memory)
+        selection = Selection(tuple(include or ()), tuple(exclude or ()), spectrum)
+        if not all((*paths, reference is None or reference)):
+            raise Refusal(4, "''", "a path without a name", "name a checkpoint")
+        _check_outputs([*paths, reference] if reference else paths, html, table)
+        cases = []
+        for path, earlier in zip(paths, [reference, *paths[:-1]], strict=True):
+            with waiting(f"Opening {path}"):
+                cases.append(case(path, earlier, selection, jobs, limit))
+        diagnoses = [_examine(each) for each in cases]
+        unwritten = _write_files(diagnoses, html, table)
+        empty = next(filter(None, map(_no_matrix, diagnoses)), None)
+    untold = None
+    if as_json:
+        untold = print_document(diagnoses, empty, paths[-1])
+    else:
+        _show(diagnoses, [path for path in (html, table) if path and not unwritten])
+    for refusal in (untold, unwritten, empty):
+        if refusal:
+            raise refusal
+    _refuse_severe(diagnoses, fail_on)
+    _refuse_incomplete(diagnoses)
+
+
+def _memory(given: str | None) -> int | None:
+    """The bytes of a worker that the user allows, if any."""
+    try:
+        return None if given is None else bytes_of(given)
+    except ValueError as error:
+        raise Refusal(4, f"--memory {given}", str(error), "give it like 8G") from None
+
+
+@contextmanager
+def _document_of_an_error(as_json: bool, source: str) -> Iterator[None]:
+    """Print a document with the error where one is expected, whatever goes wrong."""
+    try:
+        yield
+    except BaseException as error:
+        if as_json:
+            print_document([], refusal_of(error, ("diagnose", source)), source)
+        raise
+
+
+def print_document(
+    diagnoses: Sequence[Diagnosis], refusal: Refusal | None, source: str = ""
+) -> Refusal | None:
+    """Print the one JSON document, with the refusal if there is one.
+
+    Where the diagnoses cannot be told, a document that says so is printed, and the refusal that it
+    has is given back. Without diagnoses torch is not loaded: to load it may be what has failed.
+    """
+    untold = None
+    try:
+        told = _document(diagnoses) if diagnoses else blank_document(source)
+        text = strict(told | _error(refusal))
+    except Exception as error:
+        untold = refusal_of(error, ("diagnose", source))
+        text = strict(blank_document(source) | _error(untold))
+    tell(text.decode())
+    return untold
+
+
+def _document(diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
+    from kappascope.clinic.diagnosis import document
+
+    return document(diagnoses)
+
+
+def _error(refusal: Refusal | None) -> dict[str, Any]:
+    return {"error": vars(refusal)} if refusal else {}
+
+
+def _check_outputs(inputs: Sequence[str], html: Path | None, table: Path | None) -> None:
+    """Refuse files that cannot or must not be written, before any work is done."""
+    from kappascope.checkpoints.folders import resolved
+
+    if table and table.suffix.lower() not in (".parquet", ".csv"):
+        raise Refusal(4, str(table), "neither .parquet nor .csv", "name a file of one of these")
+    if html and table and resolved(html) == resolved(table):
+        raise Refusal(4, str(html), "is named twice", "name one file for each")
+    checkpoints = {resolved(Path(path)) for path in inputs}
+    for out in (html, table):
+        if out is None:
+            continue
+        folder = resolved(out).parent
+        if checkpoints & {resolved(out), folder, *folder.parents}:
+            raise Refusal(4, str(out), "lies in the checkpoint", "write it somewhere else")
+        beside = folder in {path.parent for path in checkpoints}
+        if beside and out.is_file() and out.suffix.lower() not in OWN_SUFFIXES:
+            # it may be a shard, or a configuration
+            raise Refusal(4, str(out), "is a file beside the checkpoint", "name another")
+        if out.is_dir():
+            raise Refusal(4, str(out), "is a folder", "name a file")
+        if resolved(out).is_symlink():  # which is where a circle of links ends
+            raise Refusal(4, str(out), "is a link that leads to itself", "name a file")
+        if out.exists() and not out.is_file():  # a pipe or a device is written to where it is
+            continue
+        if not folder.exists():
+            raise Refusal(5, str(out), "its folder does not exist", "make it, or name another")
+        if not folder.is_dir() or not os.access(folder, os.W_OK):
+            raise Refusal(5, str(out), "its folder cannot be written to", "name another place")
+
+
+def _examine(case: Case) -> Diagnosis:
+    """Examine one checkpoint and show the progress."""
+    rows = []
+    parts = [("matrices", task.effort) for task in case.tasks]
+    with progress(parts) as advance, closing(case.examine()) as ended:
+        for done in ended:
+            advance(("matrices", done.item.effort))
+            rows += done.result
+    with waiting("Judging"):
+        return case.concluded(rows)
+
+
+def _write_files(
+    diagnoses: Sequence[Diagnosis], html: Path | None, table: Path | None
+) -> Refusal | None:
+    """Write the files that were asked for, or give the reason why they cannot be written."""
+    from kappascope.clinic import diagnosis
+    from kappascope.clinic.html import diagnosis_page
+    from kappascope.lab.store import parquet_bytes
+    from kappascope.system.files import write
+
+    try:
+        with waiting("Writing"):
+            if html:
+                write(html, diagnosis_page(diagnoses).encode())
+            if table:
+                parquet = table.suffix.lower() == ".parquet"
+                encoded = parquet_bytes if parquet else diagnosis.spreadsheet
+                write(table, encoded(diagnosis.joined(diagnoses)))
+    except Exception as error:  # a result is worth more than its files: it is shown first
+        return refusal_of(error, [str(path) for path in (html, table) if path])
+    return None
+
+
+def _show(diagnoses: Sequence[Diagnosis], written: Sequence[Path]) -> None:
+    """Print the last checkpoint in full, after the trajectory that leads to it."""
+    from rich.console import Console
+
+    from kappascope.clinic import terminal
+
+    width = Console().width
+    if len(diagnoses) > 1:
+        draw(terminal.trajectory_table(diagnoses, width))
+        for line in terminal.earlier(diagnoses):
+            draw(line)
+    if diagnoses[-1].matrices:
+        draw(terminal.matrix_table(diagnoses[-1], width))
+    for line in terminal.lines(diagnoses[-1]):
+        draw(line)
+    for path in written:
+        tell(f"Written: {clean(str(path))}")
+
+
+def _no_matrix(diagnosis: Diagnosis) -> Refusal | None:
+    """Refuse a checkpoint without a matrix to examine; what may be a weight is named first."""
+    if diagnosis.matrices:
+        return None
+    skipped = sorted(
+        diagnosis.skipped,
+        key=lambda one: (not one.lost, one.reason.kind is not ReasonKind.NOT_CHOSEN),
+    )
+    first = f", first {_first(skipped)}" if skipped else ""
+    wrong = f"no matrix to examine in it ({plural(len(skipped), 'item')}{first})"
+    return Refusal(2, diagnosis.source, wrong, "see --include and --exclude, or name a checkpoint")
+
+
+def _refuse_severe(diagnoses: Sequence[Diagnosis], fail_on: Severity | None) -> None:
+    """End with 1 if a finding is as severe as the user said or worse."""
+    severe = [(each, one) for each in diagnoses for one in (each.above(fail_on) if fail_on else ())]
+    if severe:
+        diagnosis, first = severe[0]
+        count = plural(len(severe), "finding")
+        wrong = f"{count} of severity {fail_on} or worse, first {first.rule}: {first.evidence}"
+        several = len(diagnoses) > 1
+        given = f"{diagnosis.source}: {first.subject}" if several else first.subject
+        raise Refusal(1, given, wrong, first.advice)
+
+
+def _refuse_incomplete(diagnoses: Sequence[Diagnosis]) -> None:
+    """End with 3 if a part could not be examined or compared, with 2 if nothing could."""
+    for diagnosis in diagnoses:
+        failed = diagnosis.failed
+        if diagnosis.analysed and diagnosis.incomparable:
+            wrong = f"{diagnosis.incomparable}, first {_first(diagnosis.uncompared)}"
+            advice = "give another reference of the same model"
+            raise Refusal(3, str(diagnosis.reference), wrong, advice)
+        if not failed:
+            continue
+        if not any(each.analysed for each in diagnoses):
+            wrong, advice = f"nothing analysed: {_first(failed)}", "see whether the file is whole"
+            if failed[0].reason.kind is ReasonKind.NO_MEMORY:
+                advice = MORE_MEMORY
+            raise Refusal(2, diagnosis.source, wrong, advice)
+        if len(diagnosis.unbuilt) == len(failed):
+            wrong = f"{plural(len(failed), 'object')} not built, first {_first(failed)}"
+            advice = "every tensor was read; save model.state_dict() where you trust it"
+        else:
+            wrong = f"{plural(len(failed), 'item')} not analysed, first {_first(failed)}"
+            advice = "the rest is above; --json lists them all"
+            if failed[0].reason.kind is ReasonKind.NO_MEMORY:
+                advice = f"the rest is above; {MORE_MEMORY}"
+        raise Refusal(3, diagnosis.source, wrong, advice)
+
+
+def _first(skipped: Sequence[Skipped]) -> str:
+    return f"{skipped[0].name}: {skipped[0].reason}"

@@ -1,0 +1,58 @@
+"""``kappascope findings``: write what runs found into the documentation."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kappascope.cli._laboratory import every_experiment, write_files
+from kappascope.cli._options import LOADING, Debug
+from kappascope.cli._terminal import tell, waiting
+from kappascope.refusal import Refusal
+from kappascope.system.workers import Here
+from kappascope.text import clean
+
+
+def findings(
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Folders of results.")],
+    docs: Annotated[Path, typer.Option(help="Folder of the pages to write.")] = Path("docs"),
+    debug: Debug = False,
+) -> None:
+    """Write what runs found, and their answers to the paper's review, into the documentation.
+
+    Nothing is run: the trials in the folders are judged and drawn anew, reports and all.
+    """
+    with waiting(LOADING):
+        from kappascope.lab import markdown
+        from kappascope.lab.report import Publication
+        from kappascope.lab.store import Store
+        from kappascope.paper import lessons, review
+        from kappascope.system.files import write
+
+    publications = []
+    for folder in folders:
+        if not (folder / "trials.parquet").is_file():
+            advice = "name a folder reproduce or study has filled"
+            raise Refusal(2, str(folder), "holds no results", advice)
+        publications.append(Publication.of(folder, every_experiment()))
+    claims = [claim for each in publications for claim in each.claims]
+    paper = docs / "paper.md"
+    try:
+        answers = review.inserted(paper.read_text(encoding="utf-8"), review.table(claims))
+    except (OSError, ValueError) as error:
+        raise Refusal(2, str(paper), str(error), "name the folder of the documentation") from error
+    for each in publications:
+        with Store(each.folder).lock() if (each.folder / "lock").exists() else nullcontext():
+            write_files(each.folder, each.files(Here()))
+    pages = {paper: answers}
+    if any(each.studies for each in publications):
+        pages[docs / "studies.md"] = markdown.studies_page(publications, docs)
+    for each in publications:
+        if not each.studies:
+            pages[docs / "findings.md"] = lessons.page(claims, each.results.provenance)
+    for path, text in pages.items():
+        write(path, text.encode())
+    tell(f"Written: {clean(', '.join(str(path) for path in pages))}")

@@ -1,0 +1,59 @@
+"""``kappascope reproduce``: the experiments of the paper and those that answer its review."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kappascope.cli._laboratory import conclude, locked, run_missing, start_engine
+from kappascope.cli._options import Debug, Fresh, Out
+from kappascope.refusal import Refusal
+from kappascope.system.workers import CORES
+
+
+def reproduce(
+    numbers: Annotated[
+        list[int] | None,
+        typer.Argument(metavar="[1 4 7 ...]", help="Experiments; the paper's nine if none."),
+    ] = None,
+    *,
+    beyond: Annotated[
+        bool, typer.Option("--beyond", help="Also those that answer the paper's review.")
+    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer trials: half a minute.")] = False,
+    trials: Annotated[
+        int | None,
+        typer.Option(min=1, max=1_000_000, help="Trials of each setting on our own streams."),
+    ] = None,
+    jobs: Annotated[
+        int, typer.Option(min=0, max=1024, help="Processes to run trials in; 0 uses this one.")
+    ] = CORES,
+    out: Out = Path("kappascope-report"),
+    fresh: Fresh = False,
+    debug: Debug = False,
+) -> None:
+    """Run the paper's experiments, judge its claims, write the report.
+
+    Trials that are in the folder already are not run again: after an interruption, or to add
+    experiments or trials, name the same folder.
+    """
+    engine = start_engine(jobs)
+    from kappascope.lab import experiment, runs
+    from kappascope.lab.store import Store
+
+    every = experiment.discover()
+    for number in numbers or ():
+        if number not in every:
+            there = ", ".join(map(str, every))
+            raise Refusal(4, f"experiment {number}", "there is none", f"choose from {there}")
+    further = {number for number in every if number > experiment.NINE}
+    wanted = set(numbers or set(every) - further) | (further if beyond else set())
+    experiments = [every[number] for number in sorted(wanted)]
+    if quick:
+        experiments = [each.quickly() for each in experiments]
+    plan, store = runs.plan_runs(experiments, trials), Store(out)
+    with locked(store, plan, fresh):
+        failures = run_missing(plan, store, engine)
+        conclude(experiments, plan, store, failures, engine)

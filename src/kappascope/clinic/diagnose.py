@@ -1,0 +1,573 @@
+"""Examine all matrices of a model or a checkpoint.
+
+A checkpoint's bytes are parsed and its matrices factorized in other processes with limits of time
+and memory; here only rows of numbers and text arrive. A model in memory is examined in place,
+unless it is compared with a checkpoint: then its matrices go where that is read.
+
+>>> from torch import nn
+>>> found = diagnose(nn.Linear(3, 2))
+>>> [(row.name, row.shape) for row in found.matrices], found.skipped
+([('weight', (2, 3))], (Skipped(name='bias', reason='one-dimensional'),))
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeAlias, final, get_args
+
+import torch
+from torch import Tensor
+
+from kappascope.clinic import MODULES, Extent
+from kappascope.clinic.diagnosis import Diagnosis
+from kappascope.clinic.row import Examination, examine
+from kappascope.clinic.source import (
+    GIGABYTE,
+    InMemory,
+    Location,
+    OnDisk,
+    Opened,
+    Portion,
+    Source,
+    located,
+)
+from kappascope.matrix import spectra
+from kappascope.model.attention import Attention, Product, attention
+from kappascope.model.chains import Chain, Ends, Links, links, obstacle
+from kappascope.model.matrices import Logical, Plan, Unit
+from kappascope.model.skipped import Reason, ReasonKind, Skipped, unreadable
+from kappascope.refusal import Refusal
+from kappascope.system.memory import (
+    LIBRARY_BYTES,
+    available_bytes,
+    bytes_of,
+    gigabytes,
+    is_out_of_memory,
+)
+from kappascope.system.workers import CORES, Done, Engine, Here, Processes
+from kappascope.text import error_text
+
+Row: TypeAlias = Examination | Product | Chain
+MIN_WORKER_BYTES = LIBRARY_BYTES + GIGABYTE  # to parse any file that people make
+UNCHOSEN = Reason(ReasonKind.NOT_CHOSEN, "not chosen")
+LEAST_FLOPS = 2e9  # floating point operations a second: any machine does more
+WORKER = Processes(1, retries=0, loaded=MODULES)  # what fails on a file will fail again
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which matrices are examined, and how much of their spectra is taken.
+
+    A pattern is a part of the name, or a shell pattern for all of it.
+
+    >>> Selection(include=("*.mlp.*",), exclude=("embed",)).takes("layers.0.mlp.up_proj.weight")
+    True
+    """
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    spectrum: Extent = "auto"
+
+    def __post_init__(self) -> None:
+        if self.spectrum not in get_args(Extent):
+            known = ", ".join(get_args(Extent))
+            raise ValueError(f"expected one of {known} for spectrum, got {self.spectrum!r}")
+
+    def takes(self, name: str) -> bool:
+        """Whether a matrix of this name is wanted."""
+
+        def matches(pattern: str) -> bool:
+            return pattern in name or fnmatch.fnmatchcase(name, pattern)
+
+        wanted = not self.include or any(map(matches, self.include))
+        return wanted and not any(map(matches, self.exclude))
+
+
+# --- tasks ----------------------------------------------------------------------------------------
+
+
+class Task(Protocol):
+    """Something to be measured, in whichever process."""
+
+    @property
+    def effort(self) -> float:
+        """Seconds that are more than enough for it."""
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """The stored tensors that are read for it."""
+
+    @property
+    def memory(self) -> Memory:
+        """The memory that it takes."""
+
+    def rows(self, model: Opened, reference: Opened | None, spectrum: Extent) -> Iterator[Row]:
+        """The rows that it measures."""
+
+    def failed(self, reason: Reason) -> Iterator[Row]:
+        """Rows that say why there are no others."""
+
+
+def _svd_seconds(units: Iterable[Unit]) -> float:
+    """Seconds that are more than enough to read some tensors and factorize all their matrices."""
+    seconds = 0.0
+    for unit in units:
+        shapes = [sorted(part.shape) for part in unit.parts]
+        seconds += 60 + sum(8 * long * short * short for short, long in shapes) / LEAST_FLOPS
+    return seconds
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of the stored tensors of a task, and what measuring them takes on top of that."""
+
+    stored: int
+    usual: int = 0
+    least: int = 0  # with the methods that need less, which are slower
+
+    def at_most(self, copies: int) -> int:
+        """Bytes of data that a process is allowed, with so many copies as stored."""
+        return max(GIGABYTE, 3 * self.stored) * copies + self.usual
+
+    def at_least(self, copies: int) -> int:
+        """Bytes of data without which it is not worth a try."""
+        return self.stored * copies + self.least
+
+
+def _stored_bytes(units: Iterable[Unit]) -> int:
+    wholes = [unit.parts[0] for unit in units]
+    return sum(math.prod(whole.shape) * whole.dtype.itemsize for whole in wholes)
+
+
+@final
+@dataclass(frozen=True)
+class TensorTask:
+    """The examination of those matrices of one stored tensor that were chosen."""
+
+    unit: Unit
+    chosen: frozenset[str]
+
+    @property
+    def effort(self) -> float:
+        """Seconds for a full SVD of each matrix."""
+        return _svd_seconds(self.units)
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """The one tensor that is read."""
+        return (self.unit,)
+
+    @property
+    def memory(self) -> Memory:
+        """The tensor as stored, and what its largest matrix needs beside it."""
+        parts = [part for part in self.unit.parts if part.name in self.chosen]
+        shapes = [((part.shape[0], part.shape[1]), part.dtype) for part in parts]
+        return Memory(
+            stored=_stored_bytes(self.units),
+            usual=max(spectra.bytes_needed(*one) for one in shapes),
+            least=max(spectra.least_bytes_needed(*one) for one in shapes),
+        )
+
+    def rows(self, model: Opened, reference: Opened | None, spectrum: Extent) -> Iterator[Row]:
+        """The examination of each chosen matrix, compared with its counterpart if there is one."""
+        wanted = [part.name for part in self.unit.parts if part.name in self.chosen]
+        counterparts = reference.matrices(wanted) if reference else {}
+        for logical, matrix in self.unit.matrices(model.read):
+            if logical.name not in self.chosen:
+                continue
+            counterpart = counterparts.get(logical.name)
+            row = _examined(logical.name, matrix, spectrum, counterpart)
+            if reference and row.errors is None:
+                if counterpart is None:
+                    row = replace(row, uncompared=reference.absence(logical.name))
+                elif row.failure is not None:
+                    row = replace(row, uncompared=unreadable(row.status))
+                row = replace(row, reasons={"errors": str(row.uncompared), **row.reasons})
+            yield _described(row, logical)
+
+    def failed(self, reason: Reason) -> Iterator[Row]:
+        """A row that says why for each chosen matrix."""
+        for part in self.unit.parts:
+            if part.name in self.chosen:
+                yield _described(Examination.failed(part.name, (0, 0), "", reason), part)
+
+
+def _examined(
+    name: str, matrix: Tensor, spectrum: Extent, counterpart: Tensor | None
+) -> Examination:
+    """The examination of a matrix; an error costs this one, not its neighbours in the tensor."""
+    try:
+        return examine(name, matrix, spectrum, counterpart)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        return Examination.failed(name, (0, 0), "", unreadable(error_text(error)))
+
+
+def _described(row: Examination, logical: Logical) -> Examination:
+    """The row with what the model tells of its matrix."""
+    rows, columns = logical.shape
+    return replace(
+        row,
+        shape=(rows, columns),
+        dtype=str(logical.dtype).removeprefix("torch."),
+        kind=logical.kind,
+        depth=logical.depth,
+        part_of=logical.whole,
+    )
+
+
+@final
+@dataclass(frozen=True)
+class AttentionTask:
+    """The products of the heads of one attention layer."""
+
+    layer: Attention
+
+    @property
+    def effort(self) -> float:
+        """Seconds for its matrices, which take longer than their products."""
+        return _svd_seconds(self.units)
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """The tensors of its projections."""
+        return self.layer.units
+
+    @property
+    def memory(self) -> Memory:
+        """The tensors of its projections; a head's product is small beside them."""
+        return Memory(_stored_bytes(self.units))
+
+    def rows(self, model: Opened, reference: Opened | None, spectrum: Extent) -> Iterator[Row]:
+        """Two products for each head."""
+        return self.layer.products(model.read)
+
+    def failed(self, reason: Reason) -> Iterator[Row]:
+        """One row for all products of the layer."""
+        layer = self.layer
+        shape = (layer.query.shape[1], layer.key.shape[1])
+        yield Product(layer.name, "QK", layer.depth, shape, (), None, f"failed: {reason}")
+
+
+@final
+@dataclass(frozen=True)
+class ChainTask:
+    """The product of layers that follow one another, of which the ends are known."""
+
+    layers: Links
+    known: Mapping[str, Ends] = field(default_factory=dict)
+
+    @property
+    def effort(self) -> float:
+        """Seconds for the product; nothing where it is not formed."""
+        return 0.0 if obstacle(self.layers.widths) else _svd_seconds(self.units)
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """The tensors of its layers."""
+        return self.layers.units
+
+    @property
+    def memory(self) -> Memory:
+        """The tensors of its layers, which are read one after the other."""
+        return Memory(max(_stored_bytes([unit]) for unit in self.units))
+
+    def bound(self) -> Chain:
+        """What is known where the product is not formed: nothing needs to be read for that."""
+        return self.layers.chain(lambda path: torch.empty(0), self.known)
+
+    def rows(self, model: Opened, reference: Opened | None, spectrum: Extent) -> Iterator[Row]:
+        """The one row of the chain."""
+        yield self.layers.chain(model.read, self.known)
+
+    def failed(self, reason: Reason) -> Iterator[Row]:
+        """The one row of the chain, without numbers."""
+        names = tuple(one.name for one in self.layers.members)
+        name, status = f"{names[0]} > {names[-1]}", f"failed: {reason}"
+        yield Chain(name, names, self.layers.widths, None, False, None, status)
+
+
+# --- a case ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What is in a model, known without a look at the numbers of its matrices."""
+
+    plan: Plan
+    attention: tuple[Attention, ...]
+    links: tuple[Links, ...]
+    skipped: tuple[Skipped, ...]
+    faults: tuple[Skipped, ...]
+    notes: tuple[str, ...]
+    unsound: tuple[Skipped, ...]
+
+    @classmethod
+    def of(cls, model: Location) -> Inventory:
+        """Open the model; for a file, this is to be called where it can do no harm."""
+        opened = model.opened()
+        layers, without = attention(opened.plan, opened.config)
+        return cls(
+            plan=opened.plan,
+            attention=layers,
+            links=links(opened.plan),
+            skipped=(*opened.plan.skipped, *without),
+            faults=opened.faults,
+            notes=opened.notes,
+            unsound=tuple(opened.unsound()),
+        )
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model to be examined: the tasks, the largest first, and where they are done."""
+
+    model: Location
+    reference: Location | None
+    selection: Selection
+    inventory: Inventory
+    tasks: tuple[Task, ...]
+    engine: Engine
+    room: Room
+
+    def examine(self) -> Generator[Done[Task]]:
+        """Each task as it ends; its ``result`` is the rows of what it measured.
+
+        Chains come last, when their layers are known.
+        """
+        known: dict[str, Ends] = {}
+        for done in self._run(self.tasks):
+            for row in done.result:
+                if isinstance(row, Examination) and row.failure is None:
+                    kappa = row.condition_number if row.condition_number else math.inf
+                    known[row.name] = row.sigma_max, kappa
+            yield done
+        chains = []
+        for layers in self.inventory.links:
+            names = [member.name for member in layers.members]
+            if all(name in known for name in names):
+                chains.append(ChainTask(layers, {name: known[name] for name in names}))
+        for chain in chains:
+            if not chain.effort:
+                (told,) = Here().run(ChainTask.bound, [chain])
+                reason = unreadable(told.failure)
+                rows = list(chain.failed(reason)) if told.failure else [told.result]
+                yield Done(chain, result=rows)
+        yield from self._run(tuple(chain for chain in chains if chain.effort))
+
+    def _run(self, tasks: tuple[Task, ...]) -> Generator[Done[Task]]:
+        orders = []
+        for task in tasks:
+            if reason := self.room.refusal(task):
+                yield Done(task, 0.0, str(reason), None, list(task.failed(reason)))
+                continue
+            names = [part.name for unit in task.units for part in unit.parts]
+            reference = self.reference.portion(names) if self.reference else None
+            model = self.model.portion(names)
+            orders.append(_Order(task, model, reference, self.selection.spectrum))
+        with closing(self.engine.run(_Order.rows, orders)) as ended:
+            for done in ended:
+                task = done.item.task
+                result = done.result
+                if done.failure:
+                    result = list(task.failed(_reason(done, self.room)))
+                yield Done(task, done.seconds, done.failure, done.error, result)
+
+    def concluded(self, rows: Iterable[Row]) -> Diagnosis:
+        """The diagnosis, with the rows in the order of the model and what the rules find."""
+        every, inventory, takes = list(rows), self.inventory, self.selection.takes
+        names = [part.name for unit in inventory.plan.units for part in unit.parts]
+        layers = [layer.name for layer in inventory.attention]
+        chains = [tuple(each.name for each in one.members) for one in inventory.links]
+        unchosen = [Skipped(name, UNCHOSEN) for name in names if not takes(name)]
+        settings = vars(self.selection).items()
+        place = {name: k for k, name in enumerate(names)}
+        return Diagnosis(
+            source=str(self.model),
+            matrices=tuple(
+                sorted(
+                    (row for row in every if isinstance(row, Examination)),
+                    key=lambda row: place[row.name],
+                )
+            ),
+            products=tuple(
+                sorted(
+                    (row for row in every if isinstance(row, Product)),
+                    key=lambda row: layers.index(row.layer),
+                )
+            ),
+            chains=tuple(
+                sorted(
+                    (row for row in every if isinstance(row, Chain)),
+                    key=lambda row: chains.index(row.members),
+                )
+            ),
+            skipped=(*inventory.skipped, *unchosen),
+            faults=inventory.faults,
+            unsound=tuple(one for one in inventory.unsound if takes(one.name)),
+            notes=inventory.notes,
+            reference=str(self.reference) if self.reference else None,
+            settings={name: list(it) if isinstance(it, tuple) else it for name, it in settings},
+        ).judged()
+
+
+@dataclass(frozen=True)
+class _Order:
+    """A task with the tensors that it takes, to be done in whichever process."""
+
+    task: Task
+    model: OnDisk | Portion
+    reference: OnDisk | Portion | None
+    spectrum: Extent
+
+    def rows(self) -> list[Row]:
+        other = self.reference.opened() if self.reference else None
+        return list(self.task.rows(self.model.opened(), other, self.spectrum))
+
+
+def _reason(done: Done[_Order], room: Room) -> Reason:
+    """Why a task failed, in the words of a user."""
+    if is_out_of_memory(done.error):
+        return Reason(ReasonKind.NO_MEMORY, f"more memory needed than {room}")
+    if not isinstance(done.error, Refusal):
+        return unreadable(done.failure)
+    given, wrong = done.error.given, done.error.wrong
+    return unreadable(wrong if done.item.model.holds(given) else f"{given}: {wrong}")
+
+
+@dataclass(frozen=True)
+class Room:
+    """The memory that one process may use, for so many copies of what is stored.
+
+    >>> print(Room(2 * GIGABYTE, copies=1, limited=True))
+    the 2.0 GB that a worker may use (--memory)
+    """
+
+    memory: int | None  # bytes, libraries and all; None where nothing tells
+    copies: int
+    limited: bool  # by the user, and not by the machine
+
+    def refusal(self, task: Task) -> Reason | None:
+        """Why a task is not even tried, if so."""
+        # the machine's free memory is what the libraries have left already
+        needed = task.memory.at_least(self.copies) + (LIBRARY_BYTES if self.limited else 0)
+        if self.memory is None or needed <= self.memory or not task.memory.least:
+            return None
+        return Reason(
+            ReasonKind.NO_MEMORY, f"needs {gigabytes(needed)} of memory, more than {self}"
+        )
+
+    def __str__(self) -> str:
+        if self.memory is None:
+            return "there is"
+        if self.limited:
+            return f"the {gigabytes(self.memory)} that a worker may use (--memory)"
+        return f"the {gigabytes(self.memory)} that are free (--memory allows more)"
+
+
+def case(
+    source: Source,
+    reference: Source | None = None,
+    selection: Selection | None = None,
+    jobs: int = CORES,
+    memory: int | None = None,
+) -> Case:
+    """Look at what there is to examine; a `Refusal` says why there is nothing.
+
+    A worker may use ``memory`` bytes: by default what its tasks need, if the machine has that.
+
+    >>> import torch
+    >>> [task.effort for task in case({"fc.weight": torch.eye(1000)}).tasks]
+    [64.0]
+    """
+    selection = selection or Selection()
+    workers = replace(WORKER, jobs=jobs)
+    model, other = located(source), None if reference is None else located(reference)
+    inventory = _inventory(model, memory)
+    if other:
+        _inventory(other, memory)  # refused now if it cannot be opened, not once for each matrix
+    weights = [
+        TensorTask(unit, chosen)
+        for unit in inventory.plan.units
+        if (chosen := frozenset(p.name for p in unit.parts if selection.takes(p.name)))
+    ]
+    heads = [
+        AttentionTask(layer)
+        for layer in inventory.attention
+        if selection.takes(layer.query.name) and selection.takes(layer.key.name)
+    ]
+    tasks: list[Task] = [*weights, *heads]
+    tasks.sort(key=lambda task: task.effort, reverse=True)
+    engine: Engine = Here()
+    sides = [side for side in (model, other) if side is not None]
+    on_disk = [side for side in sides if isinstance(side, OnDisk)]
+    # what is sent from memory is held as sent, too; what stays where it is takes nothing more
+    copies = 2 * len(sides) - len(on_disk) if on_disk else 0
+    free = available_bytes()
+    room = Room(memory or free, copies, limited=memory is not None)
+    if on_disk:
+        needed = [task.memory.at_most(copies) for task in tasks]
+        most = LIBRARY_BYTES + max(needed, default=GIGABYTE * copies)
+        slowest = max((task.effort for task in tasks), default=0.0)
+        if memory is None and free is not None:
+            most = min(most, max(free, MIN_WORKER_BYTES))
+            least = max((task.memory.at_least(copies) for task in tasks), default=0)
+            workers = replace(workers, jobs=max(1, min(jobs, free // (LIBRARY_BYTES + least))))
+        engine = replace(workers, limit=slowest, memory=memory or most)
+    return Case(model, other, selection, inventory, tuple(tasks), engine, room)
+
+
+def _inventory(model: Location, memory: int | None) -> Inventory:
+    """What is in the model; a file is opened in a process of its own, or refused."""
+    if isinstance(model, InMemory):
+        return Inventory.of(model)
+    limit = model.parse_seconds
+    allowed = max(MIN_WORKER_BYTES, memory or 0)
+    (done,) = replace(WORKER, limit=limit, memory=allowed).run(Inventory.of, [model])
+    if not done.failure:
+        return done.result
+    if isinstance(done.error, Refusal):
+        raise done.error
+    advice = "see whether the file is whole"
+    if isinstance(done.error, TimeoutError):
+        raise Refusal(5, str(model), f"takes more than {limit:.0f} s to open", advice)
+    if not is_out_of_memory(done.error):
+        raise Refusal(2, str(model), done.failure, advice)
+    wrong = f"needs too much memory to open: more than {gigabytes(allowed)}"
+    raise Refusal(2, str(model), wrong, f"{advice}, or allow more with --memory")
+
+
+def diagnose(
+    source: Source,
+    reference: Source | None = None,
+    *,
+    include: str | Iterable[str] = (),
+    exclude: str | Iterable[str] = (),
+    spectrum: Extent = "auto",
+    jobs: int = CORES,
+    memory: int | str | None = None,
+) -> Diagnosis:
+    """Examine every matrix of a checkpoint, a model or a state dict, and apply all rules.
+
+    With a ``reference`` each matrix also gets the errors of its components against the matrix of
+    that name there. If either is a checkpoint, ``jobs`` processes read and examine; models in
+    memory are examined here. Each process may use ``memory`` (bytes, or like ``"8G"``): by default
+    what its matrices need, if that is free.
+
+    >>> import torch
+    >>> found = diagnose({"a.weight": 2 * torch.eye(3)}, reference={"a.weight": torch.eye(3)})
+    >>> found.matrices[0].errors["frobenius_norm"], found.matrices[0].errors["condition_number"]
+    (1.0, 0.0)
+    """
+    include, exclude = (
+        (given,) if isinstance(given, str) else tuple(given) for given in (include, exclude)
+    )
+    selection = Selection(include, exclude, spectrum)
+    limit = None if memory is None else bytes_of(memory)
+    prepared = case(source, reference, selection, jobs, limit)
+    return prepared.concluded(row for done in prepared.examine() for row in done.result)

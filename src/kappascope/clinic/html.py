@@ -1,0 +1,564 @@
+"""The page of a diagnosis: the matrices by depth and kind, the findings, every matrix on demand.
+
+>>> from kappascope.clinic.row import Examination
+>>> sick = Examination("w", (3, 3), "float32", "ok", condition_number=9e5, resolved=True)
+>>> html = diagnosis_page([Diagnosis("toy.pt", (sick,))])
+>>> html.splitlines()[0], "900,000" in html
+('<!doctype html>', True)
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from markupsafe import Markup
+
+from kappascope.clinic import SEVERITIES
+from kappascope.clinic.diagnosis import (
+    Diagnosis,
+    before,
+    chain_document,
+    known_median,
+    product_document,
+    short_sources,
+    trajectory_steps,
+)
+from kappascope.clinic.row import Examination, Finding, Spread
+from kappascope.matrix.components import Components
+from kappascope.model.skipped import ReasonKind, Skipped
+from kappascope.pages.shell import fill, legible
+from kappascope.text import Record, bracketed, error_text, first_few, number, plural, words
+
+PLOT_LIMIT = 1000  # spectra on one page: 2 kB each, and a page beyond 5 MB opens slowly
+FINDING_LIMIT = 200  # of one rule: nobody reads more, and the table has them all
+ROWS_IN_VIEW = 13  # rows of a list with a scroll bar that are seen at once, by the style's height
+ROWS_AT_ONCE = 100  # of the table that are laid out at once: a thousand take a phone a second
+RATIO_LEVELS = (1.5, 3, 10, 100, 1000)  # of kappa over its null; chance alone gives a square one 3
+ERROR_LEVELS = (1e-3, 1e-2, 0.1, 1)  # relative; below the first even bfloat16 hides a move
+KINDS = (
+    "embedding", "query", "key", "value", "fused", "output", "gate", "up", "down", "expert",
+    "convolution", "other", "head",
+)  # fmt: skip
+"""Columns in the order in which data flow; kinds not named here come after these."""
+LABELS = {
+    "status": "Status", "method": "Method", "shape": "Shape", "dtype": "Stored as",
+    "storage": "Values lie on the grid of", "kind": "Kind", "depth": "Layer",
+    "part_of": "Part of", "condition_number": "κ", "bound": "Product of their κ",
+    "interval": "κ lies in",
+    "resolved": "κ resolved by the dtype", "null_z": "z of log κ against chance",
+    "null_tail": "Chance of a larger κ", "sigma_max": "σ₁, the largest", "sigma_2": "σ₂",
+    "sigma_min": "σ, the smallest", "spectral_gap": "Spectral gap",
+    "effective_rank": "Effective rank at 0.01", "effective_ranks": "Effective ranks at",
+    "entropy_rank": "Entropy rank", "stable_rank": "Stable rank",
+    "frobenius_norm": "Frobenius norm", "alpha": "Tail exponent α",
+    "alpha_distance": "Distance of α’s fit", "alpha_count": "Eigenvalues in α’s fit",
+    "alpha_xmin": "α’s tail begins at", "edge": "Marchenko–Pastur edge",
+    "outliers": "σ above the edge", "null_distance": "Distance from Marchenko–Pastur",
+    "entry_mean": "Mean entry", "entry_std": "Deviation of entries",
+    "entry_kurtosis": "Kurtosis of entries", "row_norms": "Row norms",
+    "column_norms": "Column norms", "dead_rows": "Dead rows", "dead_columns": "Dead columns",
+    "outlier_rows": "Outlier rows", "outlier_columns": "Outlier columns",
+    "errors": "Errors against the reference", "null_condition_number": "null κ",
+}  # fmt: skip
+"""The numbers of a matrix in the order of its own view, and those of products and chains."""
+
+
+def diagnosis_page(steps: Sequence[Diagnosis]) -> str:
+    """The last diagnosis as HTML that asks the network for nothing, with the way that led to it."""
+    last = steps[-1]
+    rows, trajectory = last.ranked, steps if len(steps) > 1 else ()
+    place = {row.name: k for k, row in enumerate(last.matrices)}
+    filters: tuple[Callable[..., Any], ...] = (
+        shown, short, sortable, breakable, one_line, quantity_columns, ratio_level, error_level,
+    )  # fmt: skip
+    made: dict[str, Callable[[], Any]] = {  # where it is shown: what fails costs one panel
+        "heat": lambda: heat_map(rows),
+        "change": lambda: change(rows),
+        "products": lambda: [product_document(one) for one in last.products],
+        "chains": lambda: [chain_document(one) for one in last.chains],
+        "curves": lambda: curves(trajectory),
+        "steps": lambda: trajectory_steps(trajectory),
+        "groups": lambda: by_rule(last.findings),
+    }
+    return fill(
+        "diagnosis",
+        filters=filters,
+        diagnosis=last,
+        opening=opening(last),
+        verdict=(*last.verdict, *before(steps)),
+        rows=rows,
+        place=place,
+        ratio_levels=RATIO_LEVELS,
+        error_levels=ERROR_LEVELS,
+        made=made,
+        compared=any(row.errors for row in rows),
+        trajectory=bool(trajectory),
+        severities=SEVERITIES[::-1],
+        finding_limit=FINDING_LIMIT,
+        rows_in_view=ROWS_IN_VIEW,
+        rows_at_once=ROWS_AT_ONCE,
+        data=_data(last.matrices, rows),
+    )
+
+
+# --- numbers and names as the page writes them ----------------------------------------------------
+
+
+def short(text: str, most: int = 100) -> str:
+    """A long name without its middle, for its ends tell names apart.
+
+    >>> short("abcdefghij", 5)
+    'ab…ij'
+    """
+    text, half = text if text.isprintable() else legible(text), most // 2
+    return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
+
+
+def one_line(name: str) -> str:
+    r"""A name on one line, and something to press where there is none.
+
+    >>> one_line("two\nlines"), one_line("")
+    ('two\\nlines', '(no name)')
+    """
+    return legible(name).replace("\n", "\\n") or "(no name)"
+
+
+def breakable(name: str) -> Markup:
+    """A name that may go on in the next line after a dot or a slash.
+
+    >>> breakable("a.<b>")
+    Markup('a.<wbr>&lt;b&gt;')
+    """
+    return Markup("<wbr>").join(re.split(r"(?<=[./])(?=.)", name))
+
+
+def shown(value: Any) -> str:
+    """A number, a text or several of them as a reader wants them.
+
+    >>> shown([3, 4]), shown(True), shown({"min": 0.5, "max": 2.0}), shown(None)
+    ('3 × 4', 'yes', 'min: 0.500, max: 2.00', '–')
+    """
+    if value is None or isinstance(value, float):
+        return number(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, Spread):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{words(name)}: {shown(one)}" for name, one in value.items())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return " × ".join(shown(one) for one in value)
+    return str(value)
+
+
+def sortable(value: float | None) -> str:
+    """A number to sort by: six digits tell as much as can be seen.
+
+    >>> sortable(1 / 3), sortable(None), sortable(math.inf)
+    ('0.333333', '', 'Infinity')
+    """
+    if value is None or not math.isinf(value):
+        return "" if value is None else f"{value:.6g}"
+    return "Infinity"  # as scripts read it
+
+
+def quantity_columns(products: Sequence[Record]) -> dict[str, str]:
+    """The numbers that products or chains have, and their labels.
+
+    >>> quantity_columns([{"name": "w[qk.0]", "head": 0, "condition_number": 7.0, "alpha": None}])
+    {'head': 'Head', 'condition_number': 'κ'}
+    """
+
+    def is_number(value: object) -> bool:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+
+    known = {name for one in products for name, value in one.items() if is_number(value)}
+    labels = {"depth": "Layer", "head": "Head"} | LABELS
+    labels |= {name: words(name) for name in sorted(known - labels.keys())}
+    return {name: label for name, label in labels.items() if name in known}
+
+
+def facts(row: Examination) -> Iterator[tuple[str, str, str]]:
+    """Label, value, and why there is none, for all that is known or known to be unknown.
+
+    >>> row = Examination("w", (2, 2), "", "", depth=3, reasons={"alpha": "too few values"})
+    >>> [fact for fact in facts(row) if fact[0] in ("Layer", "Tail exponent α")]
+    [('Layer', '3', ''), ('Tail exponent α', '–', 'too few values')]
+    """
+    ends = (row.condition_number_low, row.condition_number_high)
+    written = {
+        "condition_number": row.kappa_text,
+        "interval": bracketed(ends if any(ends) else None),
+    }
+    for name, label in LABELS.items():
+        value = written[name] if name in written else getattr(row, name, None)
+        reason = row.reasons.get(name, "")
+        if value not in (None, "", {}) or reason:
+            text = shown(value)
+            yield label, text if text.isprintable() else legible(text), reason
+
+
+# --- the first line -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The first line of the page; what is incomplete must not look complete."""
+
+    alarm: bool
+    first: str
+    rest: str
+
+
+def opening(diagnosis: Diagnosis) -> Opening:
+    """What was read and what was not.
+
+    >>> from kappascope.model.skipped import acts_beside
+    >>> bias = Skipped("b", acts_beside("one-dimensional"))
+    >>> opening(Diagnosis("toy.pt", skipped=(bias,))).first
+    'Nothing could be analysed.'
+    >>> row = Examination("w", (2, 2), "float32", "ok")
+    >>> opening(Diagnosis("toy.pt", (row,), skipped=(bias,)))
+    Opening(alarm=False, first='1 matrix analysed.', rest='Skipped: 1 one-dimensional.')
+    """
+    failures = {one_line(row.name): row.failure for row in diagnosis.ranked if row.failure}
+    failures |= {one_line(one.name): one.reason for one in diagnosis.failed}
+    failed, analysed = len(diagnosis.failed), len(diagnosis.analysed)
+    rest = []
+    if failed:
+        causes = [f"{name}: {reason}" for name, reason in failures.items()]
+        rest.append(f"{failed:,} failed: {_listed(causes)}.")
+    if diagnosis.skipped:
+        kinds = Counter(_skipping(one) for one in diagnosis.skipped)
+        causes = [f"{many:,} {reason}" for reason, many in kinds.most_common()]
+        rest.append(f"Skipped: {_listed(causes)}.")
+    first = f"{plural(analysed, 'matrix', 'matrices')} analysed."
+    if failed:
+        first = f"This diagnosis is incomplete: {first}"
+    if not analysed:
+        first = "Nothing could be analysed."
+    return Opening(bool(failed) or not analysed, first, " ".join(rest))
+
+
+def _skipping(one: Skipped) -> str:
+    """The reason by which skipped tensors are counted: ties to different names are one."""
+    return "tied to another" if one.reason.kind is ReasonKind.TIED else str(one.reason)
+
+
+def _listed(causes: Sequence[str]) -> str:
+    return first_few([short(cause, 160).rstrip(".") for cause in causes], mark="; ")
+
+
+# --- the map of the model -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """Columns, and for every line its head and cells (None where there is nothing)."""
+
+    columns: tuple[str, ...]
+    lines: tuple[tuple[Any, tuple[Any, ...]], ...]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The matrices of one kind in one layer; one that failed or is farthest above chance is shown.
+
+    >>> from kappascope.model.skipped import unreadable
+    >>> Cell((Examination.failed("w", (1, 2), "float32", unreadable("NaN")),)).text
+    '✗'
+    """
+
+    rows: tuple[Examination, ...]
+
+    @property
+    def worst(self) -> Examination:
+        """The matrix that is shown."""
+        return max(self.rows, key=lambda row: (row.failure is not None, row.ratio or 0.0))
+
+    @property
+    def severity(self) -> str:
+        """The severity of the worst finding in it, or nothing."""
+        return max(self.rows, key=lambda row: row.gravity).severity
+
+    @property
+    def text(self) -> str:
+        """What is written in the cell."""
+        if self.worst.ratio is None:
+            return "✗" if self.worst.failure else "·"
+        return f"×{number(self.worst.ratio, 2)}"
+
+    @property
+    def label(self) -> str:
+        """What hovering, focus and screen readers tell."""
+        row, many = self.worst, len(self.rows)
+        found, name = sum(len(one.findings) for one in self.rows), one_line(row.name)
+        parts = [
+            f"{many} matrices, shown is {name}" if many > 1 else name,
+            _compared(row),
+            "not resolved by its dtype" if row.is_unresolved else "",
+            f"{found} finding{'s' * (found != 1)}" if found else "",
+        ]
+        return "; ".join(part for part in parts if part)
+
+
+def _compared(row: Examination) -> str:
+    """The condition number beside that of a random matrix, in words."""
+    if row.failure is not None:
+        return row.status
+    if row.ratio is None:
+        return row.reasons.get("condition_number") or "κ unknown"
+    least = "at least " if row.is_bounded else ""
+    beside = "" if row.null_z is None or row.is_bounded else f" (z {number(row.null_z)})"
+    times = f"{least}{number(row.ratio, 2)} times that of a random matrix of its shape"
+    return f"κ {least}{number(row.kappa)}, {times}{beside}"
+
+
+def ratio_level(row: Examination) -> int | None:
+    """How many of RATIO_LEVELS a matrix's ratio exceeds, or (negative) its inverse does.
+
+    What is only bounded is not shown below chance, where it need not be.
+
+    >>> ratio_level(Examination("w", (1, 9), "", "ok", condition_number=1.0, resolved=True))
+    0
+    """
+    if row.ratio is None:
+        return None
+    if row.ratio >= 1:
+        return bisect_right(RATIO_LEVELS, row.ratio)
+    return 0 if row.is_bounded else -bisect_right(RATIO_LEVELS, 1 / row.ratio)
+
+
+def heat_map(rows: Iterable[Examination]) -> HeatMap:
+    """The matrices by depth and kind.
+
+    >>> kinds = ("up", "query")
+    >>> rows = [Examination(k, (2, 2), "", "ok", kind=k, depth=d) for d in (0, 1) for k in kinds]
+    >>> heat_map(rows).columns, [depth for depth, _ in heat_map(rows).lines]
+    (('query', 'up'), [0, 1])
+    """
+    cells: dict[tuple[int | None, str], list[Examination]] = {}
+    for row in rows:
+        cells.setdefault((row.depth, row.kind), []).append(row)
+    depths = sorted({depth for depth, _ in cells}, key=lambda d: (d is None, d or 0))
+    columns = tuple(sorted({kind for _, kind in cells}, key=_flow))
+    lines = []
+    for depth in depths:
+        found = (cells.get((depth, kind)) for kind in columns)
+        lines.append((depth, tuple(Cell(tuple(those)) if those else None for those in found)))
+    return HeatMap(columns, tuple(lines))
+
+
+def _flow(kind: str) -> tuple[int, str]:
+    """The key that sorts kinds in the order in which data flow."""
+    return (KINDS.index(kind) if kind in KINDS else len(KINDS)), kind
+
+
+# --- what moved since the reference ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Change:
+    """What moved since the reference: median errors of each component, by kind and by layer."""
+
+    total: Mapping[str, float | None]
+    by_kind: HeatMap
+    by_depth: HeatMap
+
+    @property
+    def most_and_least(self) -> list[tuple[str, float]]:
+        """The components that moved most and least, relative to their size; none if nothing did."""
+        known = [(n, e) for n, e in self.total.items() if e is not None and n in Components.names]
+        known.sort(key=lambda pair: pair[1], reverse=True)
+        if not known or not known[0][1]:
+            return []
+        return [known[0], known[-1]] if len(known) > 1 else known
+
+
+def change(rows: Sequence[Examination]) -> Change | None:
+    """The errors against a reference, or None if there was none.
+
+    >>> errors = {"row_norms": 0.5, "effective_rank": 0.0, "condition_number": None}
+    >>> found = change([Examination("w", (2, 2), "", "ok", kind="up", depth=3, errors=errors)])
+    >>> found.by_kind.lines
+    (('up', (0.5, 0.0, None)),)
+    >>> found.most_and_least
+    [('row_norms', 0.5), ('effective_rank', 0.0)]
+    """
+    compared = [row for row in rows if row.errors]
+    if not compared:
+        return None
+    columns = tuple(dict.fromkeys(name for row in compared for name in row.errors or ()))
+
+    def medians(groups: Mapping[Any, Sequence[Examination]]) -> HeatMap:
+        lines = (
+            (head, tuple(known_median((row.errors or {}).get(c) for row in those) for c in columns))
+            for head, those in groups.items()
+        )
+        return HeatMap(columns, tuple(lines))
+
+    kinds = sorted({row.kind for row in compared}, key=_flow)
+    depths = sorted({row.depth for row in compared if row.depth is not None})
+    [(_, total)] = medians({"all": compared}).lines
+    return Change(
+        dict(zip(columns, total, strict=True)),
+        medians({kind: [row for row in compared if row.kind == kind] for kind in kinds}),
+        medians({depth: [row for row in compared if row.depth == depth] for depth in depths}),
+    )
+
+
+def error_level(error: float) -> int:
+    """How many of ERROR_LEVELS an error exceeds.
+
+    >>> [error_level(error) for error in (0.0, 0.02, 5.0)]
+    [0, 2, 4]
+    """
+    return bisect_right(ERROR_LEVELS, error)
+
+
+def curves(steps: Sequence[Diagnosis]) -> dict[str, HeatMap]:
+    """Medians over the matrices of a kind, one column a checkpoint, of kappa and of the norm.
+
+    >>> row = Examination("w", (2, 2), "", "ok", kind="up", frobenius_norm=2.0)
+    >>> curves([Diagnosis("1.pt", (row,)), Diagnosis("2.pt", (row,))])["frobenius_norm"].lines
+    (('up', (2.0, 2.0)),)
+    """
+    kinds = sorted({row.kind for one in steps for row in one.matrices}, key=_flow)
+    fields: dict[str, Callable[[Examination], float | None]] = {
+        "condition_number": lambda row: row.kappa,
+        "frobenius_norm": lambda row: row.frobenius_norm,
+    }
+    maps = {}
+    for name, value in fields.items():
+        lines = (
+            (
+                kind,
+                tuple(known_median(value(r) for r in s.matrices if r.kind == kind) for s in steps),
+            )
+            for kind in kinds
+        )
+        maps[name] = HeatMap(short_sources(steps), tuple(lines))
+    return maps
+
+
+# --- findings -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RuleFindings:
+    """What one rule found, at one severity."""
+
+    severity: str
+    rule: str
+    findings: Sequence[Finding]
+
+    @property
+    def by_advice(self) -> dict[str, list[Finding]]:
+        """What to do, and for which of them.
+
+        >>> found = [Finding("x", "info", "w", "", advice) for advice in ("prune", "go", "prune")]
+        >>> [(what, len(those)) for what, those in by_rule(found)[0].by_advice.items()]
+        [('prune', 2), ('go', 1)]
+        """
+        groups: dict[str, list[Finding]] = {}
+        for one in self.findings:
+            groups.setdefault(one.advice, []).append(one)
+        return groups
+
+
+def by_rule(found: Iterable[Finding]) -> list[RuleFindings]:
+    """The findings by severity, gravest first, then by rule.
+
+    >>> found = [Finding("dead-rows", severity, "w", "", "") for severity in ("info", "warning")]
+    >>> [(group.severity, len(group.findings)) for group in by_rule(found)]
+    [('warning', 1), ('info', 1)]
+    """
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for one in sorted(found, key=lambda one: -SEVERITIES.index(one.severity)):
+        groups.setdefault((one.severity, one.rule), []).append(one)
+    return [RuleFindings(severity, rule, those) for (severity, rule), those in groups.items()]
+
+
+# --- what the script draws from -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What many matrices share, stored once: labels, reasons, indices of values, random curves."""
+
+    items: list[Any] = field(default_factory=list)
+    known: dict[Any, int] = field(default_factory=dict)
+
+    def index(self, item: Any, key: Any = None) -> int:
+        key = item if key is None else key
+        if key not in self.known:
+            self.known[key] = len(self.items)
+            self.items.append(item)
+        return self.known[key]
+
+    def text(self, text: str) -> int:
+        return self.index(text if text.isprintable() else legible(text))
+
+
+def _data(matrices: Sequence[Examination], ranked: Sequence[Examination]) -> dict[str, Any]:
+    """Every matrix in the order of the model, and plots of the worst."""
+    shared = _Shared()
+    plotted = {id(row) for row in ranked[:PLOT_LIMIT]}
+    told = [_view(row, shared, id(row) in plotted) for row in matrices]
+    return {"shelf": shared.items, "matrices": told, "plotted": PLOT_LIMIT, "rows": ROWS_AT_ONCE}
+
+
+def _view(row: Examination, shared: _Shared, plotted: bool) -> dict[str, Any]:
+    """All that the page tells of one matrix, or why it cannot."""
+    try:
+        plot = _plot(row, shared) if plotted else None
+        known = [
+            [shared.index(label), value, *([shared.text(reason)] if reason else [])]
+            for label, value, reason in facts(row)
+        ]
+    except Exception as error:
+        known, plot = [[shared.index("Not shown"), error_text(error)]], None
+    found = [
+        [shared.text(text) for text in (f.severity, f.rule, f.evidence, f.advice, f.snippet)]
+        for f in row.findings
+    ]
+    return {"name": one_line(row.name), "facts": known, "findings": found, "plot": plot}
+
+
+def _plot(row: Examination, shared: _Shared) -> dict[str, Any] | None:
+    """The plot with four digits; its indices and its random curve are shared."""
+    if not row.plot:
+        return None
+    histogram = row.plot.get("rows") or {}
+    edges = histogram.get("edges") or [None]
+    plot: dict[str, Any] = {
+        "spectrum": None,
+        "null": None,
+        "floor": _digits(row.plot.get("floor")),
+        "ends": [_digits(edges[0]), _digits(edges[-1])],  # bars are equally wide
+        "counts": list(histogram.get("counts") or ()),
+    }
+    if points := row.plot.get("spectrum"):
+        indices, values = zip(*points, strict=True)
+        plot["spectrum"] = [shared.index(indices), [_digits(value) for value in values]]
+    points = row.plot.get("null")
+    if points and points[0][1]:
+        # the shape of the curve, and the factor that makes it this matrix's
+        indices, values = zip(*points, strict=True)
+        curve = [_digits(value / values[0]) for value in values]
+        key = (tuple(row.shape), indices)
+        plot["null"] = [shared.index(indices), shared.index(curve, key), _digits(values[0])]
+    return plot
+
+
+def _digits(value: float | None) -> float | None:
+    rounded = math.inf if value is None else float(f"{value:.4g}")  # the largest may round to this
+    return rounded if math.isfinite(rounded) else None

@@ -1,0 +1,633 @@
+"""The row of one matrix: its components, what they are worth, and what chance would have given.
+
+An :class:`Examination` holds numbers and text only, the same for a matrix from a checkpoint and one
+in memory. Rules, page, terminal and table read it as it is, and :meth:`Examination.document` makes
+JSON of it. Every number is right to the digits of its storage or ``None``, with the reason in
+``reasons``.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from kappascope.clinic import SEVERITIES, Extent, Severity
+from kappascope.matrix import components, powerlaw, spectra
+from kappascope.matrix.components import Components
+from kappascope.model.skipped import Reason, ReasonKind, unreadable
+from kappascope.text import error_text, number
+from kappascope.theory import GaussianNull, MarchenkoPastur, tracy_widom_cdf
+
+AUTO_LIMIT = 2048  # singular values up to which "auto" takes them all: about half a second
+THRESHOLDS = (0.001, 0.01, 0.1)  # of the effective rank; the middle one is the paper's
+PLOT_POINTS = 256  # of a spectrum, evenly spaced in the logarithm of the index: all that is seen
+PLOT_BARS = 32  # of the histogram of row norms
+DEAD_BELOW = 1e-6  # of the median norm: such a row adds nothing to bfloat16 or float16 sums
+OUTLIER_DEVIATIONS = 6.0  # robust deviations from the median, and twice the median at least
+PANEL_ENTRIES = 2**20  # numbers looked at together: eight megabytes in float64
+OUTLIER_CHANCE = 1e-3  # that the largest singular value of a random matrix exceeds its limit
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Smallest, median and largest of some norms, and their coefficient of variation."""
+
+    min: float
+    median: float
+    max: float
+    cv: float | None  # none where the mean is zero
+
+    @classmethod
+    def of(cls, norms: Float[Tensor, " count"]) -> Spread:
+        """The spread of at least one norm.
+
+        >>> Spread.of(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
+        Spread(min=1.0, median=2.0, max=3.0, cv=0.408...)
+        """
+        largest = float(norms.max())
+        relative = norms / largest if largest > 0 else norms
+        mean = float(relative.mean())
+        cv = float(relative.std(correction=0)) / mean if mean > 0 else None
+        scaled, exponent = _scaled(norms)  # lest the sum of the two in the middle overflow
+        median = float(np.median(scaled.numpy(force=True)))  # torch's takes at most 2^24 numbers
+        return cls(float(norms.min()), math.ldexp(median, exponent), largest, cv)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one rule says of one matrix, of a product, or of the model.
+
+    >>> Finding("zero", "info", "fc.weight", "all entries are zero", "check that it is trained")
+    Finding(rule='zero', severity='info', subject='fc.weight', evidence='all entries are zero', ...)
+    """
+
+    rule: str
+    severity: Severity
+    subject: str
+    evidence: str
+    advice: str
+    correction: str | None = None
+    snippet: str = ""
+
+
+@dataclass(frozen=True)
+class Examination:
+    """All that is known of one matrix; ``reasons`` says why a field is ``None``.
+
+    The fields are those of the JSON document, in its order, except the last four: ``failure`` says
+    why nothing could be measured, ``uncompared`` why there are no errors against the reference,
+    ``is_singular`` that the condition number is infinite, and ``faults`` which numbers could not
+    be computed by an error of ours.
+
+    >>> row = Examination("w", (1, 9), "float32", "ok", condition_number=1.0, resolved=True)
+    >>> row.ratio, row.severity, row.failure
+    (1.0, '', None)
+    """
+
+    name: str
+    shape: tuple[int, int]
+    dtype: str
+    status: str
+    kind: str = "other"
+    depth: int | None = None
+    part_of: str | None = None
+    storage: str = ""
+    method: str = ""
+    row_norms: Spread | None = None
+    column_norms: Spread | None = None
+    dead_rows: int | None = None
+    dead_columns: int | None = None
+    outlier_rows: int | None = None
+    outlier_columns: int | None = None
+    entry_mean: float | None = None
+    entry_std: float | None = None
+    entry_kurtosis: float | None = None
+    sigma_max: float | None = None
+    sigma_2: float | None = None
+    sigma_min: float | None = None
+    condition_number: float | None = None
+    condition_number_low: float | None = None
+    condition_number_high: float | None = None
+    resolved: bool = False
+    effective_rank: int | None = None
+    effective_ranks: Mapping[str, int | None] = field(default_factory=dict)
+    stable_rank: float | None = None
+    entropy_rank: float | None = None
+    spectral_gap: float | None = None
+    frobenius_norm: float | None = None
+    null_condition_number: float | None = None
+    null_z: float | None = None
+    null_tail: float | None = None
+    null_distance: float | None = None
+    edge: float | None = None
+    outliers: int | None = None
+    alpha: float | None = None
+    alpha_xmin: float | None = None
+    alpha_distance: float | None = None
+    alpha_count: int | None = None
+    errors: Mapping[str, float | None] | None = None
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    plot: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    findings: tuple[Finding, ...] = ()
+    failure: Reason | None = None
+    uncompared: Reason | None = None
+    is_singular: bool = False
+    faults: tuple[str, ...] = ()
+
+    @classmethod
+    def failed(cls, name: str, shape: tuple[int, int], dtype: str, failure: Reason) -> Examination:
+        """The row of a matrix of which nothing could be measured.
+
+        >>> Examination.failed("w", (2, 2), "float32", unreadable("timeout")).status
+        'failed: timeout'
+        """
+        return cls(name, shape, dtype, f"failed: {failure}", failure=failure)
+
+    @property
+    def is_unresolved(self) -> bool:
+        """Whether rounding to the stored dtype alone could give such a condition number."""
+        is_zero = self.frobenius_norm == 0  # which has no condition number to be resolved
+        return not self.resolved and self.failure is None and not is_zero
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether of the condition number no more is known than the least that it can be."""
+        return self.is_unresolved or self.condition_number is None
+
+    @property
+    def kappa(self) -> float | None:
+        """The condition number, infinite for a singular matrix, or the least that it can be.
+
+        >>> row = Examination("w", (3, 3), "float32", "ok", condition_number=900.0)
+        >>> row.resolved, replace(row, condition_number_low=30.0).kappa
+        (False, 30.0)
+        """
+        if self.condition_number is not None and not self.is_bounded:
+            return self.condition_number
+        infinite = math.inf if self.is_singular else None
+        return infinite if self.condition_number_low is None else self.condition_number_low
+
+    @property
+    def kappa_text(self) -> str:
+        """The condition number as a reader wants it, or the least that it can be.
+
+        >>> Examination("w", (3, 3), "", "ok", condition_number_low=9.0).kappa_text
+        '≥ 9.00'
+        """
+        is_least = self.is_bounded and self.kappa not in (None, math.inf)
+        return f"≥ {number(self.kappa)}" if is_least else number(self.kappa)
+
+    @cached_property
+    def ratio(self) -> float | None:
+        """The condition number, or its least, over that of a random matrix of this shape.
+
+        This ratio means the same for a square and for a long matrix, which z does not: long random
+        matrices have almost one and the same condition number.
+        """
+        if not self.kappa or min(self.shape) < 1:
+            return None
+        usual = self.null_condition_number  # a tenth of a second where it is not known
+        return self.kappa / (usual or math.exp(GaussianNull(*self.shape).log_condition_number))
+
+    @property
+    def severity(self) -> str:
+        """The severity of the worst finding, or nothing."""
+        return max((one.severity for one in self.findings), key=SEVERITIES.index, default="")
+
+    @property
+    def gravity(self) -> int:
+        """The severity of the worst finding as a number, 0 without findings."""
+        return max((SEVERITIES.index(one.severity) + 1 for one in self.findings), default=0)
+
+    @property
+    def badness(self) -> tuple[bool, int, float]:
+        """The key that sorts by failure, then by the worst finding, then by distance from chance.
+
+        >>> sick = Examination.failed("a", (2, 2), "float32", unreadable("timeout"))
+        >>> sick.badness > Examination("b", (2, 2), "", "ok", condition_number=1e9).badness
+        True
+        """
+        return self.failure is not None, self.gravity, self.ratio or 0.0
+
+    def document(self, plots: bool = False) -> dict[str, Any]:
+        """The row as strict JSON values.
+
+        >>> Examination("w", (3, 3), "float32", "ok", sigma_max=2.0).document()["shape"]
+        [3, 3]
+        """
+        absent = {"failure", "uncompared", "is_singular", "faults", *(() if plots else ("plot",))}
+        if self.errors is None and "errors" not in self.reasons:  # there was no reference
+            absent.add("errors")
+        names = (one.name for one in fields(self) if one.name not in absent)
+        return {name: json_value(getattr(self, name)) for name in names}
+
+
+def json_value(value: Any) -> Any:
+    """The same in the types of strict JSON: ``None`` for what is infinite, records as mappings.
+
+    >>> json_value({"kappa": math.inf, "values": (1.0, math.nan)})
+    {'kappa': None, 'values': [1.0, None]}
+    """
+    if isinstance(value, Spread | Finding):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return {str(name): json_value(one) for name, one in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [json_value(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def examine(
+    name: str, matrix: Tensor, spectrum: Extent = "auto", reference: Tensor | None = None
+) -> Examination:
+    """Measure one matrix, and its errors against a reference of its shape if there is one.
+
+    >>> found = examine("eye", torch.eye(4))
+    >>> found.condition_number, found.effective_rank, found.stable_rank, found.spectral_gap
+    (1.0, 4, 4.0, 0.0)
+    >>> found.reasons["alpha"]
+    'all 4 eigenvalues are equal'
+    >>> examine("bad", torch.tensor([[math.nan, 1.0]])).status
+    'failed: non-finite (1 of 2), first at [0, 0]'
+    """
+    complete = spectrum == "full" or (spectrum == "auto" and min(matrix.shape) <= AUTO_LIMIT)
+    vitals = spectra.vitals(matrix, complete=complete)
+    shape, dtype = (matrix.shape[0], matrix.shape[1]), str(matrix.dtype).removeprefix("torch.")
+    if _has_failed(vitals):
+        failure = non_finite_entries(matrix) or unreadable(detail(vitals.status))
+        row = Examination.failed(name, shape, dtype, failure)
+        return replace(row, storage=vitals.storage, method=vitals.method)
+    values = vitals.singular_values
+    faults: list[str] = []
+    missing = RANGE if complete else PARTIAL  # why there is no list of singular values
+    numbers = {
+        **_guarded(NORMS, faults, _norms, vitals),
+        **_guarded(ENTRIES, faults, _entries, matrix, vitals),
+        **_guarded(EXTREMES, faults, _extremes, vitals),
+        **_guarded(RANKS, faults, _ranks, vitals, values, missing),
+        **_guarded(NULL, faults, _null, shape, vitals),
+        **_guarded(SPECTRUM, faults, _spectrum, shape, vitals, values, missing),
+        **_guarded(("errors",), faults, _compared, matrix, vitals, reference, complete),
+    }
+    errors = numbers["errors"]
+    return Examination(
+        name=name,
+        shape=shape,
+        dtype=dtype,
+        status=vitals.status,
+        storage=vitals.storage,
+        method=vitals.method,
+        **_present(numbers),
+        reasons=dict(_reasons(numbers)),
+        plot=_guarded(("plot",), faults, _plot, shape, vitals, values),
+        uncompared=Reason(errors.kind, errors.reason) if isinstance(errors, _Absent) else None,
+        is_singular=numbers["condition_number"] is SINGULAR,
+        faults=tuple(faults),
+    )
+
+
+NORMS = "row_norms", "dead_rows", "outlier_rows", "column_norms", "dead_columns", "outlier_columns"
+ENTRIES = "entry_mean", "entry_std", "entry_kurtosis"
+NULL = "null_z", "null_tail", "null_condition_number"
+TAIL = "alpha", "alpha_xmin", "alpha_distance", "alpha_count"
+SPECTRUM = (*TAIL, "outliers", "null_distance", "edge")
+RANKS = "stable_rank", "entropy_rank"
+ENDS = "frobenius_norm", "sigma_max", "sigma_2", "sigma_min", "spectral_gap"
+KAPPAS = "condition_number", "condition_number_low", "condition_number_high"
+EXTREMES = (*ENDS, *KAPPAS)
+
+
+def _guarded(
+    names: Sequence[str], faults: list[str], measure: Callable[..., dict[str, Any]], *given: Any
+) -> dict[str, Any]:
+    """Measure some numbers of a matrix; an error costs these alone, with itself as the reason."""
+    try:
+        return measure(*given)
+    except (MemoryError, RuntimeError):  # of torch, for want of memory: the whole is tried anew
+        raise
+    except Exception as error:
+        reason = error_text(error)
+        faults.append(f"{', '.join(names)} not computed: {reason}")
+        return {} if names == ("plot",) else dict.fromkeys(names, _Absent(reason))
+
+
+def _has_failed(vitals: spectra.Vitals) -> bool:
+    """Whether nothing could be measured; even a matrix of zeros has an effective rank."""
+    return vitals.effective_rank is None
+
+
+def detail(status: str) -> str:
+    """What a status tells after its first word, or else the word.
+
+    >>> detail("degenerate: zero matrix"), detail("ok")
+    ('zero matrix', 'ok')
+    """
+    return status.partition(": ")[2] or status
+
+
+@dataclass(frozen=True)
+class _Absent:
+    """Stands for a number that does not exist, or was not asked for."""
+
+    reason: str
+    kind: ReasonKind = ReasonKind.UNREADABLE
+
+
+def _present(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with ``None`` for what is absent, also inside."""
+    pairs = ((name, _present(it) if isinstance(it, dict) else it) for name, it in numbers.items())
+    return {name: None if isinstance(it, _Absent) else it for name, it in pairs}
+
+
+def _reasons(numbers: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Why numbers are absent; those inside a field are called ``field.name``."""
+    for name, it in numbers.items():
+        inside = {"cv": ZERO} if isinstance(it, Spread) and it.cv is None else it
+        if isinstance(it, _Absent):
+            yield name, it.reason
+        elif isinstance(inside, dict):
+            yield from ((f"{name}.{key}", why) for key, why in _reasons(inside))
+
+
+RANGE = _Absent("outside float64's range")
+EMPTY = _Absent("empty matrix")
+ZERO = _Absent("zero matrix")
+SINGULAR = _Absent("infinite: the smallest singular value cannot be told from zero")
+PARTIAL = _Absent("needs all singular values: --spectrum full")
+
+
+def non_finite_entries(tensor: Tensor) -> Reason | None:
+    """How many entries of a tensor are NaN or infinite, and where the first is; none if all are.
+
+    >>> non_finite_entries(torch.tensor([1.0, math.nan, -math.inf]))
+    'non-finite (2 of 3), first at [1]'
+    >>> non_finite_entries(torch.ones(2, 2))
+    """
+    if tensor.is_meta:  # saved or made without values
+        return None
+    rows = torch.atleast_1d(tensor)
+    height = max(1, PANEL_ENTRIES * len(rows) // max(1, tensor.numel()))
+    bad = minus = 0
+    first: list[int] = []
+    for top, panel in enumerate(rows.split(height)):
+        exact = panel.double()
+        broken = ~exact.isfinite()
+        if broken.any() and not first:
+            first = broken.nonzero()[0].tolist()
+            first[0] += top * height
+        bad, minus = bad + int(broken.sum()), minus + int(exact.isneginf().sum())
+    text = f"non-finite ({bad} of {tensor.numel()}), first at {first}"
+    if bad and bad == minus:
+        return Reason(ReasonKind.MINUS_INFINITY, f"{text}, all minus infinity")
+    return Reason(ReasonKind.NON_FINITE, text) if bad else None
+
+
+def _norms(found: spectra.Vitals) -> dict[str, Any]:
+    """The spread of the norms, and the counts of dead and outlying rows and columns."""
+    rows, columns = found.row_norms, found.column_norms
+    numbers: dict[str, Any] = {}
+    for side, norms, others in (("row", rows, columns), ("column", columns, rows)):
+        names = f"{side}_norms", f"dead_{side}s", f"outlier_{side}s"
+        if norms is None or others is None:
+            numbers |= dict.fromkeys(names, RANGE)
+        elif not len(norms):
+            numbers |= dict.fromkeys(names, EMPTY)
+        else:
+            scaled, _ = _scaled(norms)  # lest a limit be beyond float64's range
+            dead = int((scaled <= DEAD_BELOW * scaled.median()).sum())
+            beyond = int((scaled > outlying(scaled, len(others))).sum())
+            numbers |= dict(zip(names, (Spread.of(norms), dead, beyond), strict=True))
+    return numbers
+
+
+def _scaled(values: Tensor) -> tuple[Tensor, int]:
+    """Values over a power of two that brings the largest near one, and its exponent."""
+    exponent = math.frexp(float(values.max()))[1]
+    return spectra.ldexp(values, -exponent), exponent
+
+
+def outlying(norms: Float[Tensor, " count"], length: int) -> float:
+    """The norm above which a vector of this length is an outlier among the others.
+
+    Robust: from the median and the median deviation, which half the vectors would have to be
+    outliers to move, and never narrower than chance makes norms of ``length`` normal entries.
+
+    >>> outlying(torch.ones(9, dtype=torch.float64), length=2)
+    4.0
+    """
+    middle = float(norms.median())
+    deviation = 1.4826 * float((norms - middle).abs().median())  # of a normal sample
+    chance = middle / math.sqrt(2 * max(length, 1))
+    return max(middle + OUTLIER_DEVIATIONS * max(deviation, chance), 2 * middle)
+
+
+def _entries(matrix: Tensor, found: spectra.Vitals) -> dict[str, Any]:
+    """Mean, deviation and excess kurtosis of the entries, from one pass in panels."""
+    names = ENTRIES
+    if not found.frobenius_norm or not matrix.numel():
+        return dict.fromkeys(names, RANGE if found.frobenius_norm is None else ZERO)
+    rms = found.frobenius_norm / math.sqrt(matrix.numel())
+    sums = torch.zeros(4, dtype=torch.float64)
+    for panel in matrix.split(max(1, 2**16 // matrix.shape[1])):  # half a megabyte: in cache
+        x = panel.double().flatten() / rms
+        square = x * x
+        sums += torch.stack([x.sum(), square.sum(), square @ x, square @ square])
+    m1, m2, m3, m4 = (sums / matrix.numel()).tolist()
+    variance = m2 - m1 * m1
+    if variance < 1e-12:  # of a mean square of 1: rounding is all that is left
+        equal = _exact(m1 * rms), 0.0, _Absent("all entries equal")
+        return dict(zip(names, equal, strict=True))
+    fourth = m4 - 4 * m1 * m3 + 6 * m1**2 * m2 - 3 * m1**4
+    values = _exact(m1 * rms), _exact(math.sqrt(variance) * rms), fourth / variance**2 - 3
+    return dict(zip(names, values, strict=True))
+
+
+def _exact(value: float) -> float | _Absent:
+    """The value, unless float64 cannot hold all its digits."""
+    return value if value == 0 or sys.float_info.min <= abs(value) < math.inf else RANGE
+
+
+def _extremes(found: spectra.Vitals) -> dict[str, Any]:
+    """The ends of the spectrum and kappa; an infinite kappa is absent, with its own reason."""
+    numbers: dict[str, Any] = {}
+    for name in EXTREMES:
+        value = getattr(found, name)
+        numbers[name] = _Absent(detail(found.status)) if value is None else value
+        if name in KAPPAS and value == math.inf:
+            numbers[name] = SINGULAR
+    return numbers | {"resolved": found.resolved}
+
+
+def _ranks(found: spectra.Vitals, values: Tensor | None, missing: _Absent) -> dict[str, Any]:
+    """Effective ranks at the thresholds, stable and entropy rank."""
+    ranks: dict[str, Any] = dict.fromkeys(map(str, THRESHOLDS), missing)
+    ranks["0.01"] = found.effective_rank
+    numbers: dict[str, Any] = {"effective_rank": found.effective_rank}
+    if not found.sigma_max or found.frobenius_norm is None:
+        absent = ZERO if found.sigma_max == 0 else RANGE
+        return numbers | dict.fromkeys(("stable_rank", "entropy_rank"), absent)
+    numbers["stable_rank"] = (found.frobenius_norm / found.sigma_max) ** 2
+    numbers["entropy_rank"] = missing
+    if values is not None:
+        relative = values / values[0]
+        above = {str(t): int((relative > t).sum()) for t in THRESHOLDS if str(t) != "0.01"}
+        ranks |= above
+        numbers["entropy_rank"] = float(torch.special.entr(relative / relative.sum()).sum().exp())
+    return numbers | {"effective_ranks": ranks}
+
+
+def _null(shape: tuple[int, int], found: spectra.Vitals) -> dict[str, Any]:
+    """Kappa against that of a random matrix of this shape."""
+    names = NULL
+    kappa = found.condition_number
+    if min(shape) <= 1:
+        return dict.fromkeys(names, _Absent("no more than one singular value"))
+    null = GaussianNull(*shape)
+    usual = {names[2]: math.exp(null.log_condition_number)}
+    if kappa is None or math.isinf(kappa):
+        return usual | dict.fromkeys(names[:2], _Absent("kappa is not finite"))
+    return usual | {names[0]: float(null.z(kappa)), names[1]: float(null.tail(kappa))}
+
+
+def _spectrum(
+    shape: tuple[int, int], found: spectra.Vitals, values: Tensor | None, missing: _Absent
+) -> dict[str, Any]:
+    """What takes all singular values: the tail's exponent, outliers, distance from chance."""
+    numbers: dict[str, Any] = dict.fromkeys(SPECTRUM, missing)
+    if not found.frobenius_norm:
+        zero = ZERO if found.frobenius_norm == 0 else RANGE
+        return dict.fromkeys(numbers, zero)
+    deviation = found.frobenius_norm / math.sqrt(shape[0] * shape[1])
+    null = MarchenkoPastur(*shape)
+    numbers["edge"] = _exact(null.edges[1] * deviation)
+    if values is None:
+        return numbers
+    in_units = (values / deviation).numpy(force=True)  # of chance; nothing squared overflows
+    numbers["outliers"] = int((in_units > _limit(shape) * null.edges[1]).sum())
+    numbers["null_distance"] = _kolmogorov(null, in_units[::-1])
+    squares = values.square().numpy(force=True)
+    if not 0 < squares[0] < math.inf:
+        return numbers | dict.fromkeys(TAIL, RANGE)
+    fitted = powerlaw.power_law(squares)
+    if isinstance(fitted, str):
+        return numbers | dict.fromkeys(TAIL, _Absent(fitted))
+    tail = fitted.alpha, fitted.xmin, fitted.distance, fitted.count
+    return numbers | dict(zip(TAIL, tail, strict=True))
+
+
+def _limit(shape: tuple[int, int]) -> float:
+    """How far above the edge the largest value of a random matrix gets one time in a thousand.
+
+    Johnstone 2001: the largest square is Tracy and Widom's about the squared edge.
+    """
+    m, n = math.sqrt(shape[0]), math.sqrt(shape[1])
+    return math.sqrt(1 + max(0.0, _tracy_widom_quantile()) * np.cbrt(1 / m + 1 / n) / (m + n))
+
+
+@cache
+def _tracy_widom_quantile() -> float:
+    steps = 2**30  # of the way from 0 to 8; to load scipy.optimize would take a quarter of a second
+    step = bisect_left(
+        range(steps), 1 - OUTLIER_CHANCE, key=lambda k: float(tracy_widom_cdf(8 * k / steps))
+    )
+    return 8 * step / steps
+
+
+def _kolmogorov(null: MarchenkoPastur, ascending: np.ndarray[Any, Any]) -> float:
+    """The largest difference of the two distribution functions."""
+    law = null.cdf(ascending)
+    steps = np.arange(len(law) + 1) / len(law)
+    return float(max((steps[1:] - law).max(), (law - steps[:-1]).max()))
+
+
+def _compared(
+    matrix: Tensor, found: spectra.Vitals, reference: Tensor | None, complete: bool
+) -> dict[str, Any]:
+    return {"errors": _errors(matrix, found, reference, complete)}
+
+
+def _errors(
+    matrix: Tensor, found: spectra.Vitals, reference: Tensor | None, complete: bool
+) -> dict[str, float | _Absent] | _Absent | None:
+    """The errors of the components against the reference."""
+    if reference is None:
+        return None
+    if reference.shape != matrix.shape:
+        shapes = f"{tuple(reference.shape)}, not {tuple(matrix.shape)}"
+        text = f"the reference has another shape: {shapes}"
+        return _Absent(text, ReasonKind.NO_COUNTERPART)
+    theirs = spectra.vitals(reference, complete=complete)
+    if _has_failed(theirs):
+        return _Absent(f"the reference {theirs.status}")
+    both = components.errors(_as_components(matrix, found), _as_components(reference, theirs))
+    # of one matrix, and in the words of a diagnosis
+    absent = {
+        name: _Absent(why.removesuffix(" (1 of 1)").replace("target", "reference"))
+        for name, why in both.absent.items()
+    }
+    if any(one.singular_values is None and one.sigma_max for one in (found, theirs)):
+        absent["singular_values"] = PARTIAL
+    if len(absent) == len(both):  # to a matrix of zeros nothing is relative
+        return absent["overall_matrix"]
+    return {name: absent.get(name, float(error)) for name, error in both.items()}
+
+
+def _as_components(matrix: Tensor, found: spectra.Vitals) -> Components:
+    """Components that need no second factorization; singular values are NaN where unknown."""
+    result = Components(matrix)
+    for name in Components.names:
+        value = getattr(found, name)
+        known = torch.nan if value is None else value
+        vars(result)[name] = torch.as_tensor(known, dtype=torch.float64)
+    if found.singular_values is None:
+        unknown = 0.0 if found.sigma_max == 0 else torch.nan
+        vars(result)["singular_values"] = torch.full((min(matrix.shape),), unknown)
+    vars(result)["_values"] = torch.zeros(1)  # asked for nothing but whether they are finite
+    return result
+
+
+def _plot(shape: tuple[int, int], found: spectra.Vitals, values: Tensor | None) -> dict[str, Any]:
+    """What the page draws: points of the spectrum and of chance's, the floor, bars of row norms."""
+    drawn: dict[str, Any] = {"spectrum": [], "null": [], "floor": found.resolution, "rows": None}
+    rows = found.row_norms
+    if rows is not None and len(rows):
+        drawn["rows"] = _bars(rows.numpy(force=True))
+    if values is None or not found.frobenius_norm:
+        return drawn
+    indices = _indices(len(values))
+    with np.errstate(over="ignore"):
+        null = _curve(*shape) * (found.frobenius_norm / math.sqrt(shape[0] * shape[1]))
+    drawn["spectrum"] = [[int(i) + 1, float(values[i])] for i in indices]
+    if not np.isfinite(null).all():  # beyond float64's range, as a curve above the values may be
+        return drawn
+    drawn["null"] = [[int(i) + 1, float(x)] for i, x in zip(indices, null, strict=True)]
+    return drawn
+
+
+def _bars(norms: np.ndarray[Any, Any]) -> dict[str, list[float]]:
+    largest = norms.max() or 1.0
+    relative = norms / largest
+    limits = min(relative.min(), 1 - 1e-6), 1.0  # norms that are all the same fall into one bar
+    counts, edges = np.histogram(relative, bins=min(PLOT_BARS, len(norms)), range=limits)
+    return {"edges": (edges * largest).tolist(), "counts": counts.tolist()}
+
+
+def _indices(count: int) -> np.ndarray[Any, Any]:
+    return np.unique(np.geomspace(1, count, PLOT_POINTS).round().astype(int)) - 1
+
+
+@cache
+def _curve(rows: int, columns: int) -> np.ndarray[Any, Any]:
+    """Marchenko and Pastur's singular values of a random matrix with entries of deviation one."""
+    indices, size = _indices(min(rows, columns)), min(rows, columns)
+    return MarchenkoPastur(rows, columns).quantile(1 - (indices + 0.5) / size)

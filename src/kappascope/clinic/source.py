@@ -1,0 +1,246 @@
+"""Where a model is, on disk or in memory, and how to get at its matrices there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from torch import Tensor, nn
+
+from kappascope.checkpoints import open
+from kappascope.checkpoints.folders import resolved
+from kappascope.clinic.row import non_finite_entries
+from kappascope.corrections.saved import merged
+from kappascope.model.matrices import Plan, Unit, plan, reader
+from kappascope.model.names import is_mask, stored
+from kappascope.model.skipped import Reason, ReasonKind, Skipped, unreadable
+from kappascope.model.tensors import Path as Keys
+from kappascope.model.tensors import Read, refuse_meta, vectors
+from kappascope.refusal import Refusal
+
+Model: TypeAlias = nn.Module | Mapping[Any, Any]
+Source: TypeAlias = str | Path | Model
+
+GIGABYTE = 2**30
+WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt"}  # beside logs, which may grow
+Stamp: TypeAlias = tuple[str, int, int, int, int]
+"""Of a file: its name, inode, size, and when its content and it itself were changed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """A model that can be read: what is in it, and how to get at a tensor.
+
+    >>> import torch
+    >>> InMemory({"fc.weight": torch.eye(2)}).opened().matrices(["fc.weight", "fc.bias"])
+    {'fc.weight': tensor([[1., 0.],
+            [0., 1.]])}
+    """
+
+    plan: Plan
+    read: Read
+    config: Mapping[str, Any] | None = None
+    faults: tuple[Skipped, ...] = ()
+    notes: tuple[str, ...] = ()
+    vectors: Mapping[str, Keys] = field(default_factory=dict)
+
+    def unsound(self) -> Iterator[Skipped]:
+        """The vectors that cannot be read or are not finite: no matrices, but all pass them.
+
+        >>> import torch
+        >>> list(InMemory({"fc.bias": torch.tensor([1.0, float("nan")])}).opened().unsound())
+        [Skipped(name='fc.bias', reason='non-finite (1 of 2), first at [1]')]
+        """
+        for name, path in self.vectors.items():
+            try:
+                vector = self.read(path)
+            except Refusal as refusal:
+                yield Skipped(name, unreadable(f"cannot be read: {refusal.wrong}"))
+                continue
+            reason = non_finite_entries(vector)
+            if reason and not (reason.kind is ReasonKind.MINUS_INFINITY and is_mask(name)):
+                yield Skipped(name, reason)
+
+    def matrices(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """The matrices of these names that are there; a tensor is read once for all its parts."""
+        wanted = frozenset(names)
+        pairs = (pair for unit in self.units(wanted) for pair in unit.matrices(self.read))
+        return {logical.name: matrix for logical, matrix in pairs if logical.name in wanted}
+
+    def absence(self, name: str) -> Reason:
+        """Why there is no matrix of this name to compare another with.
+
+        >>> import torch
+        >>> InMemory({"w": torch.eye(2).int()}).opened().absence("w")
+        'in the reference: torch.int32'
+        """
+        why = self._skipped.get(stored(name))
+        if why:
+            return unreadable(f"in the reference: {why}")
+        return Reason(ReasonKind.NO_COUNTERPART, "not in the reference")
+
+    def units(self, names: Iterable[str]) -> tuple[Unit, ...]:
+        """The stored tensors that hold the matrices of these names, as far as there are any."""
+        holders = (self._holders[name] for name in names if name in self._holders)
+        return tuple({unit.paths: unit for unit in holders}.values())
+
+    @cached_property
+    def _holders(self) -> dict[str, Unit]:
+        return {part.name: unit for unit in self.plan.units for part in unit.parts}
+
+    @cached_property
+    def _skipped(self) -> dict[str, Reason]:
+        return dict(self.plan.skipped)
+
+
+@dataclass(frozen=True)
+class OnDisk:
+    """A checkpoint on disk, as it was when we first saw it."""
+
+    path: str
+    stamp: tuple[Stamp, ...]
+
+    @classmethod
+    def at(cls, path: str | Path) -> OnDisk:
+        """Look at the file or folder of this name."""
+        try:
+            return cls(str(path), _stamps(Path(path)))
+        except (OSError, ValueError) as error:
+            wrong = getattr(error, "strerror", None) or str(error)
+            raise Refusal(2, str(path), wrong, "give a checkpoint or its folder") from error
+
+    def __str__(self) -> str:
+        return self.path
+
+    def opened(self) -> Opened:
+        """Parse it, once in each process; to be called where a hostile file does no harm.
+
+        Refused if it is no longer what it was: two versions would be mixed in one diagnosis.
+        """
+        opened = _opened(self.path, self.stamp)
+        try:
+            unchanged = _stamps(Path(self.path)) == self.stamp
+        except OSError:
+            unchanged = False
+        if not unchanged:
+            advice = "try again once nothing writes to it"
+            raise Refusal(2, self.path, "changed while it was read", advice)
+        return opened
+
+    def holds(self, path: str) -> bool:
+        """Whether this is the very file at ``path``, whatever links lead to it."""
+        return resolved(Path(path)) == resolved(Path(self.path))
+
+    def portion(self, names: Iterable[str]) -> OnDisk:
+        """The whole checkpoint, which is read where the work is done."""
+        return self
+
+    @property
+    def parse_seconds(self) -> float:
+        """Seconds it may take to parse: half a minute, and a minute for every gigabyte."""
+        path = Path(self.path)
+        try:
+            files = list(path.iterdir()) if path.is_dir() else [path]
+            size = sum(one.stat().st_size for one in files if one.is_file())
+        except OSError:  # who parses it will say why
+            size = 0
+        return 30 + 60 * size / GIGABYTE
+
+
+def _stamps(path: Path) -> tuple[Stamp, ...]:
+    """What tells whether a file, or a weight in a folder, was written to meanwhile."""
+    whole, found = path.stat(), []
+    if not path.is_dir():
+        found = [(str(path), whole)]
+    elif os.access(path, os.R_OK | os.X_OK):  # or else who reads it says why it cannot
+        weights = (one for one in sorted(path.iterdir()) if one.suffix in WEIGHT_SUFFIXES)
+        found = [(str(one), one.stat()) for one in weights if one.is_file()]
+    return tuple((name, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in found)
+
+
+@cache
+def _opened(path: str, stamp: tuple[Stamp, ...]) -> Opened:
+    found = open.open(Path(path))
+    whole = merged(found.contents, found.read)
+    planned, small = plan(whole.contents, found.config), vectors(whole.contents)
+    return Opened(planned, whole.read, found.config, found.faults, found.notes, small)
+
+
+@dataclass(frozen=True, eq=False)
+class InMemory:
+    """A model in memory."""
+
+    model: Model
+
+    def __str__(self) -> str:
+        return type(self.model).__name__
+
+    def opened(self) -> Opened:
+        """The model as it is, looked over once."""
+        return self._opened
+
+    @cached_property
+    def _opened(self) -> Opened:
+        read = reader(self.model)
+
+        def here(path: Keys) -> Tensor:
+            # where every dtype can be computed with: some devices have no float64
+            tensor = read(path).detach()
+            return tensor if tensor.is_meta else tensor.cpu()  # without values nothing is copied
+
+        if isinstance(self.model, nn.Module):
+            return Opened(plan(self.model), here, vectors=vectors(self.model))
+        whole = merged(self.model, here)
+        return Opened(plan(whole.contents), whole.read, vectors=vectors(whole.contents))
+
+    def portion(self, names: Iterable[str]) -> Portion:
+        """What of it is needed for the matrices of these names."""
+        opened, wanted = self.opened(), {stored(name) for name in names}
+        skipped = tuple(one for one in opened.plan.skipped if one.name in wanted)
+        return Portion(opened.units(names), opened.read, skipped)
+
+
+@dataclass(frozen=True, eq=False)
+class Portion:
+    """Some tensors of a model in memory; they are copied when they are sent to another process."""
+
+    units: tuple[Unit, ...]
+    read: Read
+    skipped: tuple[Skipped, ...] = ()
+
+    def opened(self) -> Opened:
+        """These tensors as a model with nothing else in it."""
+        return Opened(Plan(self.units, self.skipped), self.read)
+
+    def holds(self, path: str) -> bool:
+        """Whether this is the file at ``path``: never, for it is in no file."""
+        return False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        paths = [path for unit in self.units for path in unit.paths]
+        tensors = {path: self.read(path).clone() for path in paths}  # a view would send its whole
+        return Portion, (self.units, tensors.__getitem__, self.skipped)
+
+
+Location: TypeAlias = OnDisk | InMemory
+
+
+def located(source: Source) -> Location:
+    """Where a model is that was named or handed over.
+
+    >>> str(located(nn.Linear(2, 2)))
+    'Linear'
+    """
+    if isinstance(source, str | Path):
+        return OnDisk.at(source)
+    given: object = source
+    if not isinstance(given, nn.Module | Mapping):
+        wanted = "a path, an nn.Module or a mapping from names to tensors"
+        raise TypeError(f"expected {wanted}, got {type(given).__name__}")
+    if isinstance(given, nn.Module):
+        refuse_meta(given)
+    return InMemory(source)

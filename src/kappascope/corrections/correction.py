@@ -1,0 +1,175 @@
+"""The type of all corrections: what they have in common, and how one is attached.
+
+A correction is a frozen dataclass in :mod:`~kappascope.corrections.multipliers`,
+:mod:`~kappascope.corrections.penalties`, :mod:`~kappascope.corrections.projections` or
+:mod:`~kappascope.corrections.hybrid`. It has a pure form on ``(..., out, in)`` tensors
+(``corrected`` or ``penalty``), and two methods of a weight and its model:
+:meth:`Correction.objection` says why a weight cannot be corrected, and
+:meth:`Correction.treatments` what happens to it.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
+from numbers import Integral, Real
+from typing import Any, ClassVar, TypeAlias, TypeVar, cast
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from kappascope.corrections.analysis import AnalysedModel
+from kappascope.corrections.handle import Handle
+from kappascope.corrections.targets import understood_target
+from kappascope.corrections.treatments import Treatment
+from kappascope.matrix import spectra
+from kappascope.model.weights import LiveWeight, Where, precise
+
+Allowed: TypeAlias = Mapping[str, tuple[Callable[[Any], bool], str]]
+"""What an argument may be, by its name: a test, and the words for it."""
+
+
+def _number(low: float) -> Callable[[Any], bool]:
+    return lambda x: isinstance(x, Real) and low <= float(x) < math.inf
+
+
+def _is_index(part: Any) -> bool:
+    """Whether tensors can be indexed by it."""
+    bounds = (part.start, part.stop, part.step) if isinstance(part, slice) else ("",)
+    whole = all(bound is None or isinstance(bound, Integral) for bound in bounds)
+    return whole and (part.step is None or part.step > 0)
+
+
+_LEAST = math.ulp(0.0)  # the least number above zero
+_SIZES = "strength", "rate", "weight_decay", "band", "slack"
+
+
+class Correction(ABC):
+    """A change to how weight matrices are learned.
+
+    >>> from torch.optim import SGD
+    >>> from kappascope.corrections import NormPin
+    >>> model = nn.Linear(2, 2)
+    >>> with NormPin().attach(model, SGD(model.parameters(), lr=0.1)) as handle:
+    ...     handle.weights, handle.left_out
+    (('weight',), {})
+    """
+
+    # What the arguments that several corrections have may be; a class may add its own.
+    allowed: ClassVar[Allowed] = {
+        **dict.fromkeys(_SIZES, (_number(0), "a number, at least 0")),
+        "kappa": (_number(1), "a condition number, at least 1"),
+        "target": (
+            lambda x: not isinstance(x, float) or _number(1)(x),
+            "at least 1, to bound kappa",
+        ),
+        "norm": (lambda x: x is None or _number(_LEAST)(x), "a number above 0, or None"),
+        "clip": (lambda x: x == math.inf or _number(_LEAST)(x), "a number above 0"),
+        "every": (
+            lambda n: isinstance(n, Integral) and _number(1)(n),
+            "a whole number, at least 1",
+        ),
+        "part": (_is_index, "a slice that goes up, as slice(1) for the largest"),
+    }
+
+    def __post_init__(self) -> None:
+        if "target" in vars(self):
+            object.__setattr__(self, "target", understood_target(vars(self)["target"]))
+        for name, value in vars(self).items():
+            is_allowed, expected = self.allowed.get(name, (lambda _: True, ""))
+            if not is_allowed(value):
+                kind = type(self).__name__
+                raise ValueError(f"{kind} expected {name} to be {expected}; got {value!r}")
+
+    @abstractmethod
+    def treatments(self, weight: LiveWeight, model: AnalysedModel) -> Iterator[Treatment]:
+        """What happens to a weight of the model around every step."""
+
+    def objection(self, weight: LiveWeight, model: AnalysedModel) -> str | None:
+        """Why a weight cannot be corrected, beyond what holds for all corrections."""
+        return None
+
+    def attach(
+        self, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], where: Where = None
+    ) -> Handle:
+        """Correct the weights that ``where`` selects, until the handle is closed.
+
+        ``where`` is a name or pattern (``"blocks.*.weight"``), several, or a test of a name. By
+        default it is every matrix that an optimizer trains, except what is no map: embeddings and
+        other tables, norm layers, biases. The handle's ``left_out`` has the reasons.
+
+        >>> from torch.optim import SGD
+        >>> from kappascope.corrections import NormPin
+        >>> model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 2))
+        >>> with NormPin().attach(model, SGD(model.parameters())) as handle:
+        ...     handle.weights, handle.left_out
+        (('1.weight',), {'0.weight': 'an embedding is looked up, not multiplied'})
+        """
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"expected a module to correct; got {_kind(model)}")
+        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
+        if not (isinstance(optimizers, Sequence) and optimizers) or not all(
+            isinstance(each, Optimizer) for each in optimizers
+        ):
+            raise TypeError(f"expected an optimizer or a list of some; got {_kind(optimizer)}")
+        analysed = AnalysedModel(model, optimizers)
+        weights, left_out = analysed.selected(where, self.objection)
+        treatments = [t for weight in weights for t in self.treatments(weight, analysed)]
+        names = tuple(weight.name for weight in weights)
+        return Handle.attached(names, left_out, analysed, treatments)
+
+
+def _kind(thing: object) -> str:
+    """What was passed, in a word or two."""
+    if not isinstance(thing, list | tuple):
+        return type(thing).__name__
+    inner = ", ".join(dict.fromkeys(type(each).__name__ for each in thing))
+    return f"{type(thing).__name__} of {inner or 'nothing'}"
+
+
+def why_not_merged(weight: LiveWeight) -> str | None:
+    """Why no factors can be merged into a weight, if that is so.
+
+    >>> from kappascope.model.weights import live_weights
+    >>> why_not_merged(live_weights(nn.GRU(2, 2))[0])
+    'recurrent layers keep references to their weights'
+    """
+    if weight.parametrization is not None:
+        return "it is made of other tensors, into which nothing can be merged"
+    if any(isinstance(module, nn.RNNBase) for _, module, _ in weight.uses):
+        return "recurrent layers keep references to their weights"
+    return None
+
+
+def why_not_written(weight: LiveWeight) -> str | None:
+    """Why not every matrix can be written into a weight, if that is so.
+
+    >>> from kappascope.model.weights import live_weights
+    >>> why_not_written(live_weights(nn.utils.parametrizations.orthogonal(nn.Linear(2, 2)))[0])
+    'it is made of other tensors, and its making has no inverse for every matrix'
+    """
+    if weight.writable():
+        return None
+    return "it is made of other tensors, and its making has no inverse for every matrix"
+
+
+_Form = TypeVar("_Form", bound=Callable[..., Tensor])
+
+
+def pure_form(form: _Form) -> _Form:
+    """Run a pure form in float32 at least, inside autocast too; its result has the weight's type.
+
+    >>> import torch
+    >>> from kappascope.corrections import NormPin
+    >>> NormPin(norm=1.0).corrected(torch.ones(1, 1, dtype=torch.bfloat16)).dtype
+    torch.bfloat16
+    """
+
+    @wraps(form)
+    def precisely(self: Correction, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        with spectra.without_autocast():
+            return form(self, precise(weight), *args, **kwargs).to(weight.dtype)
+
+    return cast(_Form, precisely)

@@ -1,0 +1,133 @@
+"""Corrections that learn factors of a weight's rows and columns, or of its singular values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from kappascope.corrections.analysis import AnalysedModel
+from kappascope.corrections.correction import Correction, pure_form, why_not_merged
+from kappascope.corrections.factors import RowColumnFactors, SingularValueFactors, TrainedFactors
+from kappascope.corrections.gauge import FreeSides
+from kappascope.corrections.treatments import Treatment
+from kappascope.matrix import spectra
+from kappascope.model.weights import LiveWeight
+
+
+def scaled(
+    weight: Float[Tensor, "*stack out in"],
+    rows: Float[Tensor, "*stack out"],
+    columns: Float[Tensor, "*stack in"],
+) -> Float[Tensor, "*stack out in"]:
+    """``diag(rows) W diag(columns)``: learnable multipliers (Velikanov et al. 2026).
+
+    >>> scaled(torch.ones(2, 2), torch.tensor([1.0, 2.0]), torch.tensor([1.0, 10.0]))
+    tensor([[ 1., 10.],
+            [ 2., 20.]])
+    """
+    return rows[..., None] * weight * columns[..., None, :]
+
+
+@final
+@dataclass(frozen=True)
+class Multipliers(Correction):
+    """Learn a factor for every row and column, ``diag(r) W diag(c)``, all one at first.
+
+    Without rows and columns, one factor for the matrix. Factors take ``rate`` times the learning
+    rate of their weight, and a weight decay that keeps products of factors from drifting
+    (2e-3 as in Velikanov et al. 2026). Where another parameter undoes a factor it is left out
+    (:mod:`kappascope.corrections.gauge`) unless ``gauge``, which takes all. They count in no
+    gradient norm, and ``with handle.unclipped(): ...`` around a clip of the weights spares them its
+    effect.
+
+    >>> Multipliers().corrected(torch.ones(2, 3), rows=torch.tensor([1.0, 2.0]))
+    tensor([[1., 1., 1.],
+            [2., 2., 2.]])
+    """
+
+    rows: bool = True
+    columns: bool = True
+    gauge: bool = False
+    rate: float = 0.1
+    weight_decay: float = 2e-3
+
+    @pure_form
+    def corrected(
+        self, weight: Tensor, rows: Tensor | None = None, columns: Tensor | None = None
+    ) -> Float[Tensor, "*stack out in"]:
+        """The weight with factors applied; those not given are one."""
+        ones = torch.ones_like(weight)
+        rows = ones[..., 0] if rows is None else rows
+        return scaled(weight, rows, ones[..., 0, :] if columns is None else columns)
+
+    def objection(self, weight: LiveWeight, model: AnalysedModel) -> str | None:
+        """Why the weight cannot have factors, if that is so."""
+        sides = self._sides(weight, model)
+        best_left = (
+            None if sides.rows or sides.columns else "it is best left alone; gauge=True takes it"
+        )
+        return why_not_merged(weight) or best_left
+
+    def treatments(self, weight: LiveWeight, model: AnalysedModel) -> Iterator[Treatment]:
+        """Train factors of the sides that are free."""
+        make = partial(
+            RowColumnFactors,
+            layout=weight.layout,
+            sides=self._sides(weight, model),
+            scalar=not (self.rows or self.columns),
+        )
+        yield TrainedFactors(Multipliers, weight, make, self.rate, self.weight_decay)
+
+    def _sides(self, weight: LiveWeight, model: AnalysedModel) -> FreeSides:
+        """Which factors the weight gets."""
+        free = FreeSides() if self.gauge else model.free_sides.get(weight.name, FreeSides())
+        scalar = not (self.rows or self.columns)
+        return replace(
+            free, rows=free.rows and (self.rows or scalar), columns=free.columns and self.columns
+        )
+
+
+@final
+@dataclass(frozen=True)
+class SingularValueMultipliers(Correction):
+    """Learn a factor for every singular value: ``U diag(m) U' W``, all one at first.
+
+    U are the left singular vectors (the right ones of a tall weight, from the other side) at the
+    time of attaching; ``every`` so many steps the factors are merged, start at one again, and U
+    follows the weight. Rate and weight decay as in :class:`Multipliers`.
+
+    >>> weight = torch.diag(torch.tensor([4.0, 1.0]))
+    >>> SingularValueMultipliers().corrected(weight, torch.tensor([0.5, 3.0]))
+    tensor([[2., 0.],
+            [0., 3.]])
+    """
+
+    every: int = 100
+    rate: float = 1.0
+    weight_decay: float = 2e-3
+
+    @pure_form
+    def corrected(
+        self, weight: Tensor, factors: Tensor | None = None
+    ) -> Float[Tensor, "*stack out in"]:
+        """The weight with its singular values multiplied, largest first."""
+        if factors is None:
+            return weight
+        u, s, vt = spectra.decomposition(weight)
+        return (u * (factors * s)[..., None, :]) @ vt
+
+    def objection(self, weight: LiveWeight, model: AnalysedModel) -> str | None:
+        """Why the weight cannot have factors, if that is so."""
+        return why_not_merged(weight)
+
+    def treatments(self, weight: LiveWeight, model: AnalysedModel) -> Iterator[Treatment]:
+        """Train factors of the singular values."""
+        make = partial(SingularValueFactors, layout=weight.layout, every=self.every)
+        kind = SingularValueMultipliers
+        yield TrainedFactors(kind, weight, make, self.rate, self.weight_decay)

@@ -1,0 +1,216 @@
+"""What one correction does to one weight around every step of its optimizer.
+
+It adds to the gradient before the step, rewrites the weight after it, or trains factors of the
+weight (:mod:`kappascope.corrections.factors`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from kappascope.corrections import _state
+from kappascope.matrix import spectra
+from kappascope.model.weights import LiveWeight, precise
+
+State: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class OptimizerStep:
+    """One call of ``optimizer.step()``: its number from 1, the weight's group, the scaler's factor.
+
+    >>> OptimizerStep(1, {"lr": 0.1, "maximize": True}).gradient_scale
+    -1.0
+    """
+
+    index: int
+    group: Mapping[str, Any]
+    factor: float = 1.0
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the weight's parameter group."""
+        return float(self.group["lr"])
+
+    @property
+    def gradient_scale(self) -> float:
+        """How many times the gradient of the loss the optimizer expects to be handed.
+
+        A fused optimizer takes what a scaler has not unscaled, and one that maximizes takes the
+        gradient of what is to rise.
+        """
+        return -self.factor if self.group.get("maximize") else self.factor
+
+
+class Treatment:
+    """What happens to one weight around every step of its optimizer.
+
+    >>> from kappascope.corrections import NormPin
+    >>> model = torch.nn.Linear(2, 2)
+    >>> with NormPin().attach(model, torch.optim.SGD(model.parameters(), lr=0.1)) as handle:
+    ...     [treatment.kind.__name__ for treatment in handle.treatments]
+    ['NormPin']
+    """
+
+    follows_rate: bool = False  # whether it needs the learning rate of the weight
+    _memory: State
+    _memory_device: torch.device | None  # None: not known yet
+
+    def __init__(
+        self,
+        kind: type,
+        weight: LiveWeight,
+        memory: State,
+        grown: Callable[[Tensor], State] = lambda matrix: {},
+    ) -> None:
+        self.kind = kind  # of correction: a weight is treated once by each
+        self.weight, self.leaves = weight, weight.leaves
+        self.leaf = self.leaves[-1]  # the weight itself, unless it is made of others
+        self.memory, self.begun = memory, dict(memory)
+        self.grown = grown  # the form of what is in the memory once the matrix was looked at
+
+    @property
+    def memory(self) -> State:
+        """What has to survive a restart (references, warm starts), on the weight's device."""
+        if self._memory_device != self.leaf.device:
+            self._memory_device = self.leaf.device
+            self._memory = _on_device(self._memory, self._memory_device)
+        return self._memory
+
+    @memory.setter
+    def memory(self, memory: State) -> None:
+        self._memory, self._memory_device = memory, None
+
+    def check_memory(self, memory: object) -> None:
+        """Refuse a saved memory that is not one of this treatment of this weight."""
+        grown = self.grown(precise(self.weight.matrix()))
+        name = f"the memory of {self.kind.__name__} for {self.weight.name}"
+        _state.check_form(name, memory, self.begun | grown, optional=grown)
+
+    def is_ready(self) -> bool:
+        """Whether to act on the step about to be taken; a weight may be frozen for a while."""
+        return all(leaf.requires_grad for leaf in self.leaves)
+
+    def before(self, step: OptimizerStep) -> None:
+        """Act when gradients are complete and the weight has not moved yet."""
+
+    def has_finite_gradient(self) -> bool:
+        """Whether the gradient that the optimizer is about to follow is finite."""
+        return all(leaf.grad is None or all_finite(leaf.grad) for leaf in self.leaves)
+
+    def after(self, step: OptimizerStep) -> bool:
+        """Act when the weight has moved; False if the result would not have been finite."""
+        return True
+
+
+def _on_device(value: Any, device: torch.device) -> Any:
+    """Move all tensors of a nested state to one device."""
+    if isinstance(value, dict):
+        return {key: _on_device(inner, device) for key, inner in value.items()}
+    return value.to(device) if isinstance(value, Tensor) else value
+
+
+def all_finite(x: Tensor) -> bool:
+    """Whether every entry is finite; the sum tells five times sooner, unless it overflows.
+
+    >>> all_finite(torch.tensor([3e38, 3e38])), all_finite(torch.tensor([torch.nan]))
+    (True, False)
+    """
+    return math.isfinite(x.sum()) or bool(torch.isfinite(x).all())
+
+
+class AddedGradient(Treatment):
+    """Adds ``gradient(read, memory)`` to the gradient of the weight, unless that is ``None``.
+
+    ``read`` gives the matrix: of a parametrized weight that takes time, and is not always needed.
+
+    >>> from kappascope.model.weights import live_weights
+    >>> layer = torch.nn.Linear(2, 2)
+    >>> decay = AddedGradient(object, live_weights(layer)[0], lambda read, memory: 0.1 * read(), {})
+    >>> decay.before(OptimizerStep(1, {"lr": 0.1}))
+    >>> torch.equal(layer.weight.grad, 0.1 * layer.weight)
+    True
+    """
+
+    def __init__(
+        self,
+        kind: type,
+        weight: LiveWeight,
+        gradient: Callable[[Callable[[], Tensor], State], Tensor | None],
+        memory: State,
+        grown: Callable[[Tensor], State] = lambda matrix: {},
+    ) -> None:
+        super().__init__(kind, weight, memory, grown)
+        self.gradient, self.was_finite = gradient, True
+
+    def before(self, step: OptimizerStep) -> None:
+        """Add the gradient, unless it is not finite or the weight has no decomposition."""
+        try:
+            gradient = self.gradient(lambda: precise(self.weight.matrix()), self.memory)
+        except spectra.LinAlgError:
+            self.was_finite = False
+            return
+        self.was_finite = gradient is None or all_finite(gradient)
+        if self.was_finite and gradient is not None:
+            scale = step.gradient_scale
+            self.weight.add_gradient(gradient if scale == 1.0 else gradient * scale)
+
+    def after(self, step: OptimizerStep) -> bool:
+        """Whether the gradient was finite."""
+        return self.was_finite
+
+
+class Rewrite(Treatment):
+    """Replaces the matrix as stored by ``rule(matrix, step, memory)``, unless that is ``None``.
+
+    >>> from kappascope.model.weights import live_weights
+    >>> layer = torch.nn.Linear(2, 2)
+    >>> clipped = Rewrite(object, live_weights(layer)[0], lambda matrix, *_: matrix.clamp(0, 0), {})
+    >>> clipped.after(OptimizerStep(1, {"lr": 0.1})), layer.weight.abs().max().item()
+    (True, 0.0)
+    """
+
+    def __init__(
+        self,
+        kind: type,
+        weight: LiveWeight,
+        rule: Callable[[Tensor, OptimizerStep, State], Tensor | None],
+        memory: State,
+        grown: Callable[[Tensor], State] = lambda matrix: {},
+    ) -> None:
+        super().__init__(kind, weight, memory, grown)
+        self.rule = rule
+
+    def after(self, step: OptimizerStep) -> bool:
+        """Write the new matrix, unless it would not be finite or the old one is not already."""
+        matrix = self.weight.matrix()
+        try:
+            new = self.rule(matrix, step, self.memory)
+        except spectra.LinAlgError:
+            return False
+        if new is None:
+            return True
+        rounded = new.to(matrix.dtype)
+        finite = all_finite(rounded)
+        if finite:
+            self.weight.write(rounded)
+        return finite
+
+
+def group_index(optimizer: Optimizer, leaf: Tensor) -> int | None:
+    """The index of the optimizer's parameter group that holds ``leaf``, if one does.
+
+    >>> layer = torch.nn.Linear(2, 2)
+    >>> groups = [{"params": layer.bias}, {"params": layer.weight}]
+    >>> group_index(torch.optim.SGD(groups), layer.weight)
+    1
+    """
+    groups = enumerate(optimizer.param_groups)
+    return next((i for i, group in groups if id(leaf) in map(id, group["params"])), None)

@@ -1,1 +1,0 @@
-"""One experiment a page; :mod:`kappascope.lab` discovers them."""

@@ -1,1 +1,0 @@
-"""Bytes that nobody vouches for, taken apart without running anything in them."""

@@ -1,0 +1,1 @@
+"""Trials make rows, rows make estimates, and estimates decide claims."""

@@ -1,0 +1,427 @@
+"""The paper's figures and sentences, and what measurement says of them.
+
+Two questions are kept apart. A :class:`Printed` figure asks whether the recovered protocol gives
+the number the paper prints (:func:`check`); a :class:`Claim` asks whether a sentence is true
+(:func:`judge`), by a measure and an expectation that are fixed before the rows are seen.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from string import Formatter
+from typing import Any, Literal, final
+
+import numpy as np
+
+from kappascope.lab.statistics import TAIL, Estimate, tail_index
+from kappascope.lab.table import Table
+
+Outcome = Literal["holds", "fails", "undecided", "ill-posed"]
+STRENGTH: tuple[Outcome, ...] = ("fails", "undecided", "holds")  # one that fails outweighs the rest
+Measure = Callable[[Table], Estimate]
+Interval = tuple[float | None, float | None]
+
+CLOSE = 0.001  # rounding alone moves an extreme kappa by this much (13,167 against 13,170)
+TO_ITS_DIGITS, NEARLY = "to its digits", "within 0.1 %"
+
+
+class Expectation(ABC):
+    """Where a claim says its quantity lies.
+
+    The claim **holds** if the 95 % interval of the measured quantity lies wholly where it is
+    expected, **fails** if it lies wholly elsewhere, and is **undecided** if it straddles a bound
+    or does not exist (too few trials). The point estimate decides nothing.
+    """
+
+    def decide(self, estimate: Estimate) -> Outcome:
+        """Decide by the interval alone.
+
+        >>> Above(1).decide(Estimate(3.0, 1.2, 9.0, 30, "ratio"))
+        'holds'
+        >>> Above(1).decide(Estimate(3.0, 0.8, 9.0, 30, "ratio"))
+        'undecided'
+        """
+        if estimate.interval is None:
+            return "undecided"
+        if self.encloses(*estimate.interval):
+            return "holds"
+        return "undecided" if self.meets(*estimate.interval) else "fails"
+
+    @abstractmethod
+    def encloses(self, low: float, high: float) -> bool:
+        """Whether all of the interval is as expected."""
+
+    @abstractmethod
+    def meets(self, low: float, high: float) -> bool:
+        """Whether some of the interval is as expected."""
+
+
+@final
+@dataclass(frozen=True)
+class Above(Expectation):
+    """Expects a quantity strictly above a bound."""
+
+    bound: float
+
+    def encloses(self, low: float, high: float) -> bool:
+        """Whether even the lower end is above."""
+        return low > self.bound
+
+    def meets(self, low: float, high: float) -> bool:
+        """Whether the upper end is above."""
+        return high > self.bound
+
+
+@final
+@dataclass(frozen=True)
+class Below(Expectation):
+    """Expects a quantity strictly below a bound."""
+
+    bound: float
+
+    def encloses(self, low: float, high: float) -> bool:
+        """Whether even the upper end is below."""
+        return high < self.bound
+
+    def meets(self, low: float, high: float) -> bool:
+        """Whether the lower end is below."""
+        return low < self.bound
+
+
+@final
+@dataclass(frozen=True)
+class Between(Expectation):
+    """Expects a quantity from ``low`` to ``high``, ends included."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not self.low <= self.high:
+            raise ValueError(f"expected low <= high, got Between({self.low}, {self.high})")
+
+    def encloses(self, low: float, high: float) -> bool:
+        """Whether neither end sticks out."""
+        return self.low <= low and high <= self.high
+
+    def meets(self, low: float, high: float) -> bool:
+        """Whether the two ranges have a point in common."""
+        return low <= self.high and high >= self.low
+
+
+class Estimates(dict[Any, Estimate]):
+    """The estimates of a family of measures, by key, as an explanation writes them.
+
+    ``{gaps:.2g}`` lists every estimate with its key after it, ``{gaps.names_first:.2g}`` with its
+    key before it, ``{gaps.span:.2g}`` gives the least and the greatest value, ``{gaps[64]:.2g}``
+    one estimate, and ``{gaps.n}`` how many values the estimates are made of.
+
+    >>> gaps = Estimates({
+    ...     "at d = 32": Estimate(0.03, 0.02, 0.05, 7, "median"),
+    ...     "at d = 64": Estimate(0.04, 0.03, 0.06, 9, "median"),
+    ... })
+    >>> "The medians are {gaps:.1g} (n = {gaps.n}).".format(gaps=gaps)
+    'The medians are 0.03 [0.02, 0.05] at d = 32, 0.04 [0.03, 0.06] at d = 64 (n = 7 to 9).'
+    >>> "{gaps.span:.1g}".format(gaps=gaps), "{gaps[at d = 64].value}".format(gaps=gaps)
+    ('0.03 to 0.04', '0.04')
+    """
+
+    def __format__(self, spec: str) -> str:
+        return ", ".join(f"{estimate:{spec}} {key}" for key, estimate in self.items())
+
+    @property
+    def names_first(self) -> _NamesFirst:
+        """The list with every key before its estimate."""
+        return _NamesFirst(self)
+
+    @property
+    def span(self) -> _Span:
+        """The least and the greatest value, without intervals."""
+        values = [estimate.value for estimate in self.values()]
+        return _Span(min(values), max(values))
+
+    @property
+    def n(self) -> str:
+        """The number of values behind each estimate, as a range where it differs."""
+        counts = sorted({estimate.n for estimate in self.values()})
+        return f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+
+
+@dataclass(frozen=True)
+class _NamesFirst:
+    """A list of estimates that is formatted with names before numbers."""
+
+    estimates: Estimates
+
+    def __format__(self, spec: str) -> str:
+        return ", ".join(f"{key} {estimate:{spec}}" for key, estimate in self.estimates.items())
+
+
+@dataclass(frozen=True)
+class _Span:
+    """A range that is formatted as one number if both ends read the same."""
+
+    low: float
+    high: float
+
+    def __format__(self, spec: str) -> str:
+        return " to ".join(dict.fromkeys(f"{end:{spec}}" for end in (self.low, self.high)))
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper with the formula that decides it.
+
+    ``measures`` are named; each is a function of the rows that gives an estimate, or a family of
+    such functions by key (``{"gaps": {32: ..., 64: ...}}``). ``expect`` says by name what decides:
+    in a family, what is expected of every member. A measure of which nothing is expected is
+    reported and decides nothing. A claim with several parts holds if all hold, fails if one fails,
+    and is undecided otherwise. Its figures are those of the part that decides: in the order of
+    ``expect``, the first that fails, else the first undecided, else the first. (All parts holding
+    is as safe as one; of m parts, one fails by chance up to m times as often as a single claim.)
+
+    ``explain`` is one sentence a reader can check: a format string in which ``{kappa:.2g}`` is the
+    estimate of that name with its interval, ``{kappa.value:.2f}`` and ``{kappa.n}`` are its value
+    and its number of values, and ``{verdict}`` is the outcome; families are written as
+    :class:`Estimates` says. Where words depend on numbers it is a function that is called with the
+    estimates and the ``verdict`` by name. ``presumes`` gives the reason why the quantity does not
+    exist, if it does not; the claim is then ill-posed.
+
+    ``answers`` names the items of the review that the claim answers (``kappascope.paper.review``),
+    ``teaches`` the lessons that stand on it (``kappascope.paper.lessons``), each with the verdict
+    that the lesson needs.
+
+    >>> claim = Claim(
+    ...     "e4.multipliers-norms", "Multipliers cut the norm error by two thirds.", "4.4",
+    ...     measures={
+    ...         "left": lambda rows: Estimate(0.33, 0.32, 0.34, 300, "median paired ratio"),
+    ...         "plain": lambda rows: Estimate(0.134, 0.131, 0.137, 300, "median"),
+    ...     },
+    ...     expect={"left": Between(0.31, 0.35)},
+    ...     explain="Of a norm error of {plain.value:.3f}, {left:.2f} is left (n = {left.n}).",
+    ...     answers=("Section 3, components",),
+    ... )
+    >>> verdict = judge(claim, Table.of([]))
+    >>> verdict.verdict, verdict.explanation
+    ('holds', 'Of a norm error of 0.134, 0.33 [0.32, 0.34] is left (n = 300).')
+    """
+
+    id: str
+    sentence: str
+    source: str
+    measures: Mapping[str, Measure | Mapping[Any, Measure]]
+    expect: Mapping[str, Expectation]
+    explain: str | Callable[..., str]
+    presumes: Callable[[Table], str | None] | None = None
+    answers: tuple[str, ...] = ()
+    teaches: Mapping[str, Outcome] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.expect:
+            raise ValueError(f"{self.id} expects nothing of its measures; say in expect= what")
+        fields = Formatter().parse(self.explain) if isinstance(self.explain, str) else ()
+        written = {re.split(r"[.\[]", name)[0] for _, name, _, _ in fields if name}
+        if unknown := (written | set(self.expect)) - {*self.measures, "verdict"}:
+            raise ValueError(
+                f"{self.id} speaks of {', '.join(sorted(unknown))} and measures "
+                f"{', '.join(self.measures)}"
+            )
+
+    @property
+    def experiment(self) -> str:
+        """The experiment the claim belongs to, the first part of its id."""
+        return self.id.split(".")[0]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a claim; ``asdict`` of it is strict JSON.
+
+    An end of the interval that is ``None`` is open; a ``measured`` of ``None`` is explained.
+    """
+
+    id: str
+    experiment: str
+    sentence: str
+    source: str
+    verdict: Outcome
+    measured: float | None
+    interval: Interval | None
+    n: int
+    explanation: str
+
+
+def judge(claim: Claim, rows: Table) -> Verdict:
+    """Measure, compare with what is expected, explain."""
+    estimates: dict[str, Estimate | Estimates] = {}
+    for name in dict.fromkeys((*claim.expect, *claim.measures)):  # those that decide come first
+        measure = claim.measures[name]
+        if isinstance(measure, Mapping):
+            estimates[name] = Estimates({key: member(rows) for key, member in measure.items()})
+        else:
+            estimates[name] = measure(rows)
+    parts = []
+    for name, expectation in claim.expect.items():
+        family = estimates[name]
+        members = family.values() if isinstance(family, Estimates) else [family]
+        parts += [(expectation.decide(estimate), estimate) for estimate in members]
+    nonexistence = claim.presumes(rows) if claim.presumes else None
+    weakest, deciding = min(parts, key=lambda part: STRENGTH.index(part[0]))
+    verdict: Outcome = "ill-posed" if nonexistence else weakest
+    if isinstance(claim.explain, str):
+        explanation = claim.explain.format(**estimates, verdict=verdict)
+    else:
+        explanation = claim.explain(**estimates, verdict=verdict)
+    sentences = [nonexistence, explanation]
+    for _, estimate in parts:
+        if verdict == "undecided" and estimate.interval is None:
+            sentences.append(f"No interval for the {estimate.what}: {estimate.reason}.")
+        if estimate.missing:
+            missing = f"{estimate.missing} missing value{'s' * (estimate.missing > 1)}"
+            sentences.append(f"The {estimate.what} leaves out {missing}.")
+    low, high = deciding.interval or (math.nan, math.nan)
+    return Verdict(
+        claim.id,
+        claim.experiment,
+        claim.sentence,
+        claim.source,
+        verdict,
+        _number(deciding.value),
+        deciding.interval and (_number(low), _number(high)),
+        deciding.n,
+        " ".join(dict.fromkeys(filter(None, sentences))),  # each said once
+    )
+
+
+def no_mean(theory: str, column: str = "error", **where: Any) -> Callable[[Table], str | None]:
+    """Give the reason, for ``presumes``, why the rows that ``where`` selects have no mean.
+
+    ``theory`` says it, the rows may only contradict: the reason is given if there are at least 500
+    of them and the interval of their tail index admits 1 or less. With fewer, or if the interval
+    lies above 1, nothing is said and the claim is judged by its measure.
+
+    >>> heavy = Table.of({"seed": k, "error": 1000 / (k + 0.5)} for k in range(1000))
+    >>> no_mean("sigma_min has a positive density at 0.")(heavy)
+    'sigma_min has a positive density at 0. The tail index is 0.998 [0.762, 1.6] (n = 1000); a mean needs more than 1.'
+    >>> no_mean("sigma_min has a positive density at 0.")(heavy.where(seed=range(400)))
+    """  # noqa: E501 - one sentence is one line of output
+
+    def presumes(table: Table) -> str | None:
+        index = tail_index(table.where(**where).values(column))
+        if index.n < TAIL or index.low is None or index.low > 1:
+            return None
+        return f"{theory} The tail index is {index:.3g} (n = {index.n}); a mean needs more than 1."
+
+    return presumes
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A figure as the paper prints it, and how to measure it.
+
+    ``measure`` gives the number in the printed unit (66.8 for "67 %", 653.2 for "653x"), for a
+    range such as "0.03-0.13" all its numbers, of which the least and the greatest count.
+    """
+
+    id: str
+    what: str
+    printed: str
+    measure: Callable[[Table], Any]
+
+    def __post_init__(self) -> None:
+        printed_numbers(self.printed)
+
+    @property
+    def experiment(self) -> str:
+        """The experiment the figure belongs to, the first part of its id."""
+        return self.id.split("/")[0]
+
+
+_NUMBER = r"[-−]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:e[-+]?\d+|\s*[×x]\s*10\^\{?[-−]?\d+\}?)?"
+_PRINTED = re.compile(rf"[~≈]?\s*({_NUMBER})(?:\s*[-–]\s*({_NUMBER}))?\s*[%×x]?")
+
+
+@dataclass(frozen=True)
+class Digits:
+    """A printed number and half a unit of its last digit."""
+
+    value: float
+    half: float
+
+    def matches(self, measured: float) -> str | None:
+        """How a measured number agrees with the printed one, if it does.
+
+        "To its digits": it rounds to the printed number (a tie may go either way). "Within
+        0.1 %": it does not, but rounding errors at an extreme kappa explain the difference.
+        """
+        distance = abs(measured - self.value)
+        # 0.275 is a tie in print and a little more in binary
+        if distance <= self.half * (1 + 1e-9) + math.ulp(self.value):
+            return TO_ITS_DIGITS
+        return NEARLY if distance <= CLOSE * abs(self.value) else None
+
+
+def printed_numbers(printed: str) -> tuple[Digits, ...]:
+    """Read the number that a printed string shows, or both ends of its range.
+
+    A unit (%, x) is not part of the number, and "~" excuses nothing: who prints ~0.13 has seen
+    0.125 to 0.135.
+
+    >>> [printed_numbers(text)[0].value for text in ("~0.13", "4.8e6", "6.6×10^{-5}", "67 %")]
+    [0.13, 4800000.0, 6.6e-05, 67.0]
+    >>> printed_numbers("1,000–1,600")
+    (Digits(value=1000.0, half=0.5), Digits(value=1600.0, half=0.5))
+    """
+    match = _PRINTED.fullmatch(printed.strip())
+    if not match:
+        raise ValueError(
+            f'expected one number as printed, such as "~0.13", "4.8e6", "67 %" or a range such as '
+            f'"0.03-0.13"; got {printed!r} (mean and deviation are two figures)'
+        )
+    numbers = []
+    for number in filter(None, match.groups()):
+        plain = re.sub(r"\s*[×x]\s*10\^\{?([-−]?\d+)\}?", r"e\1", number)
+        exact = Decimal(plain.replace(",", "").replace("−", "-"))
+        last = int(exact.as_tuple().exponent)
+        numbers.append(Digits(float(exact), float(Decimal(5).scaleb(last - 1))))
+    return tuple(numbers)
+
+
+def check(printed: Printed, table: Table) -> dict[str, Any]:
+    """Compare a printed figure with the measured one; the record ``verdicts.json`` keeps.
+
+    ``measured`` is a number, a list of two for a range, or ``None`` where nothing finite was
+    measured; ``agreement`` says how it agrees, or why not.
+    """
+    expected, measurement = printed_numbers(printed.printed), printed.measure(table)
+    numbers = np.ravel(measurement.value if isinstance(measurement, Estimate) else measurement)
+    count = len(expected)
+    if count == 2 and numbers.size > 1:  # of a range, the least and the greatest
+        numbers = np.array([numbers.min(), numbers.max()])
+    if numbers.size != count:
+        raise ValueError(f"expected {count} measured for {count} printed, got {numbers.size}")
+    measured = [_number(x) for x in numbers]
+    matches = [m if m is None else e.matches(m) for e, m in zip(expected, measured, strict=True)]
+    if None in matches:
+        agreement = "not measured" if None in measured else "differs"
+    else:  # as the end that agrees least
+        agreement = TO_ITS_DIGITS if set(matches) == {TO_ITS_DIGITS} else NEARLY
+    return {
+        "id": printed.id,
+        "experiment": printed.experiment,
+        "what": printed.what,
+        "printed": printed.printed,
+        "measured": measured if len(measured) > 1 else measured[0],
+        "matches": agreement in (TO_ITS_DIGITS, NEARLY),
+        "agreement": agreement,
+    }
+
+
+def _number(x: float) -> float | None:
+    """Replace NaN and infinity, which JSON does not have, by None."""
+    return float(x) if math.isfinite(x) else None

@@ -1,0 +1,76 @@
+"""The studies of real networks on one page of the documentation: tables, figures, verdicts.
+
+>>> print(studies_page([], Path("docs")).splitlines()[0])
+# Real networks
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from kappascope.lab import report
+from kappascope.lab.experiment import Exhibit, Study
+from kappascope.lab.report import Publication
+from kappascope.lab.verdicts import verdict_counts
+from kappascope.text import markdown_cell
+
+
+def studies_page(publications: Sequence[Publication], docs: Path) -> str:
+    """All published studies, as a Markdown page that stands in the folder ``docs``."""
+    studies = [
+        (publication, study) for publication in publications for study in publication.studies
+    ]
+    claims = [claim for publication, study in studies for claim in publication.claims_of(study)]
+    lines = [
+        "# Real networks",
+        "",
+        "Written by `kappascope findings` from the trials of `kappascope study`. In brackets 95 % "
+        "intervals; a claim is judged by its interval and a rule fixed before these trials. Where "
+        "pilots on other trials, or a later reading, shaped a rule its page says so.",
+        "",
+        verdict_counts(claims) if claims else "No claim was judged.",
+        "",
+    ]
+    for publication, study in studies:
+        lines += _section(publication, study, docs)
+    return "\n".join(lines)
+
+
+def _section(publication: Publication, study: Study, docs: Path) -> Iterator[str]:
+    """A study with its origin, question, tables, figure and claims."""
+    provenance = publication.results.provenance
+    machine = [f"{provenance['cpu']}"] if "cpu" in provenance else []
+    machine += [
+        f"{name} {provenance[name]}" for name in ("torch", "kappascope") if name in provenance
+    ]
+    trials = f"{provenance.get('trials', 0):,} trials"
+    yield from (f"## {study.title}", "")
+    yield from (f"`kappascope study {study.name}`: {trials} ({', '.join(machine)}).", "")
+    parts = study.question.replace("``", "`").strip().split("\n\n")
+    for part in parts[1:] or parts:
+        yield from (" ".join(part.split()), "")
+    for exhibit in report.exhibits(
+        study, publication.results.everything.where(experiment=study.id)
+    ):
+        yield from _table(exhibit)
+    figure = publication.folder / "figures" / f"{study.id}.png"
+    if figure.is_file():
+        address = os.path.relpath(figure, docs)
+        yield from (f"![The figure of the study {study.name}]({address})", "")
+    for claim in publication.claims_of(study):
+        yield f"- **{claim['verdict']}**: {claim['sentence']} (`{claim['id']}`, {claim['source']})"
+        yield f"  {claim['explanation']}"
+    yield ""
+
+
+def _table(exhibit: Exhibit) -> Iterator[str]:
+    yield from (f"### {exhibit.title}", "")
+    if exhibit.rows:
+        yield f"| {' | '.join(map(markdown_cell, exhibit.columns))} |"
+        yield "|" + "---|" * len(exhibit.columns)
+        yield from (f"| {' | '.join(map(markdown_cell, row))} |" for row in exhibit.rows)
+        yield ""
+    if exhibit.note:
+        yield from (exhibit.note, "")

@@ -1,0 +1,341 @@
+"""Verdicts, numbers and figures as one page that needs nothing but itself.
+
+>>> page = report_page(Report(sections=(), claims=(), figures=(), provenance={}))
+>>> page.splitlines()[0], "no claim was judged" in page
+('<!doctype html>', True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from markupsafe import Markup
+
+from kappascope.lab import drawing, figures
+from kappascope.lab import experiment as lab
+from kappascope.lab.claims import Printed, check, printed_numbers
+from kappascope.lab.experiment import Exhibit, Experiment, Study
+from kappascope.lab.runs import Results, published
+from kappascope.lab.statistics import Estimate, SampleSummary, summary, tail_index
+from kappascope.lab.table import MEASURED, Table
+from kappascope.lab.verdicts import OUTCOMES, conclusion, measured, unmeasured, verdict_counts
+from kappascope.pages import shell
+from kappascope.system.files import strict
+from kappascope.system.workers import Engine, Here
+from kappascope.text import Record, number
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NOT_SETTINGS = ("experiment", "seed", *MEASURED)  # every other column tells groups apart
+MIN_REPETITIONS = 5  # of the paper's experiment, to show where a printed figure falls
+
+
+@dataclass(frozen=True)
+class TrialGroup:
+    """Trials that differ in nothing but their seed, and what one component's errors say."""
+
+    setting: Mapping[str, Any]
+    component: str
+    summary: SampleSummary
+    tail: Estimate
+
+
+@dataclass(frozen=True)
+class Section:
+    """One experiment on the page."""
+
+    id: str
+    number: int
+    title: str
+    place: str  # in the paper, or who asks
+    question: str
+    pictures: tuple[str, ...] = ()  # SVG documents
+    caption: str = ""
+    spectra: tuple[str, ...] = ()
+    groups: tuple[TrialGroup, ...] = ()
+    beyond: bool = False  # the paper
+    exhibits: tuple[Exhibit, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """How it is counted: the experiments by number, the studies by name."""
+        return self.id if self.id != f"e{self.number}" else str(self.number)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything on the page; ``incomplete`` lists what is missing, and is its first line."""
+
+    sections: Sequence[Section]
+    claims: Sequence[Record]
+    figures: Sequence[Record]
+    provenance: Mapping[str, Any]
+    incomplete: Sequence[str] = ()
+
+    @property
+    def networks(self) -> bool:
+        """Whether it is of studies alone, and compares nothing with the paper's figures."""
+        return bool(self.sections) and not any(one.label.isdigit() for one in self.sections)
+
+    @property
+    def title(self) -> str:
+        """What it is a report of."""
+        if self.networks:
+            return "Real networks: does any of it matter outside the toy?"
+        return "Condition Number as a Non-Learned Matrix Property: the paper, reproduced"
+
+
+@dataclass(frozen=True)
+class Publication:
+    """The published results of a folder, judged anew."""
+
+    folder: Path
+    experiments: Sequence[Experiment]
+    results: Results
+    verdicts: Mapping[str, Sequence[Record]]
+
+    @classmethod
+    def of(cls, folder: Path, every: Iterable[Experiment]) -> Publication:
+        """Read a folder; ``every`` are the experiments and studies that it may be of."""
+        results = published(folder)
+        there = set(results.rows.rows["experiment"].unique().to_pylist())
+        experiments = [experiment for experiment in every if experiment.id in there]
+        return cls(folder, experiments, results, lab.verdicts(experiments, results.rows))
+
+    @property
+    def claims(self) -> Sequence[Record]:
+        """The verdicts on all claims."""
+        return self.verdicts["claims"]
+
+    @property
+    def studies(self) -> list[Study]:
+        """The experiments that are studies of real networks."""
+        return [one for one in self.experiments if isinstance(one, Study)]
+
+    def claims_of(self, experiment: Experiment) -> list[Record]:
+        """The verdicts on the claims of one experiment."""
+        return [claim for claim in self.claims if claim["experiment"] == experiment.id]
+
+    def files(self, engine: Engine) -> Iterator[tuple[str, bytes]]:
+        """All that is derived from the trials, made anew: verdicts, figures, report."""
+        yield "verdicts.json", strict({**self.verdicts, "provenance": self.results.provenance})
+        yield from files(self.experiments, self.results, self.verdicts, engine)
+
+
+def files(
+    experiments: Iterable[Experiment],
+    results: Results,
+    verdicts: Mapping[str, Sequence[Record]],
+    engine: Engine | None = None,
+) -> Iterator[tuple[str, bytes]]:
+    """The report and its figures: paths below the folder of results, and what to write there."""
+    experiments = list(experiments)
+    missing = [f"{one['trials']}: {one['reason']}" for one in results.provenance.get("failed", ())]
+    drawn: dict[str, Figure] = {}
+    for experiment in experiments:
+        spectra = results.spectra.where(experiment=experiment.id)
+        rows = results.everything.where(experiment=experiment.id)
+        study = isinstance(experiment, Study)
+        name = f"study {experiment.id}" if study else f"experiment {experiment.number}"
+        if not len(rows):
+            missing.append(f"no trial of {name} was run")
+        elif experiment.plot:
+            try:
+                drawn[experiment.id] = experiment.plot(rows, spectra)
+            except Exception as error:  # a report is worth more than a figure
+                wrong = f"{type(error).__name__}: {error}"
+                missing.append(f"the figure of {name} was not drawn: {wrong}")
+        if len(spectra):
+            drawn[f"{experiment.id}-spectra"] = figures.gallery(spectra)
+    pictures = {one.name: one for one in rendered(drawn, engine or Here())}
+    for one in pictures.values():
+        yield f"figures/{one.name}.svg", one.svg.encode()
+        if one.png:
+            yield f"figures/{one.name}.png", one.png
+    printed: list[Record] = []
+    sections = []
+    for experiment in experiments:
+        rows = results.everything.where(experiment=experiment.id)
+        sections.append(section(experiment, rows, pictures))
+        own = [one for one in verdicts["figures"] if one["experiment"] == experiment.id]
+        printed += [_placed(one, experiment.figures, rows) for one in own]
+    page = Report(sections, verdicts["claims"], printed, results.provenance, missing)
+    yield "report.html", report_page(page).encode()
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure as it is written and shown; galleries of spectra have no PNG."""
+
+    name: str
+    svg: str
+    png: bytes | None
+    cells: tuple[str, ...]
+    caption: str
+
+
+def rendered(drawn: Mapping[str, Figure], engine: Engine) -> list[Picture]:
+    """The figures, which take longer to write down than to draw, in the order they came in."""
+    done = {one.item[0]: one for one in engine.run(_render, list(drawn.items()))}
+    # A worker that died has lost a figure that we still have.
+    return [done[name].result or _render((name, figure)) for name, figure in drawn.items()]
+
+
+def _render(item: tuple[str, Figure]) -> Picture:
+    name, figure = item
+    caption = " ".join(figure.get_supxlabel().split())
+    png = None if name.endswith("-spectra") else drawing.png(figure)
+    svg = drawing.svg(figure)
+    return Picture(name, svg, png, drawing.cells(figure, svg), caption)
+
+
+def section(experiment: Experiment, rows: Table, pictures: Mapping[str, Picture]) -> Section:
+    """An experiment with its pictures and the numbers of its trials."""
+    drawn, spectra = pictures.get(experiment.id), pictures.get(f"{experiment.id}-spectra")
+    return Section(
+        experiment.id,
+        experiment.number,
+        experiment.title,
+        experiment.section if experiment.beyond else f"Section {experiment.section} of the paper",
+        experiment.question,
+        drawn.cells if drawn else (),
+        drawn.caption if drawn else "",
+        spectra.cells if spectra else (),
+        () if isinstance(experiment, Study) else tuple(trial_groups(rows)),
+        experiment.beyond,
+        tuple(exhibits(experiment, rows)),
+    )
+
+
+def exhibits(experiment: Experiment, rows: Table) -> Iterator[Exhibit]:
+    """The tables of a study; what cannot be made of its rows is left out with the reason."""
+    if not isinstance(experiment, Study) or not experiment.exhibits:
+        return
+    try:
+        yield from experiment.exhibits(rows)
+    except Exception as error:  # a report is worth more than a table
+        yield Exhibit("Not shown", (), (), f"{type(error).__name__}: {error}")
+
+
+def trial_groups(rows: Table) -> Iterator[TrialGroup]:
+    """The trials by setting, stream and component, at the end of training.
+
+    >>> rows = Table.of(
+    ...     {"size": 8, "stream": "own", "seed": k, "component": "row_norms", "error": k / 10}
+    ...     for k in range(9)
+    ... )
+    >>> [(g.setting, g.component, g.summary.median.value) for g in trial_groups(rows)]
+    [({'size': 8, 'stream': 'own'}, 'row_norms', 0.4)]
+    """
+    table = rows.rows
+    if not len(rows):
+        return
+    table = table.filter(pc.is_valid(table["error"]))
+    if "epoch" in table.column_names:  # what was reached, not the way there
+        ended = table["epoch"].null_count > 0
+        last = None if ended else pc.max(table["epoch"]).as_py()
+        table = Table.of(table).where(epoch=last).rows
+    names = [
+        n for n in table.column_names if n not in NOT_SETTINGS and table[n].null_count < len(table)
+    ]
+    found: dict[tuple[Any, ...], list[float]] = {}
+    columns = [table[name].to_pylist() for name in (*names, "error")]
+    for *key, error in zip(*columns, strict=True):
+        found.setdefault(tuple(key), []).append(error)
+    for setting, values in found.items():
+        known = {n: v for n, v in zip(names, setting, strict=True) if v is not None}
+        component = str(known.pop("component"))
+        yield TrialGroup(known, component, summary(values), tail_index(values))
+
+
+def repetitions(printed: Printed, rows: Table) -> list[float]:
+    """What the paper would have printed with other seeds: its figure on each set of own trials.
+
+    The trials on own streams are cut into sets as large as the paper's; only figures that are one
+    number, with trials of every setting they need, can be repeated.
+    """
+    count = 1 + int(pc.max(rows.where(stream="paper").rows["seed"]).as_py() or 0)
+    own = rows.where(stream="own")
+    sets = 1 + int(pc.max(own.rows["seed"]).as_py() or 0) if len(own) else 0
+    found = []
+    for first in range(0, sets - count + 1, count):
+        part = own.where(seed=range(first, first + count)).rows
+        columns = {name: part[name] for name in part.column_names}
+        columns["stream"] = pa.repeat("paper", part.num_rows)
+        columns["seed"] = pc.subtract(part["seed"], first)  # the paper's begin at 0
+        with suppress(LookupError):  # a setting has fewer trials than others
+            found.append(check(printed, Table.of(pa.table(columns)))["measured"])
+    return [one for one in found if isinstance(one, float)]
+
+
+def _placed(record: Record, printed: Iterable[Printed], rows: Table) -> Record:
+    """A figure that differs from the printed one, with the distribution in which that one falls."""
+    figure = next((one for one in printed if one.id == record["id"]), None)
+    if record["matches"] or not figure or not isinstance(record["measured"], float):
+        return record
+    found = np.array(repetitions(figure, rows))
+    if len(found) < MIN_REPETITIONS:
+        return {**record, "where": "too few other trials to say where the printed one falls"}
+    value = printed_numbers(figure.printed)[0].value
+    low, middle, high = np.quantile(found, (0.05, 0.5, 0.95))
+    where = (
+        f"in {len(found)} repetitions with other seeds the median is {number(middle)} and 90 % "
+        f"lie in [{number(low)}, {number(high)}]; {(found < value).mean():.0%} fall below the print"
+    )
+    return {**record, "where": where}
+
+
+def picture(svg: str) -> Markup:
+    """An SVG document as the address of an image, a sixth shorter than in base 64.
+
+    What could end the attribute it stands in is escaped or gone.
+
+    >>> print(picture('<svg width="1"/>'))
+    data:image/svg+xml;charset=utf-8,%3Csvg width='1'/%3E
+    """
+    return Markup(
+        "data:image/svg+xml;charset=utf-8," + quote(svg.replace('"', "'"), " /:;=,'()+*!")
+    )
+
+
+def paragraphs(text: str) -> list[str]:
+    """The question a page's docstring asks, then the rest of it: no title, no marks of code.
+
+    >>> paragraphs("What does ``depth`` do? Layers learn together.")
+    ['What does depth do?', 'Layers learn together.']
+    """
+    parts = [" ".join(part.split()) for part in text.replace("``", "").strip().split("\n\n")]
+    if len(parts) > 1 and parts[0].startswith("Experiment"):
+        del parts[0]
+    question, mark, rest = parts[0].partition("? ")
+    return [part for part in (question + mark.strip(), rest, *parts[1:]) if part]
+
+
+def report_page(report: Report) -> str:
+    """One HTML page that asks the network for nothing; every name in it is shown as text."""
+    further = {one.id for one in report.sections if one.beyond}
+    beyond = [claim for claim in report.claims if claim["experiment"] in further]
+    paper = [claim for claim in report.claims if claim["experiment"] not in further]
+    sentences = list(conclusion(paper, report.figures) if paper or not beyond else ())
+    if beyond:
+        sentences.append(f"Beyond the paper: {verdict_counts(beyond)}")
+    if any(map(unmeasured, (*report.claims, *report.figures))):
+        sentences.append(
+            "What was not measured needs trials that this run, small or partial, left out."
+        )
+    return shell.fill(
+        "report",
+        filters=(measured, unmeasured, picture, paragraphs),
+        report=report,
+        verdict=sentences,
+        outcomes=OUTCOMES,
+    )

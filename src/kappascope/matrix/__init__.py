@@ -1,0 +1,1 @@
+"""One matrix: its components, its spectrum, and how well its storage type lets them be known."""

@@ -1,0 +1,1 @@
+"""Which matrices a model has: what it stores, how that is cut, and what acts together."""

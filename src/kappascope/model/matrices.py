@@ -1,0 +1,312 @@
+"""The logical matrices of a model: what it stores, and which matrices that stands for.
+
+A matrix maps inputs (columns) to outputs (rows), as in ``nn.Linear``. A tensor appears whole under
+its own name, and the matrices joined in it follow as ``name[part]``:
+
+- a convolution is (out, in / groups * kernel), also a transposed one, which is stored the other way
+  round; its groups follow as ``[0]``, ``[1]``, ... unless each is a single row;
+- fused q, k and v follow as ``[q]``, ``[k]``, ``[v]`` where name and shape are those of a layout
+  that keeps each in one piece, and where they are interleaved by head (``query_key_value`` of
+  GPT-NeoX and BLOOM) if the model's config tells the number of heads;
+- fused gate and up follow as ``[gate]``, ``[up]``;
+- the gates follow as ``[i]``, ``[f]``, ``[g]``, ``[o]`` (LSTM) or ``[r]``, ``[z]``, ``[n]`` (GRU);
+- any other (..., a, b), such as a stack of experts, is its matrices below one another, which follow
+  as ``[0]``, ``[1]``, ..., or as ``[0.gate]``, ``[0.up]``, ... where each is fused.
+
+Attention heads are no matrices of their own here: 32 heads in each of 128 matrices would bury the
+rest. :mod:`kappascope.model.attention` looks at them, at the products in which they act.
+
+A module tells more than its state dict. Only there are parameters known from buffers, and grouped
+and transposed convolutions from plain ones. GPT-2's ``Conv1D``, stored (in, out), is turned round
+in a state dict, too, where a config or the shape of its ``c_attn`` gives it away. There a tensor of
+three or more dimensions called ``weight`` counts as a kernel (out, in, ...) unless its name speaks
+of experts.
+
+A weight made of other tensors is read as its layer uses it in evaluation mode. A state dict
+determines it for weight normalization and pruning alone; the originals of any other
+parametrization, or of several, appear there under their own names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from kappascope.model import names
+from kappascope.model._heads import Config, count_beside
+from kappascope.model._parametrized import composed
+from kappascope.model.layouts import Layout, Near, Surroundings, stored_layout
+from kappascope.model.skipped import Reason, ReasonKind, Skipped, no_weight, unreadable
+from kappascope.model.tensors import (
+    Contents,
+    Firsts,
+    Path,
+    Read,
+    Stored,
+    bystander,
+    claimed,
+    coded,
+    contents,
+    needs_scales,
+    objection,
+    reader,
+    refuse_meta,
+    stored_tensors,
+    tie,
+)
+
+__all__ = ["Logical", "Matrices", "Plan", "Unit", "matrices", "plan", "reader"]
+
+NO_VALUES = unreadable("on the meta device, without values")
+
+
+@dataclass(frozen=True)
+class Logical:
+    """What is known of a matrix before its values are.
+
+    ``kind`` is a word for what it does, ``depth`` the number of its layer, and ``whole`` the name
+    of the tensor it is a part of.
+
+    >>> part = plan({"h.3.attn.q_proj.weight": torch.empty(2, 4, device="meta")}).units[0].parts[0]
+    >>> part.kind, part.depth, part.shape, part.whole
+    ('query', 3, (2, 4), None)
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    kind: str
+    depth: int | None
+    whole: str | None
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A stored tensor (or two that make one weight) and the matrices in it, the whole first."""
+
+    paths: tuple[Path, ...]
+    parts: tuple[Logical, ...]
+    layout: Layout
+    factor: str = ""  # how the second tensor goes into the first
+    heads: int = 0  # of the queries in it, where something beside it tells
+
+    def matrices(self, read: Read) -> Iterator[tuple[Logical, Tensor]]:
+        """The matrices with their values, for which ``read`` is asked once for each path.
+
+        >>> source = {"attn.qkv.weight": torch.ones(6, 2)}
+        >>> (unit,) = plan(source).units
+        >>> for logical, matrix in unit.matrices(reader(source)):
+        ...     print(logical.name, logical.kind, tuple(matrix.shape))
+        attn.qkv.weight fused (6, 2)
+        attn.qkv.weight[q] query (2, 2)
+        attn.qkv.weight[k] key (2, 2)
+        attn.qkv.weight[v] value (2, 2)
+        """
+        tensor = read(self.paths[0])
+        if self.factor:
+            tensor = _made(tensor, read(self.paths[1]), self.factor)
+        pieces = self.layout.cut(tensor.detach().as_subclass(Tensor))
+        for logical, (_, matrix) in zip(self.parts, pieces, strict=True):
+            yield logical, matrix
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which matrices there are, and how to read them one tensor at a time. It can be pickled.
+
+    >>> len(plan(nn.Linear(3, 2)).units), plan(nn.Linear(3, 2)).skipped
+    (1, (Skipped(name='bias', reason='one-dimensional'),))
+    """
+
+    units: tuple[Unit, ...]
+    skipped: tuple[Skipped, ...]
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+def plan(source: Contents | Sequence[Tensor], config: Mapping[str, Any] | None = None) -> Plan:
+    """The matrices of a model or a checkpoint by names, shapes and shared memory alone.
+
+    ``config`` is the model's ``config.json``; a module of transformers brings its own. Tensors may
+    be on the meta device, and a :class:`Reason` stands for one that cannot be read.
+
+    >>> blank = torch.empty(24, 4, device="meta")
+    >>> config = {"hidden_size": 4, "num_attention_heads": 2, "head_dim": 4}
+    >>> found = plan({"h.3.query_key_value.weight": blank}, config)
+    >>> [(part.name, part.shape, part.depth) for part in found.units[0].parts]
+    [('h.3.query_key_value.weight', (24, 4), 3), ('h.3.query_key_value.weight[q]', (8, 4), 3),
+     ('h.3.query_key_value.weight[k]', (8, 4), 3), ('h.3.query_key_value.weight[v]', (8, 4), 3)]
+    """
+    units, skipped = [], []
+    opened = _opened(source)
+    config = _config(opened) if config is None else config
+    for found in _survey(opened, Config(config)):
+        if isinstance(found, Skipped):
+            skipped.append(found)
+        else:
+            units.append(found[0])
+    return Plan(tuple(units), tuple(skipped), config)
+
+
+def matrices(source: Contents | Sequence[Tensor] | Tensor) -> Matrices:
+    """The logical matrices of a module, a state dict, or a checkpoint with one inside.
+
+    >>> for name, matrix in matrices(nn.MultiheadAttention(4, num_heads=2)):
+    ...     print(name, tuple(matrix.shape))
+    in_proj_weight (12, 4)
+    in_proj_weight[q] (4, 4)
+    in_proj_weight[k] (4, 4)
+    in_proj_weight[v] (4, 4)
+    out_proj.weight (4, 4)
+    """
+    opened = _opened(source)
+    if isinstance(opened, nn.Module):
+        refuse_meta(opened)
+    return Matrices(opened)
+
+
+def _opened(source: Any) -> Contents:
+    found = contents([source] if isinstance(source, Tensor) else source)
+    if found is None:
+        raise TypeError(
+            "expected an nn.Module or a mapping from names to tensors, "
+            f"got {type(source).__name__}; pass model or model.state_dict()"
+        )
+    return found
+
+
+@dataclass(eq=False, repr=False)
+class Matrices:
+    """Pairs of name and matrix, read one at a time and afresh by every iteration.
+
+    A matrix is detached and keeps its dtype; where possible it shares the model's memory.
+
+    >>> dict(Matrices({"module.fc.weight": torch.eye(2, dtype=torch.bfloat16)}))
+    {'fc.weight': tensor([[1., 0.], [0., 1.]], dtype=torch.bfloat16)}
+    """
+
+    source: Contents
+    _skipped: tuple[Skipped, ...] | None = None
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        skipped: list[Skipped] = []
+        for found in _survey(self.source, Config(_config(self.source))):
+            if isinstance(found, Skipped):
+                skipped.append(found)
+                continue
+            unit, stored = found
+            values = [half.value for half in stored.halves] or [stored.value]
+            if any(value.is_meta for value in values):
+                skipped.append(Skipped(unit.parts[0].name, NO_VALUES))
+                continue
+            at_hand = dict(zip(unit.paths, values, strict=True))
+            for logical, matrix in unit.matrices(at_hand.__getitem__):
+                yield logical.name, matrix
+        self._skipped = tuple(skipped)
+
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        """All that is stored and not among the matrices, known before any iteration, too.
+
+        >>> matrices({"steps": torch.tensor(7), "w": torch.eye(2)}).skipped
+        (Skipped(name='steps', reason='torch.int64'),)
+        """
+        if self._skipped is None:
+            for _ in self:
+                pass
+        return self._skipped or ()
+
+
+def _survey(source: Contents, config: Config) -> Iterator[Skipped | tuple[Unit, Stored]]:
+    """What is stored, in order: why it is skipped, or the unit it makes."""
+    used: set[str] = set()
+    firsts: Firsts = {}
+    for stored in stored_tensors(source):
+        name = claimed(stored.name, used)
+        if reason := stored.reason or _refused(stored):
+            yield Skipped(name, reason)
+        elif earlier := tie(stored, name, firsts):
+            yield Skipped(name, Reason(ReasonKind.TIED, f"tied to {earlier}"))
+        else:
+            unit = _unit(stored, config, partial(claimed, used=used), name)
+            yield unit, stored
+            if count := unit.layout.undivided:
+                yield Skipped(f"{name}[0:{count}]", no_weight("too many to be examined one by one"))
+
+
+def _refused(stored: Stored) -> Reason | None:
+    whole = coded(stored) or objection(stored.value)
+    return whole or needs_scales(stored) or bystander(stored)
+
+
+def _config(source: Contents) -> Mapping[str, Any]:
+    """The config that a module of transformers carries."""
+    to_dict = getattr(getattr(source, "config", None), "to_dict", dict)
+    found: object = to_dict() if isinstance(source, nn.Module) else {}
+    return found if isinstance(found, Mapping) else {}
+
+
+def _made(weight: Tensor, scale: Tensor, factor: str) -> Tensor:
+    made = composed(weight, scale, factor)
+    if made is None:
+        shapes = f"{tuple(weight.shape)} and {tuple(scale.shape)}"
+        raise ValueError(f"expected two halves of a weight, got shapes {shapes}; plan again")
+    return made
+
+
+def _unit(stored: Stored, config: Config, claim: Callable[[str], str], name: str) -> Unit:
+    tensor = stored.value
+
+    def near(key: str) -> tuple[int, ...] | None:
+        beside = tensor if key == stored.key else stored.near(key)
+        return tuple(beside.shape) if isinstance(beside, Tensor) else None
+
+    def logical(label: str, piece: Tensor) -> Logical:
+        facts = (tuple(piece.shape), tensor.dtype)
+        if not label:
+            return Logical(name, *facts, kind, depth, None)
+        return Logical(claim(f"{name}[{label}]"), *facts, _part_kind(kind, label), depth, name)
+
+    around = Surroundings(stored.key, tuple(tensor.shape), near, stored.owner, config)
+    layout = stored_layout(around)
+    kind, depth = _kind(stored, layout), names.depth(name)
+    blank = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    parts = tuple(logical(label, piece) for label, piece in layout.cut(blank))
+    paths = tuple(half.path for half in stored.halves) or (stored.path,)
+    return Unit(paths, parts, layout, stored.factor, _heads(stored, parts, near))
+
+
+def _heads(stored: Stored, parts: tuple[Logical, ...], near: Near) -> int:
+    rows = next((part.shape[0] for part in parts if part.kind == "query"), 0)
+    if not rows or stored.value.ndim > 2:  # XLNet stores (width, heads, size)
+        return int(stored.value.shape[1]) if rows else 0
+    path = stored.key.removesuffix(".weight")
+    return count_beside(path, rows, near, stored.owner, stored.around)
+
+
+_PARTS = {"q": "query", "k": "key", "v": "value", "gate": "gate", "up": "up"}
+
+
+def _part_kind(kind: str, label: str) -> str:
+    return kind if kind == "expert" else _PARTS.get(label, kind)
+
+
+def _kind(stored: Stored, layout: Layout) -> str:
+    """The kind of a whole tensor: what is known of its layer, or else what its name says."""
+    deep = stored.value.ndim > 2
+    if deep and re.search("expert|moe", stored.key):
+        return "expert"
+    is_weight = stored.key.rpartition(".")[2] == "weight"
+    if (deep and is_weight) or isinstance(stored.owner, _ConvNd):
+        return "convolution"
+    if isinstance(stored.owner, nn.Embedding | nn.EmbeddingBag):
+        return "embedding"
+    kind = names.kind(stored.name)
+    fused = kind != "expert" and any(label in _PARTS for label, _ in layout.parts)
+    return "fused" if fused else kind

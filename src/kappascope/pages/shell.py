@@ -1,0 +1,88 @@
+"""Pages that need nothing but themselves: every name is text, and only what we wrote may run.
+
+A page is a template with the style and script of all pages and its own. Its policy names the two
+by their hashes, so that a browser runs nothing else even if a name should slip through unescaped.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable, Iterable
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from kappascope.text import bracketed, error_text, first_few, number, plural, words
+
+
+def fill(name: str, filters: Iterable[Callable[..., Any]] = (), **content: Any) -> str:
+    """The page that a template makes of its content; functions in ``filters`` go by their names.
+
+    >>> from kappascope.clinic.diagnosis import Diagnosis  # which has a page
+    >>> html = Diagnosis("<hr>").html()
+    >>> "<hr>" in html, "&lt;hr&gt;" in html
+    (False, True)
+    """
+    style, script = (_asset("page", kind) + _asset(name, kind) for kind in ("css", "js"))
+    environment = Environment(
+        loader=PackageLoader("kappascope.pages"),
+        autoescape=True,
+        finalize=lambda it: (
+            it if isinstance(it, Markup) or (text := str(it)).isprintable() else legible(text)
+        ),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.policies["json.dumps_kwargs"] = {
+        "separators": (",", ":"),
+        "ensure_ascii": False,
+        "allow_nan": False,
+    }
+    wording = (number, bracketed, words, plural, first_few, legible)
+    environment.filters.update((one.__name__, one) for one in (*wording, *filters))
+    environment.globals["guarded"] = guarded
+    return environment.get_template(f"{name}.html").render(
+        style=Markup(style),  # ours, and named by its hash: nothing else may style or run
+        script=Markup(script),
+        policy=f"default-src 'none'; img-src data:; style-src {_hash(style)}; "
+        f"script-src {_hash(script)}; base-uri 'none'; form-action 'none'",
+        **content,
+    )
+
+
+def guarded(caller: Callable[[], str]) -> str:
+    """A panel of a page, or, where it cannot be made, a line that says why: the others stand.
+
+    >>> guarded(lambda: {}["<b>"])
+    Markup('<p class="absent">This could not be shown (KeyError: &#39;&lt;b&gt;&#39;).</p>')
+    """
+    try:
+        return caller()
+    except Exception as error:
+        line = Markup('<p class="absent">This could not be shown ({}).</p>')
+        return line.format(error_text(error))
+
+
+def legible(text: str) -> str:
+    r"""The same with nothing that a browser cannot show: escapes for what does not print.
+
+    Direction marks could make one name look like another.
+
+    >>> legible("a\u202eb"), legible("two\nlines\x00")
+    ('a\\u202eb', 'two\nlines\\x00')
+    """
+    return "".join(
+        c if c.isprintable() or c in "\n\xa0" else c.encode("unicode_escape").decode() for c in text
+    )
+
+
+def _asset(name: str, kind: str) -> str:
+    return (files("kappascope.pages") / "templates" / f"{name}.{kind}").read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,284 @@
+"""What a run says as a whole, on one page: what is learned last and why, and what to do about it.
+
+A lesson stands on the verdicts of claims, which name it in ``teaches``. It is told if a run bears
+every one of them out, and otherwise listed as not borne out; no number is written here.
+
+>>> print(page([], {}).splitlines()[0])
+# Findings
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kappascope.lab.verdicts import OUTCOMES, measured, verdict_counts
+from kappascope.paper.review import ITEMS, all_claims
+from kappascope.text import Record, bracketed, markdown_cell
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A conclusion that stands on the verdicts of the claims that teach it.
+
+    >>> lesson = Lesson("report medians", "Report medians.")
+    >>> lesson.evidence
+    {'e1.kappa-grows': 'ill-posed'}
+    >>> lesson.borne_out({"e1.kappa-grows": {"verdict": "undecided"}})
+    False
+    """
+
+    name: str  # by which claims refer to it in ``teaches``
+    text: str
+
+    @property
+    def evidence(self) -> dict[str, str]:
+        """The claims that teach the lesson, each with the verdict that it must have."""
+        teachers = (claim for claim in all_claims() if self.name in claim.teaches)
+        return {claim.id: claim.teaches[self.name] for claim in teachers}
+
+    def borne_out(self, judged: Mapping[str, Record]) -> bool:
+        """Whether every verdict is as it must be."""
+        return all(
+            name in judged and judged[name]["verdict"] == verdict
+            for name, verdict in self.evidence.items()
+        )
+
+
+WHY = (
+    Lesson(
+        "one rate",
+        "With white inputs every direction of the matrix is learned at one rate, and the norm "
+        "errors of the paper are what 200 steps at that rate leave.",
+    ),
+    Lesson(
+        "imbalance is no cause",
+        "The smallest singular value is learned as fast as the largest, relative to itself: the "
+        "imbalance of gradients is no cause.",
+    ),
+    Lesson(
+        "random start",
+        "What is left of kappa's error after the paper's 200 steps is the random start: it is of "
+        "the size of the entries, and the smallest singular value is much smaller than those.",
+    ),
+    Lesson(
+        "noise floor",
+        "What is left in the end is a noise floor, set by label noise, learning rate and batch. "
+        "Without label noise nothing is left.",
+    ),
+    Lesson(
+        "inputs decide",
+        "Learned last are the directions that inputs hardly show, each at the rate of its "
+        "variance; what they never show is never learned.",
+    ),
+    Lesson(
+        "inputs delay",
+        "Where inputs vary in every direction they only delay.",
+    ),
+    Lesson(
+        "depth delays",
+        "In products of layers the small singular values wait for the large ones, and kappa's "
+        "error is large for a time.",
+    ),
+    Lesson(
+        "no fixed classes",
+        "No component is well or poorly learned by itself: its class changes with optimizer, "
+        "inputs and depth.",
+    ),
+    Lesson(
+        "size",
+        "With size kappa's error grows far slower than the size, and at 2048 training still brings "
+        "kappa nearer to its target.",
+    ),
+    Lesson(
+        "no mean",
+        "The mean error of kappa, of which the paper's figures are made, does not exist.",
+    ),
+)
+DO = (
+    Lesson(
+        "decay first",
+        "Before correcting anything, let the learning rate decay or the batch grow.",
+    ),
+    Lesson(
+        "start small",
+        "Start small, and take a larger learning rate than the paper's.",
+    ),
+    Lesson(
+        "look at inputs",
+        "Look at the covariance of a layer's inputs: it says which directions of the weight are "
+        "unlearned. Whitening the inputs treats the cause.",
+    ),
+    Lesson(
+        "kappa is no end in itself",
+        "Do not correct the spectrum for its own sake: a better kappa is not a better matrix, and "
+        "some corrections that need no oracle make the matrix worse.",
+    ),
+    Lesson(
+        "multipliers learn the scale",
+        "Multipliers learn the scale quickly, those of singular values the whole matrix; give them "
+        "the full learning rate, and expect little of them for kappa.",
+    ),
+    Lesson(
+        "compare at equal loss",
+        "Compare optimizers at equal training loss: there SGD learns kappa better than Adam.",
+    ),
+    Lesson(
+        "expect no more of Muon",
+        "Do not expect Muon to learn kappa better than SGD because it moves all directions alike.",
+    ),
+    Lesson(
+        "report medians",
+        "Report medians of |log kappa - log kappa*| with n and interval, never a mean of kappa.",
+    ),
+)
+NETWORKS = (
+    Lesson(
+        "nothing special in networks",
+        "Nothing about kappa is specially unlearned in networks whose weights are known: as the "
+        "loss falls, its error falls with that of the whole matrix.",
+    ),
+    Lesson(
+        "norms tell more",
+        "Kappa tells nothing of a trained network's accuracy, calibration or robustness that its "
+        "norms do not; and norms tell it across settings, hardly between seeds of one.",
+    ),
+    Lesson(
+        "no lower loss",
+        "Do not expect a correction of scale or shape to lower the loss of a language model: none "
+        "is shown to do so under both optimizers, each arm at its own best learning rate.",
+    ),
+    Lesson(
+        "kappa without gain",
+        "Corrections do what they say to kappa; no gain in loss is shown to follow from it.",
+    ),
+    Lesson(
+        "no explosion",
+        "Training does not explode the condition numbers of a small language model.",
+    ),
+    Lesson(
+        "bottom matters",
+        "The bottom of the spectrum is not noise: a pretrained language model needs its smallest "
+        "singular values, energy for energy more than the bulk.",
+    ),
+    Lesson(
+        "rounding",
+        "Kappa does not tell which matrix suffers from rounding, and int8 with a scale a row "
+        "costs next to nothing.",
+    ),
+    Lesson(
+        "trust the interval",
+        "Trust a kappa as far as its interval: it covers what the weights were before rounding.",
+    ),
+)
+
+
+def page(claims: Sequence[Record], provenance: Mapping[str, Any]) -> str:
+    """Write the findings of a run as Markdown."""
+    judged = {claim["id"]: claim for claim in claims}
+    paper = [claim for claim in claims if not _beyond(claim)]
+    own = [claim for claim in claims if _beyond(claim)]
+    trials = f"{provenance['trials']:,} trials" if "trials" in provenance else "the trials"
+    return "\n".join(
+        (
+            "# Findings",
+            "",
+            f"Written by `kappascope findings` from {trials} of `kappascope reproduce"
+            f"{' --beyond' if own else ''}`; every number is measured on its `trials.parquet`, in "
+            "brackets the 95 % interval. A verdict is decided by that interval and a rule fixed "
+            "beforehand; the report explains each.",
+            "",
+            f"The paper: {verdict_counts(paper)} Beyond it: {verdict_counts(own)}",
+            "",
+            "## What the optimizer learns last, and why",
+            "",
+            *_borne_out(WHY, judged),
+            "## What to do",
+            "",
+            *_borne_out(DO, judged),
+            "## In real networks",
+            "",
+            "The tables and figures are in [the studies](studies.md).",
+            "",
+            *_borne_out(NETWORKS, judged),
+            *_not_borne_out((*WHY, *DO, *NETWORKS), judged),
+            *_sentences(paper),
+            "## Beyond the paper",
+            "",
+            *_rows(own),
+            "",
+            "## The review",
+            "",
+            _review(judged),
+            "",
+        )
+    )
+
+
+def _beyond(claim: Record) -> bool:
+    """Tell whether a claim is of an experiment after the paper's nine, or of a study."""
+    name = str(claim["experiment"])
+    return name != "all" and not (name[1:].isdigit() and int(name[1:]) <= 9)
+
+
+def _borne_out(lessons: Iterable[Lesson], judged: Mapping[str, Record]) -> Iterator[str]:
+    """Write the lessons that a run bears out, each with its evidence."""
+    for lesson in lessons:
+        if lesson.borne_out(judged):
+            yield from (f"**{lesson.text}**", "")
+            for claim in (judged[name] for name in lesson.evidence):
+                yield f"- `{claim['id']}` {claim['verdict']}. {claim['explanation']}"
+            yield ""
+
+
+def _not_borne_out(lessons: Iterable[Lesson], judged: Mapping[str, Record]) -> Iterator[str]:
+    """Write the other lessons, each with the verdicts that came out."""
+    remaining = [lesson for lesson in lessons if not lesson.borne_out(judged)]
+    if remaining:
+        yield from ("## Not borne out by this run", "")
+    for lesson in remaining:
+        verdicts = [
+            f"`{name}` {judged[name]['verdict'] if name in judged else 'was not judged'}"
+            for name in lesson.evidence
+        ]
+        yield f"- {lesson.text} ({', '.join(verdicts)})"
+    yield ""
+
+
+def _sentences(claims: Sequence[Record]) -> Iterator[str]:
+    """List the paper's sentences by verdict."""
+    titles = {
+        "holds": "Sentences of the paper that survive",
+        "fails": "Sentences that do not",
+        "undecided": "Sentences that this run does not decide",
+        "ill-posed": "Sentences about quantities that do not exist",
+    }
+    for outcome in OUTCOMES:
+        yield from (f"## {titles[outcome]}", "")
+        yield from _rows([claim for claim in claims if claim["verdict"] == outcome])
+        yield ""
+
+
+def _rows(claims: Sequence[Record]) -> Iterator[str]:
+    """Write a table of claims, their verdicts and numbers."""
+    if not claims:
+        yield "None."
+        return
+    yield "| claim | sentence | verdict | measured | n |"
+    yield "|---|---|---|---|---|"
+    for claim in claims:
+        value = f"{measured(claim)} {bracketed(claim['interval'])}".strip()
+        cells = (f"`{claim['id']}`", claim["sentence"], claim["verdict"], value, str(claim["n"]))
+        yield f"| {' | '.join(map(markdown_cell, cells))} |"
+
+
+def _review(judged: Mapping[str, Record]) -> str:
+    """Count the items of the review that are answered, and name those that are not."""
+    decided = {name for name, claim in judged.items() if claim["verdict"] != "undecided"}
+    settled = [item for item in ITEMS if decided.intersection(item.claims)]
+    lacking = [item.id for item in ITEMS if item.lacking]
+    return (
+        f"Of its {len(ITEMS)} items {len(settled)} are answered by a claim that is decided. Not "
+        f"answered, or not wholly: {'; '.join(lacking)}. [The paper](paper.md) lists them all."
+    )

@@ -1,0 +1,189 @@
+"""The paper's peer review, item by item, and the claims that answer it.
+
+Every claim names the items that it answers. The table in ``docs/paper.md`` is made of the items
+listed here, of those names and of a run's verdicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+
+from kappascope.lab.claims import Claim
+from kappascope.lab.experiment import discover, studies
+from kappascope.lab.verdicts import measured
+from kappascope.text import Record, bracketed, markdown_cell
+
+BEGIN = "<!-- begin: written by `kappascope findings` -->"
+END = "<!-- end: written by `kappascope findings` -->"
+
+
+@cache
+def all_claims() -> tuple[Claim, ...]:
+    """Collect the claims of all experiments and studies, in their order.
+
+    >>> all_claims()[0].id
+    'e1.norms-flat'
+    """
+    pages = (*discover().values(), *studies().values())
+    return tuple(claim for page in pages for claim in page.claims)
+
+
+@dataclass(frozen=True)
+class Item:
+    """Something the review asks or objects to.
+
+    The claims that name the item in ``answers`` answer it with a measurement. ``otherwise`` says
+    where else an answer is, ``lacking`` plainly what is not answered.
+
+    >>> Item("Q6", "Would multipliers of singular values help?").claims
+    ('e14.value-multipliers',)
+    """
+
+    id: str
+    asks: str
+    otherwise: str = ""
+    lacking: str = ""
+
+    @property
+    def claims(self) -> tuple[str, ...]:
+        """The ids of the claims that answer the item."""
+        return tuple(claim.id for claim in all_claims() if self.id in claim.answers)
+
+
+BOUND = "`theory.log_kappa_bound` is one; its proof and its condition are in docs/theory.md."
+THROUGH = "`theory.gradient_bounds` and `theory.log_gradient_norm` say it (docs/theory.md)."
+REPORT = "Every number of the report has its n and interval, or the reason why it has none."
+ITEMS = (
+    Item("W1(a)", "Do failures persist in networks of two or three layers?"),
+    Item("W1(b)", "Do they in a transformer that is trained?"),
+    Item("W1(c)", "Are they seen in public checkpoints?"),
+    Item("W2", "What is the trend at d = 1024 and 2048?"),
+    Item("W3(a)", "Do small singular values receive a vanishing gradient?"),
+    Item(
+        "W3(b)",
+        "How is it related to gradients through ill-conditioned matrices?",
+        otherwise=THROUGH,
+    ),
+    Item(
+        "W3(c)", "Is there a bound on the rate at which SGD reduces kappa's error?", otherwise=BOUND
+    ),
+    Item("W4(a)", "Does a penalty on the condition number help?"),
+    Item("W4(b)", "Does orthogonal regularization?"),
+    Item("W4(c)", "Do learnable multipliers of singular values?"),
+    Item("W4(d)", "Does structured weight decay?"),
+    Item("W4(e)", "Does periodic re-projection of the spectrum?"),
+    Item("W5", "Where are error bars and intervals?", otherwise=REPORT),
+    Item("W6", "Are kappa and gap errors 2-5 times those of the norms?"),
+    Item("W7", "What of spectral normalization, orthogonal starts, implicit bias?"),
+    Item(
+        "W8",
+        "How do errors evolve, and what do the spectra look like?",
+        otherwise="Target and learned spectra of every experiment are in the report.",
+    ),
+    Item("W9(a)", "Does Adam show the same failure?"),
+    Item("W9(b)", "Does longer training close the gap?"),
+    Item("W9(c)", "How does the learning rate act on it?"),
+    Item("W9(d)", "Does weight decay help or hurt?"),
+    Item("W10", "Are both arms of the multiplier experiment on one target?"),
+    Item("W11", "Is the effective rank well learned, other than kappa?"),
+    Item("Section 2, threshold", "Does the threshold of the effective rank matter?"),
+    Item(
+        "Section 2, definition",
+        "Which condition number, and what near rank deficiency?",
+        otherwise="Largest over smallest singular value, infinite where the smallest is rounding.",
+    ),
+    Item(
+        "Section 2, dimensions",
+        "16 to 64, or 32 to 256?",
+        otherwise="Sizes are a column of `trials.parquet`: 32 to 512 in experiment 1, to 2048 "
+        "in 10.",
+    ),
+    Item(
+        "Section 3, table",
+        "Is there a table of the key numbers?",
+        otherwise="The report has one for every experiment, with medians, quartiles, mean and n.",
+    ),
+    Item("Section 3, components", "What do multipliers do to kappa and gap?"),
+    Item(
+        "Section 3, captions",
+        "Do figures say what they show?",
+        otherwise="Each caption explains its marks and tells the n of every panel.",
+    ),
+    Item(
+        "Section 4, layer types",
+        "Which correction for which kind of layer?",
+        lacking="in the trained network all kinds of layers were corrected alike.",
+    ),
+    Item(
+        "Section 4, gradients",
+        "How does it relate to exploding and vanishing gradients?",
+        otherwise=THROUGH,
+    ),
+    Item(
+        "Code, fresh batches",
+        "Are batches fresh in every step?",
+        otherwise="Yes, except in the part of experiment 17 that asks what fixed data do.",
+    ),
+    Item("Code, noise", "What do higher noise levels do?"),
+    Item("Code, multiplier rate", "Why a tenth of the learning rate for multipliers?"),
+    Item("Q1", "Does the failure persist with Adam?"),
+    Item("Q2", "Is it a matter of speed, or a fundamental limitation?"),
+    Item("Q3", "What gradient signal do single singular values receive?"),
+    Item("Q4", "How can the gap be poorly learned if its error is below the norms'?"),
+    Item("Q5", "Does SGD end at a higher rank, and what of its known low-rank bias?"),
+    Item("Q6", "Would multipliers of singular values help?"),
+    Item(
+        "Q7",
+        "Have pre-trained models been looked at?",
+        otherwise="`kappascope diagnose` reads any.",
+    ),
+)
+"""Weaknesses, detailed comments and questions, in the order of the review."""
+
+
+def table(claims: Iterable[Record]) -> str:
+    """Write a Markdown table of every item with the verdicts that answer it.
+
+    >>> lines = table([]).splitlines()
+    >>> len(lines) == len(ITEMS) + 2, "not in this run" in lines[2]
+    (True, True)
+    """
+    judged = {claim["id"]: claim for claim in claims}
+    lines = ["| item | question | answer |", "|---|---|---|"]
+    for item in ITEMS:
+        answers = [
+            answer(judged[name]) if name in judged else f"`{name}`: not in this run."
+            for name in item.claims
+        ]
+        lacking = f"**Not answered**: {item.lacking}" if item.lacking else ""
+        cell = "<br>".join(filter(None, (*answers, item.otherwise, lacking)))
+        lines.append(f"| {item.id} | {item.asks} | {cell} |")
+    return "\n".join(lines)
+
+
+def answer(claim: Record) -> str:
+    """Write a claim in one line: id, sentence, verdict, the number that decided it, n.
+
+    >>> print(answer({"id": "e1.x", "experiment": "e1", "sentence": "It is blue.", "n": 9,
+    ...     "verdict": "holds", "measured": 0.2, "interval": (0.1, 0.3)}))
+    `e1.x` “It is blue” **holds**: 0.200 [0.100, 0.300], n = 9.
+    """
+    value = f"{measured(claim)} {bracketed(claim['interval'])}".strip()
+    number = f": {value}, n = {claim['n']}." if claim["n"] else ": not measured."
+    sentence = markdown_cell(claim["sentence"].rstrip("."))
+    return f"`{claim['id']}` “{sentence}” **{claim['verdict']}**{number}"
+
+
+def inserted(page: str, text: str) -> str:
+    """Replace what stands between the two marks of a page.
+
+    >>> inserted(f"Before {BEGIN} old {END} after", "new").split(BEGIN)[1].split(END)[0].strip()
+    'new'
+    """
+    before, found, rest = page.partition(BEGIN)
+    _, closed, after = rest.partition(END)
+    if not found or not closed:
+        raise ValueError(f"expected a page with {BEGIN} and {END}; put them where the table goes")
+    return f"{before}{BEGIN}\n{text}\n{END}{after}"

@@ -1,0 +1,1 @@
+"""Study of whether weights tell how good a network of handwritten digits is."""

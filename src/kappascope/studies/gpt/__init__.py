@@ -1,0 +1,1 @@
+"""Study of corrections in a character GPT on real text."""

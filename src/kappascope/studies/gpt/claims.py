@@ -1,0 +1,299 @@
+"""What the study of the character GPT decides; every rule is older than the full run.
+
+An arm's runs at its best rate are compared with those of the same optimizer alone, seed by seed:
+same start, same batches. Five seeds allow no 95 % interval without a distribution (the sign test's
+least p is 1/16), so Student's is taken: the differences are of means over 32,000 characters, and
+seeds enter them in many small ways. Fewer than three seeds decide nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import scipy
+from numpy.typing import ArrayLike
+
+from kappascope.lab.claims import Above, Below, Claim, Measure
+from kappascope.lab.measures import select
+from kappascope.lab.statistics import (
+    LEVEL,
+    Estimate,
+    paired_difference,
+    proportion,
+    rank_correlation,
+)
+from kappascope.lab.table import Floats, Table
+from kappascope.studies.gpt.prognosis import HIGHEST, area, predictions, warning_pairs
+from kappascope.studies.gpt.tuning import ARMS, LOSS, OPTIMIZERS, REMEDIES, best_correction
+from kappascope.theory import GaussianNull
+
+HIDDEN = ("query", "key", "value", "output", "up", "down")  # kinds of matrices in the blocks
+MIN_SEEDS = 3  # for an interval
+LOG_KAPPA = "log_condition_number"
+
+
+def losses(rows: Table, optimizer: str, correction: str, stage: str = "compare") -> Table:
+    """The validation losses of an arm, one a seed."""
+    arm = {"optimizer": optimizer, "correction": correction, "stage": stage}
+    return select(rows, **arm, component=LOSS)
+
+
+def at_best_rate(rows: Table, optimizer: str, correction: str, component: str) -> Table:
+    """Select a component of an arm's runs at its best rate."""
+    arm = {"stage": "compare", "optimizer": optimizer, "correction": correction}
+    return select(rows, **arm, component=component)
+
+
+def kappas(
+    rows: Table, optimizer: str, correction: str, kinds: tuple[str, ...] = HIDDEN
+) -> dict[int, Floats]:
+    """Collect log kappa of the matrices (or products) of these kinds after training, by seed."""
+    chosen = at_best_rate(rows, optimizer, correction, LOG_KAPPA).where(kind=kinds)
+    last = chosen.where(epoch=max(chosen.rows["epoch"].to_pylist()))
+    return {seed: part.values("value") for seed, part in last.by("seed").items()}
+
+
+def over_seeds(values: ArrayLike, what: str = "mean difference") -> Estimate:
+    """Take the mean with Student's interval, from three seeds on, if all of them are finite.
+
+    >>> print(over_seeds([0.1, 0.2, 0.3]))
+    mean difference 0.2 [-0.0484, 0.448] (n = 3)
+    >>> print(over_seeds([0.0, 0.0, 0.0]))
+    mean difference 0 [0, 0] (n = 3; zero width: 3 of 3 values are equal)
+    >>> print(over_seeds([0.1, 0.2]))
+    mean difference 0.15 (n = 2; no interval: fewer than 3 seeds)
+    """
+    every = np.asarray(values, float)
+    finite = every[np.isfinite(every)]
+    n, missing = finite.size, every.size - finite.size
+    value = float(finite.mean()) if n else math.nan
+    if n < MIN_SEEDS or missing:
+        reason = f"{missing} runs diverged" if missing else f"fewer than {MIN_SEEDS} seeds"
+        return Estimate(value, None, None, n, what, reason, missing)
+    reach = float(scipy.stats.t.ppf((1 + LEVEL) / 2, n - 1) * scipy.stats.sem(finite))
+    equal = None if reach else f"zero width: {n} of {n} values are equal"
+    return Estimate(value, value - reach, value + reach, n, what, equal)
+
+
+def loss_change(optimizer: str, correction: str, stage: str = "compare", base: str = "") -> Measure:
+    """The validation loss less that of the optimizer alone (or of ``base``), seed by seed."""
+
+    def measure(rows: Table) -> Estimate:
+        ours = losses(rows, optimizer, correction, stage)
+        theirs = losses(rows, base or optimizer, "alone", stage)
+        return over_seeds(np.subtract(*ours.paired(theirs, "value")))
+
+    return measure
+
+
+def kappa_change(optimizer: str, correction: str, base: str = "") -> Measure:
+    """The largest log kappa of the blocks, less that of the optimizer alone, seed by seed."""
+
+    def measure(rows: Table) -> Estimate:
+        arms = kappas(rows, optimizer, correction), kappas(rows, base or optimizer, "alone")
+        seeds = sorted(arms[0].keys() | arms[1].keys())
+        largest = [[arm[k].max() if k in arm else math.nan for k in seeds] for arm in arms]
+        return over_seeds(np.array(largest[0]) - np.array(largest[1]))
+
+    return measure
+
+
+def kappa_with_loss(rows: Table, optimizers: Sequence[str] = OPTIMIZERS) -> float:
+    """The rank correlation, over the arms, of the blocks' median log kappa and the loss.
+
+    Each arm is one point, the mean over its seeds. Arms are chosen, no sample of anything: there is
+    no interval.
+    """
+    arms = [arm for arm in ARMS if arm[0] in optimizers]
+    kappa = [np.mean([np.median(v) for v in kappas(rows, *arm).values()]) for arm in arms]
+    loss = [losses(rows, *arm).values("value").mean() for arm in arms]
+    return rank_correlation(kappa, loss).value
+
+
+def beyond_random(rows: Table) -> Estimate:
+    """The excess of the square matrices' log kappa over a Gaussian matrix's, AdamW alone."""
+    kinds = ("query", "key", "value", "output")
+    width = int(select(rows, stage="compare").rows["width"].to_pylist()[0])
+    null = GaussianNull(width, width).log_condition_number
+    return over_seeds(
+        [np.median(v) - null for v in kappas(rows, "AdamW", "alone", kinds).values()], "excess"
+    )
+
+
+# --- warmup and spikes ----------------------------------------------------------------------------
+
+
+def unstable_runs(rows: Table) -> list[Table]:
+    """Separate the runs at rates that are too high."""
+    parts = [select(rows, stage="warmup")]
+    for column in ("optimizer", "rate", "warmup", "seed"):
+        parts = [part for whole in parts for part in whole.by(column).values()]
+    return parts
+
+
+def predicted_by(predictor: str) -> Measure:
+    """The share of windows before a spike that a predictor tells from others of the same run."""
+
+    def measure(rows: Table) -> Estimate:
+        pairs_by_seed: dict[int, list[tuple[float, int]]] = {}
+        for run in unstable_runs(rows):
+            values, spike_follows = predictions(run)
+            pairs = warning_pairs(values[predictor], spike_follows)
+            pairs_by_seed.setdefault(run.rows["seed"][0].as_py(), []).append(pairs)
+        return area(pairs_by_seed)
+
+    return measure
+
+
+def runs_by_warmup(rows: Table) -> list[dict[bool, Table]]:
+    """Take each optimizer's runs at the lower of the rates that are too high, by warmup."""
+    optimizers = select(rows, stage="warmup").by("optimizer").values()
+    lower = [next(iter(runs.by("rate").values())).by("warmup") for runs in optimizers]
+    return [dict(zip((False, True), runs.values(), strict=False)) for runs in lower]
+
+
+def warmup_change(component: str, summary: Callable[[Floats], float]) -> Measure:
+    """The difference that warmup makes, seed by seed, as the mean over both optimizers.
+
+    They share start and batches: sixteen differences would not be independent.
+    """
+
+    def measure(rows: Table) -> Estimate:
+        optimizers = runs_by_warmup(rows)
+
+        def mean(warm: bool, seed: int) -> float:
+            runs = (by[warm].where(seed=seed, component=component) for by in optimizers)
+            return float(np.mean([summary(run.values("value")) for run in runs]))
+
+        seeds = sorted(select(rows, stage="warmup").by("seed"))
+        return paired_difference(*([mean(warm, k) for k in seeds] for warm in (True, False)))
+
+    return measure
+
+
+def share_with(component: str, warm: bool) -> Measure:
+    """The share of runs, with warmup or without, in which something happened."""
+
+    def measure(rows: Table) -> Estimate:
+        parts = [by[warm].where(component=component) for by in runs_by_warmup(rows)]
+        happened = [
+            bool(run.values("value").any()) for part in parts for run in part.by("seed").values()
+        ]
+        return proportion(sum(happened), len(happened))
+
+    return measure
+
+
+def largest_finite(values: Floats) -> float:
+    """The largest of the values that are finite."""
+    return float(np.max(values[np.isfinite(values)], initial=-math.inf))
+
+
+# --- claims ---------------------------------------------------------------------------------------
+
+
+def lowers_loss(correction: str, sentence: str, source: str, *lessons: str) -> Claim:
+    """Claim that a correction lowers the loss under both optimizers; undecided, it teaches."""
+    return Claim(
+        f"gpt.{correction}",
+        f"{sentence} lowers the validation loss of a language model, under AdamW and under Muon.",
+        source,
+        measures={
+            "adamw": loss_change("AdamW", correction),
+            "muon": loss_change("Muon", correction),
+        },
+        expect={"adamw": Below(0), "muon": Below(0)},
+        explain="At its best rate the loss is {adamw:+.4f} nats a character different from AdamW's "
+        "alone at its own best, and {muon:+.4f} from Muon's (paired seeds, n = {adamw.n}; "
+        "Student's intervals).",
+        answers=("Section 4, layer types",),
+        teaches={"no lower loss": "undecided", **dict.fromkeys(lessons, "undecided")},
+    )
+
+
+CLAIMS = (
+    lowers_loss("multipliers", "A factor for every row and column", "Velikanov et al. 2026; P 5.2"),
+    lowers_loss("penalty", "A penalty on kappa", "P 4.4, 5.2", "kappa without gain"),
+    lowers_loss(
+        "hybrid", "Hybrid, multipliers with a penalty on kappa,", "S (prescription); P 5.2"
+    ),
+    lowers_loss("bound", "A bound on kappa", "R W1(b)", "kappa without gain"),
+    Claim(
+        "gpt.kappa-controlled",
+        "Penalty, Hybrid and bound lower the largest kappa of a language model's matrices.",
+        "S (prescription); P 4.4",
+        measures={
+            **{name: kappa_change("AdamW", name) for name in REMEDIES},
+            "muon": kappa_change("Muon", "alone", base="AdamW"),
+        },
+        expect={"penalty": Below(0), "hybrid": Below(0), "bound": Below(0)},
+        explain="Under AdamW the largest log kappa of the blocks changes by {penalty:+.2f} with "
+        "the penalty, by {hybrid:+.2f} with Hybrid and by {bound:+.2f} with the bound "
+        "(n = {penalty.n} seeds), each at its own best rate; by {multipliers:+.2f} with "
+        "multipliers, and by {muon:+.2f} with Muon in place of AdamW.",
+        answers=("Section 4, layer types",),
+        teaches={"kappa without gain": "holds"},
+    ),
+    Claim(
+        "gpt.exploded",
+        "Training leaves a transformer's matrices far worse conditioned, by ten times or more, "
+        "than random matrices of their shape.",
+        "P 5.1; S (prognosis)",
+        measures={"excess": beyond_random},
+        expect={"excess": Above(math.log(10))},
+        explain="With AdamW alone the median log kappa of the square matrices in the blocks is "
+        "{excess:+.2f} beyond the expectation for Gaussian ones (ten times would be +2.30; "
+        "n = {excess.n} seeds). Heads can trade shape between query and key, value and output: "
+        "the table has the products, where they cannot.",
+        answers=("W1(b)",),
+        teaches={"no explosion": "fails"},
+    ),
+    Claim(
+        "gpt.prognosis",
+        "Kappa leads loss spikes: it rises before them.",
+        "S (prognosis)",
+        measures={name: predicted_by(name) for name in ("kappa", "gradient", "loss")},
+        expect={"kappa": Above(0.5)},
+        explain="Windows of 10 steps before a spike are told from others of the same run, in a "
+        "share of pairs, {kappa:.2f} by the rise of log kappa, {gradient:.2f} by the gradient "
+        "norm, {loss:.2f} by the rise of the loss (0.5 is guessing; n = {kappa.n} seeds with "
+        "spikes, of runs at rates that are too high, most of which never learned much).",
+        answers=("W1(b)",),
+    ),
+    Claim(
+        "gpt.warmup",
+        "With warmup kappa stays lower and training at a high rate goes better.",
+        "P 5.1; S (prognosis)",
+        measures={
+            "highest": warmup_change(HIGHEST, largest_finite),
+            "final": warmup_change("final_loss", lambda values: float(values[0])),
+            "cold_diverged": share_with("diverged", warm=False),
+            "warm_diverged": share_with("diverged", warm=True),
+            "cold_spiked": share_with("spikes", warm=False),
+            "warm_spiked": share_with("spikes", warm=True),
+        },
+        expect={"highest": Below(0), "final": Below(0)},
+        explain="At 8 times the best rates the highest log kappa of a run changes by "
+        "{highest:+.2f} with warmup, and the loss of the last 20 steps by {final:+.3f} (medians of "
+        "{highest.n} seeds); of the runs without warmup {cold_diverged:.2f} diverge and "
+        "{cold_spiked:.2f} spike, with it {warm_diverged:.2f} and {warm_spiked:.2f}.",
+        answers=("W1(b)",),
+    ),
+    Claim(
+        "gpt.larger",
+        "The correction that looks best in tuning, Hybrid aside, lowers the loss of a larger model "
+        "as well.",
+        "R W1(b)",
+        measures={
+            "best": lambda rows: loss_change("AdamW", best_correction(rows), "confirm")(rows),
+            "hybrid": loss_change("AdamW", "hybrid", "confirm"),
+            "muon": loss_change("Muon", "alone", "confirm", base="AdamW"),
+        },
+        expect={"best": Below(0)},
+        explain="With 4 layers of width 128 its loss differs by {best:+.4f} from AdamW's alone "
+        "(n = {best.n} seeds), Hybrid's by {hybrid:+.4f}, and Muon's alone by {muon:+.4f}.",
+        answers=("W1(b)",),
+    ),
+)

@@ -1,0 +1,40 @@
+"""The arms that are compared, and the learning rate that tuning finds for each.
+
+An arm is an optimizer with a correction, or alone. Every arm is tuned at the same number of rates.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from kappascope.lab.measures import select
+from kappascope.lab.table import Table
+
+OPTIMIZERS = ("AdamW", "Muon")
+REMEDIES = ("multipliers", "penalty", "hybrid", "bound")
+ARMS = tuple((o, c) for o in OPTIMIZERS for c in ("alone", *REMEDIES))
+LOSS = "validation_loss"
+
+
+def losses_by_rate(rows: Table, optimizer: str, correction: str) -> dict[float, float]:
+    """The validation loss of an arm at every rate that was tried; infinite if it diverged."""
+    arm = {"stage": "tune", "optimizer": optimizer, "correction": correction}
+    rates = select(rows, **arm, component=LOSS).by("rate").items()
+    return {
+        rate: float(np.nan_to_num(trials.values("value")[0], nan=math.inf))
+        for rate, trials in rates
+    }
+
+
+def best_rate(rows: Table, optimizer: str, correction: str) -> float:
+    """The rate with the lowest validation loss; of two alike, the lower rate."""
+    losses = losses_by_rate(rows, optimizer, correction)
+    return min(losses, key=lambda rate: (losses[rate], rate))
+
+
+def best_correction(rows: Table) -> str:
+    """The correction, Hybrid aside, with the lowest tuned loss under AdamW."""
+    others = [name for name in REMEDIES if name != "hybrid"]
+    return min(others, key=lambda name: min(losses_by_rate(rows, "AdamW", name).values()))

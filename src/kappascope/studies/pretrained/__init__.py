@@ -1,0 +1,1 @@
+"""Study of checkpoints that other people trained."""

@@ -1,0 +1,1 @@
+"""Study of students that learn a teacher network whose weights are known."""

@@ -1,0 +1,1 @@
+"""Worker processes that may hang or die, and files that are whole or absent."""

@@ -1,1 +1,0 @@
-"""How models name, join and lay out their weights."""

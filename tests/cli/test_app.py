@@ -1,0 +1,102 @@
+"""The application: help, refusals of wrong usage, and commands that are found."""
+
+import errno
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from kappascope.cli import app
+from kappascope.system.workers import Processes
+from tiny_runs import COMMAND
+
+
+def test_help_and_version_load_nothing_heavy() -> None:
+    code = """
+import sys
+from kappascope.cli import app
+assert app.run(["--help"]) == app.run(["--version"]) == app.run(["reproduce", "--help"]) == 0
+assert not {"torch", "numpy", "scipy", "pyarrow", "matplotlib"} & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "reproduce" in done.stdout
+
+
+def test_without_a_command_there_is_help(run) -> None:
+    code, output, errors = run()
+    assert (code, errors) == (0, "")
+    assert "reproduce" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["nothing"], 4, "nothing"),
+        (["reproduce", "--nothing"], 4, "--nothing"),
+        (["reproduce", "one"], 4, "one"),
+        (["reproduce", "12"], 4, "experiment 12: there is none (choose from 1, 2, 3)"),
+        (["reproduce", "--trials", "0"], 4, "--trials"),
+        (["reproduce", "--jobs", "-1"], 4, "--jobs"),
+        (["reproduce", "--jobs", "many"], 4, "--jobs"),
+        (["reproduce", "--out"], 4, "--out"),
+        (["reproduce", "--out", ""], 4, "expected a folder, got nothing"),
+        (["reproduce", "--out", "/dev/null"], 4, "/dev/null: is a file"),
+        (["reproduce", "--out", "/proc/none"], 5, "cannot be written"),
+        (["reproduce", "\x1b[31m\n\r\u202e" + "x" * 500], 4, "(see kappascope reproduce --help)"),
+        (["study", "--bad"], 4, "(see kappascope study --help)"),
+        (["study", "none"], 4, "study none: there is none (choose from toy, lasting)"),
+        (["study", "toy", "--text", "/nowhere"], 2, "/nowhere"),
+        (["study", "toy", "--text", __file__], 4, "reads no text"),
+        (["verify", "/nowhere"], 2, "/nowhere: holds no results"),
+    ],
+)
+def test_a_refusal_is_one_short_line(run, arguments, code, words) -> None:
+    found, output, errors = run(*arguments)
+    assert (found, output) == (code, "")
+    assert errors.startswith("kappascope: error: ") and words in errors
+    assert errors.endswith(")\n") and errors[:-1].isprintable() and len(errors) <= 241
+
+
+def test_who_stops_reading_is_no_error() -> None:
+    command = f"{shlex.join(COMMAND)} reproduce --help | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+def test_a_command_is_a_file_with_a_function_of_its_name(run) -> None:
+    folder = Path(app.__file__).parent
+    files = {path.stem for path in folder.glob("[a-z]*.py")} - {"app"}
+    assert set(app.command_names()) == files
+    for name in files:
+        assert run(name, "--help")[0] == 0
+
+
+def test_a_broken_pipe_inside_a_command_is_an_error(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr(Processes, "warm", broken)
+    code, output, errors = run("diagnose", "x.pt")
+    assert (code, output) == (5, "") and errors.count("\n") == 1 and "Broken pipe" in errors
+
+
+def closed(redirection: str, model: Path) -> tuple[str, str]:
+    """The exit code and what is printed where the shell closes streams; -OO drops docstrings."""
+    command = shlex.join([sys.executable, "-OO", "-m", "kappascope", "diagnose", str(model)])
+    shell = ["bash", "-c", f"{command} --json {redirection}; echo code $?"]
+    done = subprocess.run(shell, capture_output=True, text=True, check=False)
+    return done.stdout, done.stderr
+
+
+def test_closed_streams_are_no_traceback(tmp_path: Path) -> None:
+    torch.save({"weight": torch.eye(3)}, tmp_path / "model.pt")
+    output, errors = closed("2>&-", tmp_path / "model.pt")
+    document, code = output.splitlines()
+    assert json.loads(document)["summary"]["analysed"] == 1 and (code, errors) == ("code 0", "")
+    output, errors = closed(">&-", tmp_path / "model.pt")
+    assert output == "code 5\n" and errors.count("\n") == 1 and "standard output" in errors

@@ -1,0 +1,59 @@
+"""Errors become one line, signals an exit code."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kappascope.cli import app
+from kappascope.lab import experiment, report
+
+
+def test_an_unforeseen_error_is_one_line_and_a_traceback_only_on_demand(
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "files", lambda *_: 1 / 0)
+    for arguments, lines in ((), 1), (("--debug",), 6):
+        code, _, errors = run("reproduce", 1, "--quick", "--jobs", 0, "--out", tmp_path, *arguments)
+        assert code == 5
+        assert len(errors.splitlines()) >= lines
+        assert ("Traceback" in errors) == (lines > 1)
+        assert "ZeroDivisionError" in errors.splitlines()[-1]
+
+
+def test_an_interrupt_that_a_library_turns_into_another_error_is_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loading() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except BaseException as error:
+            raise RecursionError("half loaded") from error
+
+    monkeypatch.setattr(experiment, "discover", loading)
+    assert app.run(["reproduce", "1"]) == 130
+    assert "stopped early" in capsys.readouterr().err
+
+
+def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
+    code = """
+import time
+from kappascope.cli import _errors
+with _errors.signals():
+    try:
+        print("ready", flush=True)
+        time.sleep(60)
+    except _errors.Interrupted:
+        print("closing", flush=True)
+        time.sleep(60)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+    ) as process:
+        for line in process.stdout or ():
+            assert line in ("ready\n", "closing\n")
+            process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130

@@ -1,0 +1,463 @@
+"""Rules: what is ill is found and named, what is fresh is left in peace, and snippets run."""
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fresh_models import FAMILIES, examined, multiplied
+from kappascope.clinic import SEVERITIES, rules
+from kappascope.clinic.remedies import LEFT_ALONE, is_left_alone
+from kappascope.clinic.row import Examination, Finding, Spread, examine
+from kappascope.clinic.rules import (
+    MODEL_RULES,
+    RULES,
+    Judgement,
+    Measurements,
+    Symptom,
+    findings,
+    is_fresh,
+    judgement,
+    usual_distance,
+)
+from kappascope.model.attention import Product
+from kappascope.model.chains import Chain, chain
+from kappascope.model.skipped import Reason, ReasonKind, Skipped, unreadable
+from kappascope.theory import GaussianNull
+
+HEADS = {"hidden_size": 64, "num_attention_heads": 4}
+
+
+def gaussian(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def with_values(values: Tensor, rows: int, columns: int) -> Tensor:
+    u, _, vt = torch.linalg.svd(gaussian(rows, columns), full_matrices=False)
+    return (u * values) @ vt
+
+
+def trained(rows: int = 96, columns: int = 64) -> Tensor:
+    """A spectrum that chance does not give, and nothing else remarkable."""
+    values = torch.linspace(3, 0.5, min(rows, columns), dtype=torch.float64)
+    return with_values(values, rows, columns)
+
+
+def changed(change: Callable[[Tensor], object], matrix: Tensor | None = None) -> Tensor:
+    result = (trained() if matrix is None else matrix).clone()
+    change(result)
+    return result
+
+
+def sick(matrix: Tensor, kind: str = "up", name: str = "ill.weight") -> tuple[Finding, ...]:
+    """The findings of a matrix among healthy, trained ones."""
+    healthy = [examine(f"{i}.weight", trained(80 + i)) for i in range(3)]
+    rows = [*healthy, replace(examine(name, matrix), kind=kind)]
+    return tuple(one for one in findings(rows) if one.subject == name)
+
+
+def severities(found: tuple[Finding, ...]) -> dict[str, str]:
+    return {one.rule: one.severity for one in found}
+
+
+def ill_square() -> Tensor:
+    values = torch.ones(64, dtype=torch.float64)
+    values[-1] = 1e-11
+    return with_values(values, 64, 64)
+
+
+# Of each rule for a matrix, one that it is about, and what it must say.
+ILL: dict[str, tuple[Callable[[], Tensor], str]] = {
+    "non-finite": (lambda: changed(lambda w: w[3, 4].fill_(math.nan)), "critical"),
+    "zero": (lambda: torch.zeros(40, 30), "warning"),
+    "dead-rows": (lambda: changed(lambda w: w[2:5].zero_()), "warning"),
+    "dead-columns": (lambda: changed(lambda w: w[:, 7].zero_()), "warning"),
+    "outlier-rows": (lambda: changed(lambda w: w[7].mul_(30)), "warning"),
+    "outlier-columns": (lambda: changed(lambda w: w[:, 7].mul_(30)), "warning"),
+    "uneven-norms": (lambda: trained() * (1.5 * gaussian(96, 1)).exp(), "warning"),
+    "ill-conditioned": (ill_square, "warning"),
+    "unresolved": (lambda: gaussian(200, 200).bfloat16(), "info"),
+    "rank-deficient": (lambda: gaussian(60, 5) @ gaussian(5, 40), "warning"),
+    "untrained": (lambda: gaussian(100, 64), "info"),
+}
+
+
+def test_every_rule_has_an_example() -> None:
+    assert set(ILL) == set(RULES)
+    assert set(MODEL_RULES) == {"non-finite", "duplicates", "exploding-product"}
+
+
+@pytest.mark.parametrize("rule", ILL)
+def test_what_is_ill_is_found(rule: str) -> None:
+    matrix, severity = ILL[rule]
+    found = {one.rule: one for one in sick(matrix())}
+    assert found[rule].severity == severity
+    assert found[rule].evidence and found[rule].advice
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
+def test_every_rule_tells_its_reason(rule: Callable[..., object]) -> None:
+    assert rule.__doc__
+
+
+def test_a_healthy_trained_matrix_has_no_findings() -> None:
+    assert not sick(trained())
+
+
+def test_the_worst_comes_first() -> None:
+    rows = [examine(name, make()) for name, (make, _) in ILL.items()]
+    ranks = [SEVERITIES.index(one.severity) for one in findings(rows)]
+    assert ranks == sorted(ranks, reverse=True) and ranks[0] == 2
+
+
+def test_no_matrices_have_no_findings() -> None:
+    assert findings([]) == ()
+
+
+def taught(steps: int) -> nn.Sequential:
+    """A small network that has learned something, if it was given the time."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(48, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 48)
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(steps):
+        x = torch.randn(32, 48)
+        optimizer.zero_grad()
+        (model(x) - x.roll(1, 1).sign()).square().mean().backward()
+        optimizer.step()
+    return model
+
+
+def test_training_that_the_spectrum_hides_shows_in_the_entries() -> None:
+    counts = [sum(map(is_fresh, examined(taught(steps)))) for steps in (0, 20)]
+    assert counts[0] == 3 and counts[1] <= 1
+
+
+def test_what_moved_from_the_reference_is_not_untrained() -> None:
+    row = examine("w", gaussian(64, 64), reference=gaussian(64, 64, seed=1))
+    assert is_fresh(examine("w", gaussian(64, 64))) and not is_fresh(row)
+
+
+def test_a_layer_of_zeros_is_a_warning_once_the_others_are_trained() -> None:
+    for steps, severity in ((0, "info"), (20, "warning")):
+        model = taught(steps)
+        model[2].weight.data.zero_()
+        told = {
+            one.rule: one.severity for one in findings(examined(model)) if one.subject == "2.weight"
+        }
+        assert told["zero"] == severity
+
+
+# --- false alarms ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("form", ["module", "state dict"])
+def test_a_fresh_model_is_not_ill(name: str, form: str) -> None:
+    torch.manual_seed(20)
+    model = FAMILIES[name]()
+    source = model if form == "module" else dict(model.state_dict())
+    found = findings(examined(source), *multiplied(source, HEADS))
+    assert [one for one in found if one.severity != "info"] == []
+
+
+@pytest.mark.parametrize(
+    ("count", "dtype"), [(1000, torch.float32), (300, torch.bfloat16), (300, torch.float16)]
+)
+def test_a_fresh_model_of_many_matrices_is_not_ill(count: int, dtype: torch.dtype) -> None:
+    # the shapes whose kappa, norms and ranks vary most
+    shapes = [(2, 2), (3, 3), (1, 9), (500, 1), (400, 2), (8, 8), (16, 16), (24, 25), (5, 40)]
+    rows = []
+    for i in range(count):
+        height, width = shapes[i % len(shapes)]
+        matrix = torch.empty(height, width)
+        make = nn.init.normal_ if i % 2 else nn.init.uniform_
+        random = torch.Generator().manual_seed(i)
+        rows.append(examine(f"{i}.weight", make(matrix, -0.5, 0.5, generator=random).to(dtype)))
+    assert [one for one in findings(rows) if one.severity != "info"] == []
+
+
+@pytest.mark.parametrize("shape", [(5, 1), (9, 1), (6, 2), (1, 5)])
+def test_a_short_median_of_few_norms_is_no_outlier(shape: tuple[int, int]) -> None:
+    # of five normal numbers the largest is ten times the median in one of a hundred matrices
+    drawn = [examine(f"{i}.weight", gaussian(*shape, seed=i)) for i in range(400)]
+    assert [one for one in findings(drawn) if one.severity != "info"] == []
+
+
+def test_a_fresh_model_looks_fresh() -> None:
+    torch.manual_seed(3)
+    rows = examined(FAMILIES["gpt"]())
+    large = [row for row in rows if min(row.shape) >= 32]
+    assert sum(map(is_fresh, large)) >= 0.99 * len(large)
+
+
+@pytest.mark.parametrize("shape", [(32, 32), (40, 400), (128, 96)])
+def test_fresh_spectra_stay_below_the_usual_distance(shape: tuple[int, int]) -> None:
+    rows = [examine("w", gaussian(*shape, seed=seed)) for seed in range(100)]
+    beyond = sum(row.null_distance > usual_distance(row) for row in rows)
+    assert beyond <= 2  # one in a thousand
+
+
+def test_little_training_shows() -> None:
+    weight = gaussian(256, 256) / 16
+    weight += 0.1 * torch.outer(*gaussian(2, 256)) / 16  # one direction, a tenth of the norm
+    assert not is_fresh(examine("w", weight))
+
+
+# --- what is expected in one place and not in another ---------------------------------------------
+
+
+@pytest.mark.parametrize("rule", sorted(set(ILL) - {"non-finite"}))
+def test_what_is_left_alone_alarms_nobody(rule: str) -> None:
+    for kind in LEFT_ALONE:
+        found = sick(ILL[rule][0](), kind=kind)
+        assert {one.severity for one in found} == {"info"}
+        assert all(one.correction is None and not one.snippet for one in found)
+
+
+def test_a_mask_may_be_infinite_and_a_weight_may_not() -> None:
+    mask = torch.zeros(4, 4).masked_fill(torch.ones(4, 4).triu(1) > 0, -math.inf)
+    assert severities(sick(mask, name="attn.causal_mask")) == {"non-finite": "info"}
+    assert severities(sick(mask)) == {"non-finite": "critical"}
+    for name in ("mask_decoder.weight", "mask_embed", "unmask"):
+        assert severities(sick(mask, name=name)) == {"non-finite": "critical"}
+    mask[0, 0] = math.nan
+    assert severities(sick(mask, name="attn.causal_mask")) == {"non-finite": "critical"}
+
+
+def test_a_triangle_of_ones_is_a_table() -> None:
+    found = sick(torch.ones(256, 256).tril(), kind="other")
+    assert found and {one.severity for one in found} == {"info"}
+
+
+def test_a_padding_row_is_expected_in_a_table_of_unknown_name() -> None:
+    table = changed(lambda w: w[0].zero_(), trained(200, 32))
+    assert severities(sick(table, kind="other")) == {"dead-rows": "info"}
+    assert severities(sick(table, kind="up")) == {"dead-rows": "warning"}
+
+
+def test_equal_rows_are_a_table_only_where_the_name_tells_nothing() -> None:
+    rates = torch.arange(1.0, 17).repeat(96, 1)
+    assert severities(sick(rates, kind="other"))["rank-deficient"] == "info"
+    assert severities(sick(rates, kind="up"))["rank-deficient"] == "warning"
+
+
+def test_a_zero_matrix_is_expected_among_fresh_ones() -> None:
+    fresh = [examine(f"{i}.weight", gaussian(64, 64, seed=i)) for i in range(3)]
+    found = findings([*fresh, examine("zero", torch.zeros(64, 64))])
+    assert {one.severity for one in found if one.rule == "zero"} == {"info"}
+
+
+def test_dead_rows_are_not_told_again_as_rank_or_dispersion() -> None:
+    half = changed(lambda w: w[:40].zero_(), trained(64, 64))
+    assert severities(sick(half)) == {"dead-rows": "warning"}
+
+
+def test_scale_and_shape_together_get_the_hybrid() -> None:
+    values = torch.ones(32, dtype=torch.float64)
+    values[-4:] = 1e-4
+    both = with_values(values, 400, 32)
+    found = {one.rule: one for one in sick(both * (1.5 * gaussian(400, 1)).exp())}
+    assert found["ill-conditioned"].correction == "Hybrid"
+
+
+def test_what_is_told_of_kappa_and_of_rank_is_one_story() -> None:
+    values = torch.logspace(0, -12, 64, dtype=torch.float64)
+    found = {one.rule: one for one in sick(with_values(values, 64, 64).float())}
+    assert found["rank-deficient"].snippet == found["ill-conditioned"].snippet
+    (low,) = re.findall(r"kappa, at least (\S+),", found["ill-conditioned"].evidence)
+    assert low in found["unresolved"].evidence
+    assert "do not act" not in found["unresolved"].advice
+
+
+def test_kappa_that_is_not_known_is_not_treated_for_a_trifle() -> None:
+    row = examine("up.weight", with_values(torch.linspace(1, 1e-7, 64).double(), 64, 300))
+    low = 20 * math.exp(GaussianNull(64, 300).log_condition_number)  # remarkable, not grave
+    open_ = replace(row, condition_number_low=low, condition_number_high=None, resolved=False)
+    found = {one.rule: one for one in findings([open_])}
+    assert (found["ill-conditioned"].severity, found["ill-conditioned"].snippet) == ("info", "")
+    assert found["unresolved"].severity == "warning"
+
+
+def test_a_square_matrix_needs_far_more_kappa_than_a_wide_one() -> None:
+    def judged(rows: int, columns: int) -> dict[str, str]:
+        values = torch.linspace(1, 0.9, 64, dtype=torch.float64)
+        values[-1] = 1e-4
+        return severities(sick(with_values(values, rows, columns)))
+
+    assert judged(64, 400)["ill-conditioned"] == "warning"
+    assert "ill-conditioned" not in judged(64, 64)  # kappa 1e4, as chance gives in 1 of 100
+
+
+def test_bonferroni_shares_the_chance_among_all_matrices() -> None:
+    row = examine("w", with_values(torch.tensor([1.0] * 63 + [1e-6]), 64, 64))
+    alone = {one.rule for one in findings([row])}
+    many = findings([row, *(examine(f"{i}", trained()) for i in range(200))])
+    assert "ill-conditioned" in alone
+    assert "ill-conditioned" not in {one.rule for one in many}
+
+
+def test_rounding_that_may_explain_kappa_is_a_warning() -> None:
+    values = torch.linspace(1, 0.5, 64, dtype=torch.float64)
+    values[-1] = 1e-9
+    row = examine("w", with_values(values, 64, 300).float())
+    rounded = replace(row, condition_number_low=5.0, condition_number_high=None, resolved=False,
+                      storage="bfloat16")  # fmt: skip
+    assert severities(findings([rounded])) == {"unresolved": "warning"}
+
+
+def test_nothing_known_is_nothing_found() -> None:
+    assert (
+        findings([Examination("w", (30, 20), "float32", "failed: outside float64's range")]) == ()
+    )
+    bare = Examination("w", (30, 20), "float32", "ok", row_norms=Spread(0.0, 0.0, 0.0, None))
+    assert findings([bare]) == ()
+
+
+def test_without_a_full_spectrum_rules_still_work() -> None:
+    row = examine("w", ill_square(), spectrum="none")
+    assert severities(findings([row]))["ill-conditioned"] == "warning"
+
+
+# --- the model ------------------------------------------------------------------------------------
+
+
+def test_a_vector_that_is_not_finite_is_critical_and_one_that_is_lost_is_no_finding() -> None:
+    bad = Skipped("ln.bias", Reason(ReasonKind.NON_FINITE, "non-finite (1 of 8), first at [2]"))
+    (found,) = findings(
+        [], unsound=[bad, Skipped("ln.weight", unreadable("cannot be read: truncated"))]
+    )
+    assert (found.rule, found.severity, found.subject) == ("non-finite", "critical", "ln.bias")
+    assert found.evidence == str(bad.reason)
+
+
+def test_equal_matrices_are_told_once() -> None:
+    rows = [examine(f"layers.{i}.weight", trained()) for i in range(5)]
+    (one,) = findings(rows)
+    assert (one.rule, one.severity, one.subject) == ("duplicates", "info", "layers.0.weight")
+    assert one.evidence.endswith("layers.1.weight, layers.2.weight, layers.3.weight and 1 more")
+
+
+def head(kappa: float, size: int = 16) -> Product:
+    values = (1.0,) * (size - 1) + (1 / kappa,)
+    return Product("attn", "QK", None, (64, 64), values, kappa, "ok", head=0)
+
+
+def test_a_product_explodes_beyond_what_random_factors_do() -> None:
+    assert not findings([], [head(20.0)])
+    assert [one.severity for one in findings([], [head(100.0)])] == ["info"]
+    assert [one.severity for one in findings([], [head(1e5)])] == ["warning"]
+    assert [one.severity for one in findings([], [head(math.inf)])] == ["warning"]
+
+
+def test_the_factors_of_a_product_are_named() -> None:
+    names = ("attn.q_proj.weight", "attn.k_proj.weight", "attn.v_proj.weight")
+    kinds = ("query", "key", "value")
+    rows = [
+        replace(examine(n, trained(64 + i)), kind=k)
+        for i, (n, k) in enumerate(zip(names, kinds, strict=True))
+    ]
+    (one,) = findings(rows, [head(1e5)])
+    assert (one.subject, one.correction) == ("attn[qk.0]", "SpectralPenalty")
+    assert "where=['attn.q_proj.weight', 'attn.k_proj.weight']" in one.snippet
+
+
+def chained(*digits: float) -> dict[str, str]:
+    """What is said of layers of these kappas (as powers of ten), narrow in the middle."""
+    first, second = (torch.logspace(0, -d, 32, dtype=torch.float64) for d in digits)
+    layers = [("0.weight", with_values(first, 32, 200)), ("1.weight", with_values(second, 200, 32))]
+    return severities(findings([examine(*layer) for layer in layers], (), [chain(layers)]))
+
+
+def test_a_chain_explodes_where_each_of_its_layers_passes() -> None:
+    assert "exploding-product" not in chained(0.3, 0.3)
+    assert chained(1.8, 1.8)["exploding-product"] == "warning"
+    assert chained(1.8, 1.8)["ill-conditioned"] == "info"
+
+
+def test_a_chain_with_a_singular_member_is_not_told_again() -> None:
+    flat = [("0.weight", trained(64, 96)), ("1.weight", gaussian(40, 1) @ gaussian(1, 64))]
+    found = findings([examine(*layer) for layer in flat], (), [chain(flat)])
+    assert "rank-deficient" in severities(found)
+    assert "exploding-product" not in severities(found)
+
+
+def test_large_numbers_are_written_as_a_reader_writes_them() -> None:
+    weight = torch.diag(torch.logspace(0, -7, 64, dtype=torch.float64))
+    (found,) = [
+        one for one in findings([examine("up.weight", weight)]) if one.rule == "ill-conditioned"
+    ]
+    assert "kappa 1.00×10⁷ is beyond chance: at least " in found.evidence
+    assert "e+" not in found.evidence
+
+
+# --- rules that fail ------------------------------------------------------------------------------
+
+
+def broken(*args: object) -> NoReturn:
+    raise OverflowError("math range error")
+
+
+def test_a_rule_that_fails_costs_only_what_it_would_have_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def on_one(row: Examination, model: Measurements) -> Symptom | None:
+        return broken() if row.name == "b" else None
+
+    rows = tuple(examine(name, changed(lambda w: w[2:5].zero_())) for name in "abc")
+    whole = findings(rows)
+    monkeypatch.setitem(RULES, "fragile", on_one)
+    found = judgement(Measurements(rows))
+    assert found.findings == whole and len(whole) >= 3
+    reason = "the rule fragile failed: OverflowError: math range error"
+    assert [(one.name, str(one.reason)) for one in found.failed] == [("b", reason)]
+
+
+@pytest.mark.parametrize("ask", [broken, lambda model: map(broken, [model])])
+def test_a_rule_of_the_model_that_fails_costs_only_what_it_would_have_said(
+    ask: Callable[..., Iterator[Symptom]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = (examine("a", torch.zeros(40, 30)), examine("b", trained()))
+    whole = findings(rows)
+    monkeypatch.setitem(MODEL_RULES, "fragile", ask)
+    found = judgement(Measurements(rows))
+    assert found.findings == whole != ()
+    assert [one.name for one in found.failed] == ["model"]
+
+
+def test_a_product_that_cannot_be_judged_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    explodes = rules._explodes
+
+    def fragile(it: Product, *args: Any) -> Symptom | None:
+        return broken() if it.head == 0 else explodes(it, *args)
+
+    shape = (64, 64)
+    products = tuple(
+        Product("attn", "QK", 0, shape, tuple(1e-6**k for k in (0, 1)), 1e9, "ok", head=head)
+        for head in range(3)
+    )
+    monkeypatch.setattr(rules, "_explodes", fragile)
+    found = judgement(Measurements((), products))
+    assert [one.subject for one in found.findings] == ["attn[qk.1]", "attn[qk.2]"]
+    assert [one.name for one in found.failed] == ["attn[qk.0]"]
+
+
+@pytest.mark.parametrize("layers", [130, 1000])
+def test_a_chain_of_many_layers_is_judged(layers: int) -> None:
+    widths = (400,) * (layers + 1)
+    long = Chain("a > z", ("a", "z"), widths, None, True, math.inf, "ok")
+    assert judgement(Measurements((), chains=(long,))) == Judgement((), ())
+
+
+@pytest.mark.parametrize("scale", [5e-324, 1e-300, 1e-160, 1e154, 1e300])
+def test_a_matrix_of_any_scale_is_judged(scale: float) -> None:
+    weight = changed(lambda w: w[2:5].zero_()).double() * scale
+    row = examine("w", weight)
+    assert not judgement(Measurements((row,))).failed
+    assert not is_left_alone(row)

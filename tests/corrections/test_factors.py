@@ -1,0 +1,171 @@
+"""Factors follow the learning rate of their weight, and can be left out of clips."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW
+
+from correction_examples import EXAMPLES, MERGED, attached, inputs, perceptron, steps
+from kappascope.corrections import (
+    Hybrid,
+    Multipliers,
+    SingularValueMultipliers,
+)
+
+
+@pytest.mark.parametrize("make", [Multipliers, Hybrid])
+def test_multipliers_can_be_left_out_of_a_clip(make) -> None:
+    free, clipped = perceptron(), perceptron()
+    clipped.load_state_dict(free.state_dict())
+    first, second = SGD(free.parameters(), lr=0.05), SGD(clipped.parameters(), lr=0.05)
+    make().attach(free, first)
+    handle = make().attach(clipped, second)
+    for model in (free, clipped):
+        model(100 * inputs(model)).square().mean().backward()
+    with handle.unclipped():
+        norm = nn.utils.clip_grad_norm_(clipped.parameters(), 0.1)
+    assert norm > 1
+    first.step()
+    second.step()
+    rows = [m[0].parametrizations.weight[0].rows for m in (free, clipped)]
+    torch.testing.assert_close(*rows)
+    assert not torch.equal(rows[0], torch.ones_like(rows[0]))
+    weights = [m[0].parametrizations.weight.original for m in (free, clipped)]
+    assert not torch.allclose(*weights)
+
+
+def after_clips(*clips: Callable[[nn.Module], object], together: bool) -> Tensor:
+    """Factors of rows after a step for which gradients were clipped."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    handle = Multipliers(rate=1.0).attach(model, optimizer)
+    (100 * model(inputs(model)).square().mean()).backward()
+    for some in [clips] if together else [(clip,) for clip in clips]:
+        with handle.unclipped():
+            for clip in some:
+                clip(model)
+    optimizer.step()
+    return model.parametrizations.weight[0].rows.detach()
+
+
+def test_multipliers_are_left_out_of_every_clip() -> None:
+    clips = (
+        lambda model: nn.utils.clip_grad_value_(model.parameters(), 0.5),
+        lambda model: nn.utils.clip_grad_norm_(model.parameters(), 0.1),
+    )
+    free = after_clips(together=True)
+    torch.testing.assert_close(after_clips(*clips, together=True), free)
+    torch.testing.assert_close(after_clips(*clips, together=False), free)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_what_a_clip_took_is_forgotten_with_its_gradient(set_to_none) -> None:
+    model = nn.Linear(4, 3)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    handle = Multipliers(rate=1.0, weight_decay=0.0).attach(model, optimizer)
+    (100 * model(inputs(model)).square().mean()).backward()
+    with handle.unclipped():
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.zero_grad(set_to_none)  # the step is given up
+    model(torch.zeros(2, 4)).sum().backward()
+    optimizer.step()
+    rows = model.parametrizations.weight[0].rows
+    assert torch.equal(rows, torch.ones_like(rows))
+
+
+def test_gradients_may_come_and_go_while_unclipped() -> None:
+    model = perceptron()
+    handle = Multipliers().attach(model, optimizer := SGD(model.parameters()))
+    with handle.unclipped():
+        model(inputs(model)).sum().backward()
+    with handle.unclipped():
+        optimizer.zero_grad()
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_factors_count_in_no_norm_even_if_all_gradients_are_required() -> None:
+    for correction in (Multipliers(), SingularValueMultipliers()):
+        model, _ = attached(correction)
+        model.requires_grad_(True)
+        model(inputs(model)).square().mean().backward()
+        factors = model[0].parametrizations.weight[0].parameters()
+        assert all(factor.grad is None for factor in factors)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (SGD, {"momentum": 0.9}),
+        (SGD, {"momentum": 0.9, "nesterov": True}),
+        (AdamW, {"betas": (0.5, 0.6)}),
+    ],
+)
+def test_factors_move_as_the_group_of_their_weight(kind, settings) -> None:
+    moved = []
+    for by_group in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 3, bias=False)
+        group = {"params": [model.weight], **(settings if by_group else {})}
+        optimizer = kind([group], lr=0.1, **({} if by_group else settings))
+        Multipliers(rate=1.0).attach(model, optimizer)
+        steps(model, optimizer, 5)
+        moved.append(model.parametrizations.weight[0].rows.detach())
+    torch.testing.assert_close(*moved, rtol=0, atol=0)
+
+
+def test_factors_follow_the_users_learning_rate() -> None:
+    model, moved = perceptron(), []
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with Multipliers(weight_decay=0.0).attach(model, optimizer):
+        rows = model[0].parametrizations.weight[0].rows
+        for rate in (0.1, 0.0, 0.2):
+            optimizer.param_groups[0]["lr"] = rate
+            before = rows.clone()
+            steps(model, optimizer)
+            moved.append(float((rows - before).abs().max()))
+    assert moved[0] > 0 and moved[1] == 0 and moved[2] > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("correction", [c for c in EXAMPLES if isinstance(c, MERGED)], ids=repr)
+def test_a_corrected_model_may_change_its_type(correction, dtype) -> None:
+    torch.manual_seed(0)
+    model = perceptron()
+    optimizer = SGD(model.parameters(), lr=0.05)
+    handle = correction.attach(model, optimizer)
+    steps(model, optimizer, 2)
+    merged = handle.plain(model.state_dict())["0.weight"]
+    model.to(dtype)
+    factors = model[0].parametrizations.weight[0].parameters()
+    assert all(factor.dtype in (torch.float32, torch.float64) for factor in factors)
+    torch.testing.assert_close(model[0].weight.detach(), merged.to(dtype), rtol=0.02, atol=0.01)
+    steps(model, optimizer, 2)
+    trained = model(inputs(model))
+    handle.close()
+    assert torch.equal(model(inputs(model)), trained) and model[0].weight.dtype == dtype
+
+
+def test_a_factor_that_is_no_number_is_refused_beside_a_weight_that_is_one() -> None:
+    layer = nn.Linear(3, 3, bias=False)
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1)
+    handle = Multipliers().attach(layer, optimizer)
+    leaf = layer.parametrizations.weight.original
+    leaf.grad = torch.full_like(leaf, 1.0)
+    leaf.grad[0, 0] = torch.inf
+    with handle.unclipped():  # the leaf's gradient is mended, that of its factors is not
+        nn.utils.clip_grad_value_(layer.parameters(), 1.0)
+    with pytest.warns(RuntimeWarning, match="would not be finite"):
+        optimizer.step()
+    assert layer.weight.isfinite().all() and handle.refused == {"weight": 1}
+
+
+def test_factors_of_singular_values_need_finite_weights() -> None:
+    layer = nn.Linear(3, 3)
+    layer.weight.data[0, 0] = torch.inf
+    with pytest.raises(ValueError, match="weight: a matrix that is not finite has no"):
+        SingularValueMultipliers().attach(layer, SGD(layer.parameters(), lr=1.0))
