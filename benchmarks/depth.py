@@ -20,10 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kappascope.lab.networks import DeepLinear
 from kappascope.lab.statistics import median, paired_difference
 from kappascope.lab.tasks import Own, Regression, heterogeneous, start
-from kappascope.lab.training import descend
+from kappascope.lab.training import DeepLinear, descend
 from kappascope.matrix.components import Components
 from kappascope.theory import flow, learning_time, mode_kappa, product
 

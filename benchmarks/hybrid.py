@@ -39,9 +39,8 @@ from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer
 
 from kappascope.corrections import Correction, Hybrid, Multipliers, SpectralPenalty
-from kappascope.lab.networks import Matrix
 from kappascope.lab.tasks import Own, Random, Regression, block_diagonal, heterogeneous, start
-from kappascope.lab.training import last, train
+from kappascope.lab.training import Matrix, last, train
 from kappascope.matrix.components import Components, errors
 from kappascope.theory import GaussianNull
 

@@ -11,14 +11,14 @@ import torch
 
 from kappascope.corrections import Hybrid
 from kappascope.lab.claims import Below, Claim, Printed
-from kappascope.lab.experiment import Batch, Exhibit, Experiment, Setting, Study, grid
+from kappascope.lab.experiment import Exhibit, Experiment, Rows, Setting, Study, grid
 from kappascope.lab.resume import ResumePoint
 from kappascope.lab.statistics import mean, median
 from kappascope.lab.table import Table
 from kappascope.lab.tasks import generator
 
 
-def trials(streams: Any, size: int, pause: float = 0.0) -> Iterator[Batch]:
+def trials(streams: Any, size: int, pause: float = 0.0) -> Iterator[Rows]:
     """Norms of random matrices, after a rest."""
     time.sleep(pause)
     matrix = streams.random().normal(size, size)
@@ -28,7 +28,7 @@ def trials(streams: Any, size: int, pause: float = 0.0) -> Iterator[Batch]:
     yield {"which": "target", "values": matrix.double().norm(dim=-1)}
 
 
-def misfortune(streams: Any, kind: str) -> Iterator[Batch]:
+def misfortune(streams: Any, kind: str) -> Iterator[Rows]:
     """Everything that can happen to a trial."""
     match kind:
         case "raises":
@@ -92,7 +92,7 @@ BAD = Experiment(3, "Bad", "0", "?", grid(kind=KINDS), misfortune, own=2)
 
 def lessons(
     seed: int, resume_point: ResumePoint, stage: str, rate: float, pause: float
-) -> Iterator[Batch]:
+) -> Iterator[Rows]:
     """A layer that learns to double, corrected, with a rest before every step."""
     resume_point.every = 0.0
     data, log = generator("toy", stage, seed), list[dict[str, Any]]()

@@ -36,7 +36,7 @@ from kappascope.matrix.components import Components
 from kappascope.model.attention import Product
 from kappascope.model.chains import Chain
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, acts_beside, unreadable
-from kappascope.pages.shell import legible
+from kappascope.pages.rendering import legible
 from kappascope.theory import GaussianNull, MarchenkoPastur
 
 __all__ = ["browser"]  # a fixture

@@ -37,9 +37,8 @@ from kappascope.corrections import (
     SpectralPenalty,
     SVDCorrection,
 )
-from kappascope.lab.networks import Matrix
 from kappascope.lab.tasks import Paper, Regression, heterogeneous, start
-from kappascope.lab.training import last, train
+from kappascope.lab.training import Matrix, last, train
 from kappascope.matrix.components import Components, errors
 from kappascope.refusal import Refusal
 

@@ -28,7 +28,7 @@ from kappascope.corrections import (
     banded,
     toward_spectrum,
 )
-from kappascope.lab.networks import Matrix
+from kappascope.lab.training import Matrix
 from kappascope.matrix import spectra
 
 

@@ -5,10 +5,9 @@ import torch
 from torch import nn
 from torch.optim import Adam
 
-from kappascope.lab.networks import Matrix
 from kappascope.lab.optimizers import Descent, MatrixAdam, Muon, sgd
 from kappascope.lab.tasks import Own, Regression, heterogeneous, start
-from kappascope.lab.training import last, train
+from kappascope.lab.training import Matrix, last, train
 from kappascope.paper.e06_structures import Multiplied
 
 

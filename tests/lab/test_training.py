@@ -5,12 +5,22 @@ from itertools import repeat
 import numpy as np
 import pytest
 import torch
-from torch.optim import SGD
+from torch.optim import SGD, Adam
 
-from kappascope.lab.networks import Matrix
 from kappascope.lab.optimizers import Descent
-from kappascope.lab.tasks import Own, Paper, Regression, heterogeneous, start
-from kappascope.lab.training import arrivals, floored, last, outcome, rows, together, train
+from kappascope.lab.tasks import Own, Paper, Regression, Teacher, heterogeneous, start
+from kappascope.lab.training import (
+    DeepLinear,
+    Matrix,
+    Perceptron,
+    arrivals,
+    floored,
+    last,
+    outcome,
+    rows,
+    together,
+    train,
+)
 from kappascope.paper.e06_structures import Multiplied
 
 
@@ -125,3 +135,26 @@ def test_an_outcome_adds_both_spectra_and_the_papers_kappa_its_floor() -> None:
     assert spectra["learned"].tolist() == [[8, 4, 0]] and spectra["target"].tolist() == [[4, 2, 0]]
     (row,) = floored(2 * target, target)
     assert row["error"].item() == pytest.approx(1) and row["target"].item() == pytest.approx(4e10)
+
+
+def test_a_product_of_layers_is_trained_as_autograd_would() -> None:
+    random = Paper([1]).random()
+    task = Regression(heterogeneous(random, 6))
+    model = DeepLinear([start(random, 6) for _ in range(3)])
+    batch = next(task.batches(random))
+    batch.backward(model)
+    gradients = [layer.grad for layer in model.layers]
+    expected = torch.autograd.grad(batch.loss(model.product).sum(), list(model.layers))
+    for a, b in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_network_with_a_rectifier_learns_its_teacher() -> None:
+    random = Paper([0]).random()
+    teacher = Perceptron([heterogeneous(random, 8) for _ in range(2)])
+    student = Perceptron([start(random, 8) for _ in range(2)])
+    optimizer = Adam(student.parameters(), lr=0.01)
+    last(train(student, optimizer, Teacher(teacher, 8).batches(random), 1000))
+    x = random.normal(100, 8)
+    error = (student(x) - teacher(x)).norm() / teacher(x).norm()
+    assert error.item() < 0.2

@@ -5,9 +5,8 @@ import torch
 from scipy import stats
 
 from experiment_rows import Found, mean, numbers, prints, run
-from kappascope.lab.networks import Matrix
 from kappascope.lab.tasks import LinearBatch, Own, Paper, Regression, Streams, heterogeneous, start
-from kappascope.lab.training import descend, last, outcome
+from kappascope.lab.training import Matrix, descend, last, outcome
 
 
 def test_experiment_1_prints_its_digits() -> None:

@@ -11,10 +11,9 @@ from scipy.stats import ks_1samp
 from torch import Tensor
 
 from kappascope import errors
-from kappascope.lab.networks import Matrix
 from kappascope.lab.statistics import tail_index
 from kappascope.lab.tasks import Own, Regression, heterogeneous, start
-from kappascope.lab.training import descend
+from kappascope.lab.training import Matrix, descend
 from kappascope.matrix.components import Components
 from kappascope.theory import (
     Relaxation,

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kappascope.lab.networks import DeepLinear
 from kappascope.lab.tasks import Own, Regression, heterogeneous, start
-from kappascope.lab.training import descend, last
+from kappascope.lab.training import DeepLinear, descend, last
 from kappascope.matrix.components import Components
 from kappascope.theory import (
     flow,

@@ -10,9 +10,8 @@ from scipy.stats import ks_2samp
 from torch import Tensor
 
 from kappascope import errors
-from kappascope.lab.networks import Matrix
 from kappascope.lab.tasks import Own, Regression, heterogeneous, start
-from kappascope.lab.training import descend, last
+from kappascope.lab.training import Matrix, descend, last
 from kappascope.theory import Relaxation, predicted_weights, relaxation, walk
 
 

@@ -32,7 +32,7 @@ from kappascope.clinic.diagnosis import (
 from kappascope.clinic.row import Examination, Finding, Spread
 from kappascope.matrix.components import Components
 from kappascope.model.skipped import ReasonKind, Skipped
-from kappascope.pages.shell import fill, legible
+from kappascope.pages.rendering import fill, legible
 from kappascope.text import Record, bracketed, error_text, first_few, number, plural, words
 
 PLOT_LIMIT = 1000  # spectra on one page: 2 kB each, and a page beyond 5 MB opens slowly

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Setting = Mapping[str, str | int | float | bool | None]
 """The columns in which trials differ, with their values: ``{"size": 64, "optimizer": "sgd"}``."""
 
-Batch = Mapping[str, Any]
+Rows = Mapping[str, Any]
 """Rows of a block of trials, by column: one value a trial (a vector, ordered as the seeds) or one
 value for all. With ``values`` of shape ``(trials, n)`` and ``which`` they are spectra instead."""
 
@@ -52,7 +52,7 @@ class Experiment:
     """A question, the trials that answer it, and the sentences they are to decide.
 
     ``trials(streams, **setting)`` trains the block of trials that ``streams`` stands for and
-    yields :data:`Batch`: what it yields depends on the streams and the setting alone.
+    yields :data:`Rows`: what it yields depends on the streams and the setting alone.
 
     >>> toy = Experiment(1, "Toy", "4.1", "?", grid(size=(64, 256)), grid, own={64: 100, 256: 10})
     >>> [toy.count(setting, "own", asked=1000) for setting in toy.grid]
@@ -64,7 +64,7 @@ class Experiment:
     section: str  # of the paper: "4.1"; beyond it, who asks: "review W2"
     question: str
     grid: tuple[Setting, ...]
-    trials: Callable[..., Iterable[Batch]]
+    trials: Callable[..., Iterable[Rows]]
     paper: Count = 0  # trials on the paper's streams, seeds 0, 1, ...
     own: Count = 0  # trials on streams of our own, in the default run
     effort: float = 1.0  # seconds of one trial, in those of 200 plain steps at its size

@@ -27,7 +27,7 @@ from kappascope.lab.runs import Results, published
 from kappascope.lab.statistics import Estimate, SampleSummary, summary, tail_index
 from kappascope.lab.table import MEASURED, Table
 from kappascope.lab.verdicts import OUTCOMES, conclusion, measured, unmeasured, verdict_counts
-from kappascope.pages import shell
+from kappascope.pages import rendering
 from kappascope.system.files import strict
 from kappascope.system.workers import Engine, Here
 from kappascope.text import Record, number
@@ -332,7 +332,7 @@ def report_page(report: Report) -> str:
         sentences.append(
             "What was not measured needs trials that this run, small or partial, left out."
         )
-    return shell.fill(
+    return rendering.fill(
         "report",
         filters=(measured, unmeasured, picture, paragraphs),
         report=report,

@@ -35,7 +35,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kappascope.lab.experiment import Batch, Experiment, Setting, Study, size_of
+from kappascope.lab.experiment import Experiment, Rows, Setting, Study, size_of
 from kappascope.lab.identity import trial_digest
 from kappascope.lab.resume import ResumePoint
 from kappascope.lab.store import Store, parquet_bytes, read_parquet
@@ -72,7 +72,7 @@ class Block:
     """Trials of one setting on one stream: all that are wanted, or those run and stored at once."""
 
     experiment: str
-    trials: Callable[..., Iterable[Batch]]
+    trials: Callable[..., Iterable[Rows]]
     setting: Setting
     stream: str
     seeds: range
@@ -275,7 +275,7 @@ def work(store: Store, block: Block) -> None:
         resume_point.forget()
 
 
-def tabulate(batches: Iterable[Batch], block: Block) -> pa.Table:
+def tabulate(batches: Iterable[Rows], block: Block) -> pa.Table:
     """The rows of stacked trials, each with its experiment, setting, stream and seed."""
     seeds = np.array(block.seeds)
     parts = [EMPTY]
@@ -287,7 +287,7 @@ def tabulate(batches: Iterable[Batch], block: Block) -> pa.Table:
     return _named(pa.concat_tables(parts, promote_options="permissive"), block)
 
 
-def tabulate_network(batches: Iterable[Batch], block: Block) -> pa.Table:
+def tabulate_network(batches: Iterable[Rows], block: Block) -> pa.Table:
     """The rows of one network, each of plain values, with experiment, setting, stream and seed."""
     [seed] = block.seeds
     rows: list[dict[str, Any]] = []

@@ -1,14 +1,19 @@
-"""The training loop of stacked trials, and the rows that describe what was learned."""
+"""Stacks of small models, the loop that trains them, and rows about what they have learned.
+
+The first dimension of every parameter counts trials.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import islice, tee
 from typing import Any, TypeVar
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from kappascope.lab.optimizers import Descent, Optimizer
@@ -20,6 +25,51 @@ K = TypeVar("K")
 B = TypeVar("B", bound=Batch)
 
 STEPS = 200  # the paper's default
+
+
+class Matrix(nn.Module):
+    """A stack of matrices, each learned by itself."""
+
+    def __init__(self, start: Float[Tensor, "trials out in"]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(start.clone())
+
+    def forward(self) -> Float[Tensor, "trials out in"]:
+        """The matrices of all trials."""
+        return self.weight.view_as(self.weight)  # a leaf would copy the gradient it is handed
+
+
+class _Layers(nn.Module):
+    """Stacked matrices, one a layer."""
+
+    def __init__(self, starts: Sequence[Float[Tensor, "trials out in"]]) -> None:
+        super().__init__()
+        self.layers = nn.ParameterList(start.clone() for start in starts)
+
+    @property
+    def product(self) -> Float[Tensor, "trials out in"]:
+        """The product of the layers, the first next to the input."""
+        return reduce(lambda product, layer: layer @ product, self.layers)
+
+
+class DeepLinear(_Layers):
+    """Layers without anything between them: in the end, a matrix."""
+
+    def forward(self) -> Float[Tensor, "trials out in"]:
+        """The matrix that the layers amount to."""
+        return self.product
+
+
+class Perceptron(_Layers):
+    """Layers with a rectifier between them."""
+
+    def forward(self, inputs: Float[Tensor, "trials rows in"]) -> Float[Tensor, "trials rows out"]:
+        """The answers of the last layer."""
+        first, *others = self.layers
+        hidden = inputs @ first.mT
+        for layer in others:
+            hidden = hidden.relu() @ layer.mT
+        return hidden
 
 
 @dataclass(frozen=True)
@@ -88,7 +138,6 @@ def arrivals(
     The step that crosses a level is shortened to end on it, so that all who arrive have the same
     loss; training ends when every trial has arrived at every level.
 
-    >>> from kappascope.lab.networks import Matrix
     >>> models = (Matrix(torch.full((1, 1, 1), weight)) for weight in (2.0, 1.0, 0.0))
     >>> steps = (Step(index, model, None) for index, model in enumerate(models))
     >>> found = arrivals(steps, lambda weight: weight.square().sum((-2, -1)), [0.25])[0.25]

@@ -12,21 +12,20 @@ import torch
 
 from kappascope.lab import statistics
 from kappascope.lab.claims import Above, Below, Between, Claim, Estimates, Measure, no_mean
-from kappascope.lab.experiment import Batch, Experiment, grid
+from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import error_lines, sheet, spectrum_lines, tail
 from kappascope.lab.measures import compared, growth_with_size, medians_compared, printed, typical
-from kappascope.lab.networks import Matrix
 from kappascope.lab.statistics import Estimate
 from kappascope.lab.table import Table
 from kappascope.lab.tasks import Regression, Streams, heterogeneous, start
-from kappascope.lab.training import descend, last, outcome
+from kappascope.lab.training import Matrix, descend, last, outcome
 from kappascope.matrix.components import Components
 
 SIZES = (32, 64, 128, 256, 512)
 OWN = {32: 2000, 64: 1000, 128: 600, 256: 100, 512: 15}  # trials; large ones are dear
 
 
-def trials(streams: Streams, size: int) -> Iterator[Batch]:
+def trials(streams: Streams, size: int) -> Iterator[Rows]:
     """Learn a target of one size."""
     # float32 on our own streams: the tail of kappa's error is that of float64 there (tested)
     random = streams.random(dtype=torch.float32)

@@ -15,15 +15,14 @@ from torch import Tensor
 from torch.optim import Adam
 
 from kappascope.lab.claims import Above, Claim
-from kappascope.lab.experiment import Batch, Experiment, grid
+from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import arms, sheet, spectrum_lines, strips
 from kappascope.lab.measures import Where, compared, printed, select, typical
-from kappascope.lab.networks import Matrix
 from kappascope.lab.optimizers import Descent, MatrixAdam, Optimizer
 from kappascope.lab.statistics import Estimate, paired_difference
 from kappascope.lab.table import Table
 from kappascope.lab.tasks import LinearBatch, Random, Regression, Streams, heterogeneous, start
-from kappascope.lab.training import Step, last, outcome, rows, together, train
+from kappascope.lab.training import Matrix, Step, last, outcome, rows, together, train
 from kappascope.matrix.components import Components
 
 OPTIMIZERS: dict[str, Callable[[Matrix], Optimizer]] = {
@@ -35,7 +34,7 @@ LEVEL = 0.3  # an overall error that all three reach within PATIENCE steps
 PATIENCE = 1200
 
 
-def trials(streams: Streams, size: int, question: str | None = None) -> Iterator[Batch]:
+def trials(streams: Streams, size: int, question: str | None = None) -> Iterator[Rows]:
     """Learn the same target with every optimizer."""
     target, random = heterogeneous(streams.random(), size), streams.random(50)
     if question:
@@ -58,7 +57,7 @@ def side_by_side(
     return together(arms, Regression(target).batches(random))
 
 
-def mechanism(target: Tensor, random: Random) -> Iterator[Batch]:
+def mechanism(target: Tensor, random: Random) -> Iterator[Rows]:
     """Look at every trial when its overall error has first come down to the level."""
     near = LEVEL * torch.linalg.matrix_norm(target)
     caught = {optimizer: torch.full_like(target, torch.nan) for optimizer in OPTIMIZERS}

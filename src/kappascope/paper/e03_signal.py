@@ -13,15 +13,14 @@ import numpy as np
 from torch import Tensor
 
 from kappascope.lab.claims import Above, Below, Between, Claim, Measure
-from kappascope.lab.experiment import Batch, Experiment, grid
+from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import paths, sheet, spectrum_lines, strips
 from kappascope.lab.measures import compared, printed, select, typical
-from kappascope.lab.networks import Matrix
 from kappascope.lab.optimizers import Descent
 from kappascope.lab.statistics import Estimate, median
 from kappascope.lab.table import Floats, Table
 from kappascope.lab.tasks import LinearBatch, Regression, Streams, heterogeneous, noiseless, start
-from kappascope.lab.training import Step, descend, last, outcome, rows, together, train
+from kappascope.lab.training import Matrix, Step, descend, last, outcome, rows, together, train
 from kappascope.matrix.components import Components
 from kappascope.matrix.spectra import decomposition
 
@@ -29,7 +28,7 @@ EVERY = 5  # steps between recordings
 NUDGE = 1e-5  # of a singular value, in the paper's forward difference
 
 
-def trials(streams: Streams, size: int, question: str | None = None) -> Iterator[Batch]:
+def trials(streams: Streams, size: int, question: str | None = None) -> Iterator[Rows]:
     """Follow the singular values of one matrix and the signal they receive."""
     if question:
         yield from interventions(streams, size)
@@ -46,7 +45,7 @@ def trials(streams: Streams, size: int, question: str | None = None) -> Iterator
     yield from outcome(step.weight, target)
 
 
-def signal(weight: Tensor, batch: LinearBatch) -> Iterator[Batch]:
+def signal(weight: Tensor, batch: LinearBatch) -> Iterator[Rows]:
     """Take the paper's difference quotient along the first, middle and last singular direction."""
     u, s, vt = decomposition(weight)
     for i in (0, len(s.mT) // 2, len(s.mT) - 1):
@@ -55,7 +54,7 @@ def signal(weight: Tensor, batch: LinearBatch) -> Iterator[Batch]:
         yield {"index": i, "component": "signal", "value": rise / NUDGE}
 
 
-def profile(weight: Tensor, batch: LinearBatch) -> Iterator[Batch]:
+def profile(weight: Tensor, batch: LinearBatch) -> Iterator[Rows]:
     """Take the slope along every singular direction in closed form, and the values themselves."""
     u, s, vt = decomposition(weight)
     wanted = Components(batch.task.target).singular_values
@@ -65,7 +64,7 @@ def profile(weight: Tensor, batch: LinearBatch) -> Iterator[Batch]:
         yield {"index": i, "component": "singular_value", "value": value, "target": target}
 
 
-def interventions(streams: Streams, size: int) -> Iterator[Batch]:
+def interventions(streams: Streams, size: int) -> Iterator[Rows]:
     """Take away, one at a time, what may keep kappa from converging."""
     target, random = heterogeneous(streams.random(), size), streams.random(1)
     origin = start(random, size)

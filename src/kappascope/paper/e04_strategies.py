@@ -13,7 +13,7 @@ from torch.optim import SGD
 
 from kappascope.corrections import Correction, Hybrid, Multipliers, SpectralPenalty, SVDCorrection
 from kappascope.lab.claims import Above, Below, Between, Claim, Measure, no_mean
-from kappascope.lab.experiment import Batch, Experiment, grid
+from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import sheet, spectrum_lines, strips, tail
 from kappascope.lab.measures import (
     compared,
@@ -23,10 +23,9 @@ from kappascope.lab.measures import (
     select,
     typical,
 )
-from kappascope.lab.networks import Matrix
 from kappascope.lab.statistics import tail_index
 from kappascope.lab.tasks import LinearBatch, Regression, Streams, heterogeneous, start
-from kappascope.lab.training import Step, last, outcome, together, train
+from kappascope.lab.training import Matrix, Step, last, outcome, together, train
 from kappascope.matrix.components import Components
 
 
@@ -53,7 +52,7 @@ def fit(
         yield from train(model, optimizer, batches)
 
 
-def trials(streams: Streams, size: int) -> Iterator[Batch]:
+def trials(streams: Streams, size: int) -> Iterator[Rows]:
     """Learn the same target with every strategy."""
     target, random = heterogeneous(streams.random(), size), streams.random(7)
     origin, found = start(random, size), strategies(Components(target).singular_values)

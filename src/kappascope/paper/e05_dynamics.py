@@ -8,20 +8,19 @@ from collections.abc import Iterator
 import numpy as np
 
 from kappascope.lab.claims import Above, Below, Claim, Measure
-from kappascope.lab.experiment import Batch, Experiment, grid
+from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import paths, sheet, spectrum_lines
 from kappascope.lab.measures import select, typical
-from kappascope.lab.networks import Matrix
 from kappascope.lab.statistics import Estimate, falls, median, quantile
 from kappascope.lab.table import Floats, Table
 from kappascope.lab.tasks import Regression, Streams, heterogeneous, start
-from kappascope.lab.training import STEPS, descend, outcome, rows
+from kappascope.lab.training import STEPS, Matrix, descend, outcome, rows
 from kappascope.matrix.components import Components
 
 EVERY = 10  # steps between looks
 
 
-def trials(streams: Streams, size: int) -> Iterator[Batch]:
+def trials(streams: Streams, size: int) -> Iterator[Rows]:
     """Learn one target, with a look at the start, the first step and every tenth."""
     random = streams.random()
     target = Components(heterogeneous(random, size))

@@ -15,14 +15,13 @@ from torch import Tensor, nn
 
 from kappascope.corrections import scaled
 from kappascope.lab.claims import Above, Between, Claim, Measure
-from kappascope.lab.experiment import Batch, Experiment, grid
+from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import arms, sheet, strips
 from kappascope.lab.measures import Where, improvement, printed, select, typical
-from kappascope.lab.networks import Matrix
 from kappascope.lab.statistics import Estimate, paired_difference, proportion
 from kappascope.lab.table import Table
 from kappascope.lab.tasks import STRUCTURES, Random, Regression, Streams, Structure, start
-from kappascope.lab.training import descend, floored, last, outcome, together
+from kappascope.lab.training import Matrix, descend, floored, last, outcome, together
 
 
 def blocks(random: Random, size: int, scales: Sequence[float]) -> Tensor:
@@ -52,7 +51,7 @@ TARGETS: dict[str, Structure] = {
 }
 
 
-def trials(streams: Streams, structure: str, size: int) -> Iterator[Batch]:
+def trials(streams: Streams, structure: str, size: int) -> Iterator[Rows]:
     """Learn targets of one structure with and without multipliers."""
     target = TARGETS[structure](streams.random(), size)
     task, random, other = Regression(target), streams.random(1), streams.random(1)

@@ -17,14 +17,13 @@ import torch
 from torch import Tensor
 
 from kappascope.lab.claims import Above, Below, Between, Claim, Estimates, Measure
-from kappascope.lab.experiment import Batch, Experiment, grid
+from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import error_lines, paths, sheet, spectrum_lines, tail
 from kappascope.lab.measures import Where, compared, medians_compared, printed, select, typical
-from kappascope.lab.networks import DeepLinear, Perceptron
 from kappascope.lab.statistics import Estimate, paired_ratio, ratio
 from kappascope.lab.table import Table
 from kappascope.lab.tasks import Random, Regression, Streams, Teacher, heterogeneous, start
-from kappascope.lab.training import descend, floored, last, outcome, rows
+from kappascope.lab.training import DeepLinear, Perceptron, descend, floored, last, outcome, rows
 from kappascope.matrix.components import Components
 
 LOOKS = (0, 300, 1000, 3000, 10_000)  # steps of the intervention; the paper stops at 300
@@ -34,7 +33,7 @@ SIZE = 20  # of the intervention: small enough for 10,000 steps
 
 def trials(
     streams: Streams, network: str, depth: int, size: int, intervention: str | None = None
-) -> Iterator[Batch]:
+) -> Iterator[Rows]:
     """Learn with one kind of network."""
     if network == "relu":
         return relu(streams, depth, size)
@@ -48,7 +47,7 @@ def layers(random: Random, depth: int, size: int) -> list[Tensor]:
     return [start(random, size, scale=0.1 ** (1 / depth)) for _ in range(depth)]
 
 
-def linear(streams: Streams, depth: int, size: int) -> Iterator[Batch]:
+def linear(streams: Streams, depth: int, size: int) -> Iterator[Rows]:
     """Learn a matrix as the product of layers."""
     target, random = heterogeneous(streams.random(), size), streams.random(7)
     model = DeepLinear(layers(random, depth, size))
@@ -59,14 +58,14 @@ def linear(streams: Streams, depth: int, size: int) -> Iterator[Batch]:
     yield from each_layer(model)
 
 
-def each_layer(model: DeepLinear) -> Iterator[Batch]:
+def each_layer(model: DeepLinear) -> Iterator[Rows]:
     """Give the condition numbers of the layers, which have no target of their own."""
     for layer, weight in enumerate(model.layers, start=1):
         kappa = Components(weight).condition_number
         yield {"layer": layer, "component": "condition_number", "value": kappa}
 
 
-def relu(streams: Streams, depth: int, size: int) -> Iterator[Batch]:
+def relu(streams: Streams, depth: int, size: int) -> Iterator[Rows]:
     """Learn a ReLU network from another one's answers."""
     hidden, random = streams.random(), streams.random(7)
     teacher = Perceptron([heterogeneous(hidden, size) for _ in range(depth)])
@@ -78,7 +77,7 @@ def relu(streams: Streams, depth: int, size: int) -> Iterator[Batch]:
         yield from outcome(learned, target, layer=layer)
 
 
-def longer(streams: Streams, depth: int, size: int, intervention: str) -> Iterator[Batch]:
+def longer(streams: Streams, depth: int, size: int, intervention: str) -> Iterator[Rows]:
     """Learn for long, from random layers or from orthogonal ones of the same norm."""
     target, random = heterogeneous(streams.random(), size), streams.random(7)
     starts = layers(random, depth, size)

@@ -8,21 +8,20 @@ from functools import partial
 from typing import Any
 
 from kappascope.lab.claims import Above, Between, Claim, Measure
-from kappascope.lab.experiment import Batch, Experiment, grid
+from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import error_lines, sheet, spectrum_lines
 from kappascope.lab.measures import compared, printed, select, typical
-from kappascope.lab.networks import Matrix
 from kappascope.lab.statistics import ratio
 from kappascope.lab.table import Table
 from kappascope.lab.tasks import Regression, Streams, heterogeneous, start
-from kappascope.lab.training import descend, last, outcome, together
+from kappascope.lab.training import Matrix, descend, last, outcome, together
 
 LEARNING_RATES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05)  # the paper names 0.001, 0.01 and 0.05
 WEIGHT_DECAYS = (1e-4, 1e-3, 1e-2)
 SWEEPS = [(rate, 0.0) for rate in LEARNING_RATES] + [(0.01, decay) for decay in WEIGHT_DECAYS]
 
 
-def trials(streams: Streams, size: int) -> Iterator[Batch]:
+def trials(streams: Streams, size: int) -> Iterator[Rows]:
     """Learn the same target with every learning rate and weight decay."""
     target, random = heterogeneous(streams.random(), size), streams.random(7)
     origin = start(random, size)

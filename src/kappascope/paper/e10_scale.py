@@ -10,18 +10,17 @@ from collections.abc import Iterator
 import torch
 
 from kappascope.lab.claims import Above, Below, Between, Claim
-from kappascope.lab.experiment import Batch, Experiment, grid
+from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import error_lines, sheet, spectrum_lines, tail
 from kappascope.lab.measures import compared, growth_with_size, typical
-from kappascope.lab.networks import Matrix
 from kappascope.lab.tasks import Regression, Streams, heterogeneous, start
-from kappascope.lab.training import descend, last, outcome
+from kappascope.lab.training import Matrix, descend, last, outcome
 from kappascope.matrix.components import Components
 
 TRIALS = {32: 512, 64: 512, 128: 384, 256: 256, 512: 128, 1024: 80, 2048: 32}  # by size
 
 
-def trials(streams: Streams, size: int) -> Iterator[Batch]:
+def trials(streams: Streams, size: int) -> Iterator[Rows]:
     """Learn a target of one size."""
     # float32: errors of log kappa are those of float64 to four digits, at 512 and 1024 too
     random = streams.random(dtype=torch.float32)

@@ -14,15 +14,14 @@ import torch
 from torch.optim import SGD, Adam, AdamW
 
 from kappascope.lab.claims import Above, Below, Between, Claim, Estimates, Measure
-from kappascope.lab.experiment import Batch, Experiment, grid
+from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import sheet, strips
 from kappascope.lab.measures import select
-from kappascope.lab.networks import Matrix
 from kappascope.lab.optimizers import Descent, Muon, Optimizer
 from kappascope.lab.statistics import Estimate, median, paired_ratio
 from kappascope.lab.table import Floats, Table
 from kappascope.lab.tasks import Regression, Streams, heterogeneous, start
-from kappascope.lab.training import arrivals, rows, train
+from kappascope.lab.training import Matrix, arrivals, rows, train
 
 OPTIMIZERS: dict[str, Callable[[Matrix, float], Optimizer]] = {
     "sgd": Descent,
@@ -42,7 +41,7 @@ LEVELS = (0.1, 0.03)  # overall errors at which all are looked at
 PATIENCE = 1000  # steps; the slowest needs some 750
 
 
-def trials(streams: Streams, size: int) -> Iterator[Batch]:
+def trials(streams: Streams, size: int) -> Iterator[Rows]:
     """Learn one target with every optimizer at every rate."""
     target = heterogeneous(streams.random(), size)
     whole = target.square().sum((-2, -1))

@@ -11,15 +11,14 @@ from itertools import count, islice
 import torch
 
 from kappascope.lab.claims import Above, Below, Between, Claim, Measure
-from kappascope.lab.experiment import Batch, Experiment, grid
+from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import paths, sheet, spectrum_lines
 from kappascope.lab.measures import Where, compared, medians_compared, typical
-from kappascope.lab.networks import Matrix
 from kappascope.lab.optimizers import Descent
 from kappascope.lab.statistics import Estimate
 from kappascope.lab.table import Table
 from kappascope.lab.tasks import LinearBatch, Random, Regression, Streams, heterogeneous, start
-from kappascope.lab.training import outcome, rows, train
+from kappascope.lab.training import Matrix, outcome, rows, train
 from kappascope.matrix.components import Components
 
 LOOKS = (200, 500, 1000, 2000, 5000, 10_000, 20_000)
@@ -28,7 +27,7 @@ TRIALS = {"none": 128, "no noise": 32, "growing batch": 64, "decaying rate": 64}
 SIZE, RATE, NOISE = 32, 0.01, 0.01
 
 
-def trials(streams: Streams, size: int, intervention: str) -> Iterator[Batch]:
+def trials(streams: Streams, size: int, intervention: str) -> Iterator[Rows]:
     """Learn one target for very long."""
     target, random = Components(heterogeneous(streams.random(), size)), streams.random(1)
     model = Matrix(start(random, size))

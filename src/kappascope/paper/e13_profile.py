@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from kappascope.lab.claims import Above, Below, Between, Claim, Measure
-from kappascope.lab.experiment import Batch, Experiment, grid
+from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import paths, sheet, spectrum_lines
 from kappascope.lab.measures import select
-from kappascope.lab.networks import Matrix
 from kappascope.lab.statistics import Estimate, median
 from kappascope.lab.table import Floats, Table
 from kappascope.lab.tasks import LinearBatch, Regression, Streams, heterogeneous, start
-from kappascope.lab.training import descend, outcome
+from kappascope.lab.training import Matrix, descend, outcome
 from kappascope.matrix.spectra import decomposition
 
 LOOKS = (0, 50, 100, 200, 400)
@@ -27,7 +26,7 @@ BATCHES = 48  # from which the scatter is measured: known to 10 %
 SIZE = 64
 
 
-def trials(streams: Streams, size: int) -> Iterator[Batch]:
+def trials(streams: Streams, size: int) -> Iterator[Rows]:
     """Follow the signal along every singular direction of the target."""
     random = streams.random()
     target = heterogeneous(random, size)
@@ -40,7 +39,7 @@ def trials(streams: Streams, size: int) -> Iterator[Batch]:
             yield from outcome(step.weight, target)
 
 
-def profile(weight: Tensor, samples: list[LinearBatch]) -> Iterator[Batch]:
+def profile(weight: Tensor, samples: list[LinearBatch]) -> Iterator[Rows]:
     """Give slope, relative slope and signal-to-noise ratio, by place of the singular value."""
     target = samples[0].task.target
     u, s, vt = decomposition(target)

@@ -16,15 +16,14 @@ from torch.optim import SGD
 
 from kappascope import corrections as c
 from kappascope.lab.claims import Above, Below, Claim, Measure
-from kappascope.lab.experiment import Batch, Experiment, grid
+from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import sheet, spectrum_lines, strips
 from kappascope.lab.measures import improvement, select
-from kappascope.lab.networks import Matrix
 from kappascope.lab.optimizers import Descent
 from kappascope.lab.statistics import Estimate, wins
 from kappascope.lab.table import Table
 from kappascope.lab.tasks import LinearBatch, Regression, Streams, heterogeneous, start
-from kappascope.lab.training import Step, last, outcome, together, train
+from kappascope.lab.training import Matrix, Step, last, outcome, together, train
 from kappascope.matrix.components import Components
 from kappascope.matrix.spectra import decomposition
 from kappascope.paper.e04_strategies import fit
@@ -103,7 +102,7 @@ def bounded(starts: Tensor, kappa: Tensor, batches: Iterator[LinearBatch]) -> It
         yield step
 
 
-def trials(streams: Streams, size: int) -> Iterator[Batch]:
+def trials(streams: Streams, size: int) -> Iterator[Rows]:
     """Learn the same target with every correction."""
     target, random = Components(heterogeneous(streams.random(), size)), streams.random(1)
     origin, s = start(random, size), target.singular_values

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from kappascope.corrections import Multipliers, SpectralPenalty
 from kappascope.lab.claims import Above, Below, Between, Claim, Measure
-from kappascope.lab.experiment import Batch, Experiment, grid
+from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import sheet, spectrum_lines, strips
 from kappascope.lab.measures import compared, typical
-from kappascope.lab.networks import Matrix
 from kappascope.lab.tasks import LinearBatch, Regression, Streams, heterogeneous, start
-from kappascope.lab.training import Step, descend, last, outcome, rows, together
+from kappascope.lab.training import Matrix, Step, descend, last, outcome, rows, together
 from kappascope.matrix.components import Components, errors
 from kappascope.paper.e04_strategies import fit
 
@@ -64,7 +63,7 @@ def arms(origin: Tensor, spectrum: Tensor) -> Iterator[tuple[tuple[str, str], Ar
         yield ("penalty", level), partial(fit, origin, penalty)
 
 
-def trials(streams: Streams, size: int) -> Iterator[Batch]:
+def trials(streams: Streams, size: int) -> Iterator[Rows]:
     """Learn one target in every way."""
     target, random = Components(heterogeneous(streams.random(), size)), streams.random(1)
     origin = start(random, size)
@@ -81,7 +80,7 @@ def trials(streams: Streams, size: int) -> Iterator[Batch]:
                         choice=level)  # fmt: skip
 
 
-def ranks(weight: Tensor, target: Tensor) -> Iterator[Batch]:
+def ranks(weight: Tensor, target: Tensor) -> Iterator[Rows]:
     """Give the error of the effective rank at other thresholds."""
     for level in SWEEPS["threshold"]:
         pair = (Components(matrix, float(level)) for matrix in (weight, target))

@@ -12,15 +12,14 @@ import torch
 from torch import Tensor
 
 from kappascope.lab.claims import Above, Below, Between, Claim, Measure
-from kappascope.lab.experiment import Batch, Experiment, grid
+from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import paths, sheet, spectrum_lines
 from kappascope.lab.inputs import INPUTS, Source
 from kappascope.lab.measures import medians_compared, select, typical
-from kappascope.lab.networks import Matrix
 from kappascope.lab.statistics import Estimate, median
 from kappascope.lab.table import Floats, Table
 from kappascope.lab.tasks import Regression, Streams, heterogeneous, start
-from kappascope.lab.training import descend, outcome, rows
+from kappascope.lab.training import Matrix, descend, outcome, rows
 from kappascope.matrix.components import Components
 
 LOOKS = (200, 1000, 5000)  # steps
@@ -29,7 +28,7 @@ RATE = 0.01
 STEEP = ("steep power law", "digits")  # inputs that hardly vary in some directions
 
 
-def trials(streams: Streams, size: int, inputs: str) -> Iterator[Batch]:
+def trials(streams: Streams, size: int, inputs: str) -> Iterator[Rows]:
     """Learn one target from one kind of inputs."""
     target, random = Components(heterogeneous(streams.random(), size)), streams.random(1)
     source, model = INPUTS[inputs](size), Matrix(start(random, size))
@@ -42,7 +41,7 @@ def trials(streams: Streams, size: int, inputs: str) -> Iterator[Batch]:
                 yield {**row, "epoch": step.index}
 
 
-def by_direction(weight: Tensor, target: Tensor, source: Source) -> Iterator[Batch]:
+def by_direction(weight: Tensor, target: Tensor, source: Source) -> Iterator[Rows]:
     """Measure what the answers to each principal direction of the inputs lack."""
     variances, directions = source.directions()
     lacking, wanted = (

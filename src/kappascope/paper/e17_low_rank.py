@@ -14,16 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kappascope.lab import tasks
 from kappascope.lab.claims import Above, Below, Between, Claim, Measure
-from kappascope.lab.experiment import Batch, Experiment, grid
+from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import paths, sheet, spectrum_lines, strips
 from kappascope.lab.measures import compared, typical
-from kappascope.lab.networks import DeepLinear
 from kappascope.lab.statistics import Estimate
 from kappascope.lab.table import Table
-from kappascope.lab.tasks import Regression, Streams, low_rank, start
-from kappascope.lab.training import descend, last, outcome, rows
+from kappascope.lab.tasks import Batch, Regression, Streams, low_rank, start
+from kappascope.lab.training import DeepLinear, descend, last, outcome, rows
 from kappascope.matrix.components import Components
 from kappascope.matrix.spectra import decomposition
 from kappascope.paper.e07_depth import layers
@@ -37,7 +35,7 @@ Part = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Fixed(tasks.Batch):
+class Fixed(Batch):
     """The same data at every step, by their gradient."""
 
     gradient: Part
@@ -48,7 +46,7 @@ class Fixed(tasks.Batch):
         weight.backward(self.gradient(weight.detach()))
 
 
-def trials(streams: Streams, size: int, data: str) -> Iterator[Batch]:
+def trials(streams: Streams, size: int, data: str) -> Iterator[Rows]:
     """Learn one target at every depth, from one kind of data."""
     for depth in DEPTHS:
         if data == "endless":
@@ -58,7 +56,7 @@ def trials(streams: Streams, size: int, data: str) -> Iterator[Batch]:
         yield from ({**row, "depth": depth} for row in found)
 
 
-def endless(streams: Streams, size: int, depth: int) -> Iterator[Batch]:
+def endless(streams: Streams, size: int, depth: int) -> Iterator[Rows]:
     """Learn a target of a quarter of the rank, and watch the directions it does not have."""
     target, random = low_rank(streams.random(), size), streams.random(1)
     u, _, vt = decomposition(target)
@@ -73,7 +71,7 @@ def endless(streams: Streams, size: int, depth: int) -> Iterator[Batch]:
             yield from rows(step.weight, wanted, epoch=step.index)
 
 
-def fixed(streams: Streams, size: int, depth: int, data: str) -> Iterator[Batch]:
+def fixed(streams: Streams, size: int, depth: int, data: str) -> Iterator[Rows]:
     """Learn a target of rank 2 from data that leave most of it open."""
     random, again = streams.random(), streams.random(1)
     target = random.normal(size, RANK) @ random.normal(RANK, size) / (size * RANK) ** 0.5

@@ -13,15 +13,14 @@ from torch import nn
 from torch.optim import Adam
 
 from kappascope.lab.claims import Above, Below, Claim, Estimates
-from kappascope.lab.experiment import Batch, Experiment, grid
+from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import sheet, strips
 from kappascope.lab.inputs import INPUTS
 from kappascope.lab.measures import Where, typical
-from kappascope.lab.networks import DeepLinear
 from kappascope.lab.optimizers import Descent, Muon, Optimizer
 from kappascope.lab.statistics import Estimate
 from kappascope.lab.tasks import Regression, Streams, heterogeneous
-from kappascope.lab.training import arrivals, outcome, train
+from kappascope.lab.training import DeepLinear, arrivals, outcome, train
 from kappascope.matrix.components import Components
 from kappascope.paper.e07_depth import layers
 
@@ -36,7 +35,7 @@ CELLS: tuple[Where, ...] = grid(optimizer=tuple(OPTIMIZERS), inputs=SHOWN, depth
 LEVEL, PATIENCE = 0.01, 2000  # the slowest cell takes some 1,100 steps
 
 
-def trials(streams: Streams, size: int, optimizer: str, inputs: str, depth: int) -> Iterator[Batch]:
+def trials(streams: Streams, size: int, optimizer: str, inputs: str, depth: int) -> Iterator[Rows]:
     """Learn with one optimizer, from one kind of inputs, at one depth."""
     target, random = Components(heterogeneous(streams.random(), size)), streams.random(1)
     model, source = DeepLinear(layers(random, depth, size)), INPUTS[inputs](size)

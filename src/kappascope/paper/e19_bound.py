@@ -15,14 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kappascope.lab.claims import Above, Below, Between, Claim, Measure
-from kappascope.lab.experiment import Batch, Experiment, Setting, grid
+from kappascope.lab.experiment import Experiment, Rows, Setting, grid
 from kappascope.lab.figures import MARKS, Panel, paths, sheet
 from kappascope.lab.measures import Where, compared, select
-from kappascope.lab.networks import Matrix
 from kappascope.lab.statistics import Estimate, contrast, median, proportion
 from kappascope.lab.table import Floats, Table
 from kappascope.lab.tasks import Random, Regression, Streams, Structure, heterogeneous, start
-from kappascope.lab.training import descend, outcome, rows
+from kappascope.lab.training import Matrix, descend, outcome, rows
 from kappascope.matrix import spectra
 from kappascope.matrix.components import Components
 from kappascope.theory import Relaxation, log_kappa_bound, weyl_bound
@@ -50,7 +49,7 @@ TARGETS: dict[str, Structure] = {
 
 def trials(
     streams: Streams, size: int, structure: str, noise: float, learning_rate: float
-) -> Iterator[Batch]:
+) -> Iterator[Rows]:
     """Learn one target, and bound the error on the way."""
     target, random = Components(TARGETS[structure](streams.random(), size)), streams.random(1)
     setting, origin = Relaxation(size, learning_rate, noise=noise), start(random, size)
@@ -66,7 +65,7 @@ def trials(
 
 def bounds(
     weight: Tensor, target: Components, origin: Tensor, setting: Relaxation, step: int
-) -> Iterator[Batch]:
+) -> Iterator[Rows]:
     """Give both bounds, NaN where their condition fails, and the norm that hindsight knows."""
     rest = weight / (1 - setting.mean(step)) - target.matrix
     norm, s = spectra.singular_values(rest)[:, 0], target.singular_values

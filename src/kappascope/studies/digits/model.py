@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
-from kappascope.lab.experiment import Batch
+from kappascope.lab.experiment import Rows
 from kappascope.lab.optimizers import Muon
 from kappascope.lab.tasks import generator
 from kappascope.matrix.components import Components
@@ -64,7 +64,7 @@ def log_kappa(matrix: Tensor) -> float:
     return Components(matrix.detach()).log_condition_number.item()
 
 
-def component_rows(matrices: list[Tensor]) -> Iterator[Batch]:
+def component_rows(matrices: list[Tensor]) -> Iterator[Rows]:
     """Yield logarithms of the components: of every matrix, their mean and their maximum.
 
     Kappa of the first matrix is also given without the pixels that no training image writes on.

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch.nn.functional import cross_entropy
 
-from kappascope.lab.experiment import Batch, Setting, Study
+from kappascope.lab.experiment import Rows, Setting, Study
 from kappascope.lab.resume import ResumePoint
 from kappascope.lab.tasks import generator
 from kappascope.studies.digits.claims import CLAIMS
@@ -67,7 +67,7 @@ def trials(
     scale: float,
     batch: int,
     rate: float,
-) -> Iterator[Batch]:
+) -> Iterator[Rows]:
     """Train one network until its training loss is low enough, and measure it."""
     pixels, labels, *_ = images()
     model = network(width, depth, scale, generator("digits weights", draw, seed))
@@ -76,7 +76,7 @@ def trials(
     steppers = optimizers(optimizer, list(matrices), list(biases), rate)
     data = generator("digits batches", draw, seed)
     initial_kappa = log_kappa(matrices[0])
-    log: list[Batch] = []
+    log: list[Rows] = []
     began = time.process_time()
     for step in resume_point.steps(MAX_STEPS, log, model=model, data=data, **steppers):
         if step % EVERY == 0:

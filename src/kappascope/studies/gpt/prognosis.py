@@ -27,7 +27,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import scipy
 
-from kappascope.lab.experiment import Batch
+from kappascope.lab.experiment import Rows
 from kappascope.lab.statistics import Estimate
 from kappascope.lab.table import Floats, Table
 
@@ -66,7 +66,7 @@ def spikes(losses: Sequence[float]) -> list[bool]:
     return [is_spike(losses[max(0, i - STEPS_BEFORE) : i], loss) for i, loss in enumerate(losses)]
 
 
-def windows(steps: Sequence[Mapping[str, float]]) -> Iterable[Batch]:
+def windows(steps: Sequence[Mapping[str, float]]) -> Iterable[Rows]:
     """Yield mean loss, largest gradient norm, spikes and last kappa of every window of a run."""
     spiked = spikes([step["loss"] for step in steps])
     for first in range(0, len(steps), WINDOW):
@@ -82,7 +82,7 @@ def windows(steps: Sequence[Mapping[str, float]]) -> Iterable[Batch]:
             yield {"component": component, "epoch": first + WINDOW, "value": value}
 
 
-def end_rows(steps: Sequence[Mapping[str, float]], total: int, lost: float) -> Iterable[Batch]:
+def end_rows(steps: Sequence[Mapping[str, float]], total: int, lost: float) -> Iterable[Rows]:
     """Yield the mean loss of the last 20 steps, and whether the run diverged.
 
     It did if it broke off, or ends with a loss above ``lost``: that of a model which knows only

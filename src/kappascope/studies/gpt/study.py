@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from kappascope import corrections
 from kappascope.corrections.handle import Handle
 from kappascope.lab import downloads
-from kappascope.lab.experiment import Batch, Setting, Study
+from kappascope.lab.experiment import Rows, Setting, Study
 from kappascope.lab.resume import ResumePoint
 from kappascope.lab.table import Table
 from kappascope.lab.tasks import generator
@@ -73,7 +73,7 @@ def trials(
     warmup: int,
     layers: int,
     width: int,
-) -> Iterator[Batch]:
+) -> Iterator[Rows]:
     """Train one model; arms share start and batches, for neither is keyed by the arm."""
     corpus, high = read(text), stage == "warmup"
     model = GPT(corpus.vocabulary, layers, width, generator("gpt start", stage, seed))

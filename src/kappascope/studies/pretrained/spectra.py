@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kappascope.clinic.diagnose import diagnose
 from kappascope.clinic.row import Examination, examine
-from kappascope.lab.experiment import Batch
+from kappascope.lab.experiment import Rows
 from kappascope.lab.tasks import generator
 from kappascope.matrix.components import Components
 from kappascope.matrix.spectra import product_singular_values
@@ -29,7 +29,7 @@ DRAWS = 16  # of random factors: their products are thin, and log kappa spreads 
 EXAMINED = ("condition_number", "null_z", "alpha", "stable_rank", "outliers", "null_distance")
 
 
-def spectrum_rows(state: State, config: Mapping[str, Any]) -> Iterator[Batch]:
+def spectrum_rows(state: State, config: Mapping[str, Any]) -> Iterator[Rows]:
     """Yield rows about every matrix of a state dict, and about the products of its heads."""
     chosen = {name: state[name] for name in used(state)}
     for row in diagnose(chosen, spectrum="full").matrices:
@@ -63,7 +63,7 @@ def about(row: Examination) -> dict[str, Any]:
     return {"matrix": row.name, "kind": kind, "depth": row.depth}
 
 
-def _edges(row: Examination, matrix: Tensor) -> Iterator[Batch]:
+def _edges(row: Examination, matrix: Tensor) -> Iterator[Rows]:
     """Divide the largest, median and smallest value by those of a random matrix like it."""
     m, n = row.shape
     values = Components(matrix.double()).singular_values.numpy()
@@ -82,7 +82,7 @@ def _edges(row: Examination, matrix: Tensor) -> Iterator[Batch]:
         yield {"kind": row.kind, "which": "target", "values": null.quantile(quantiles)}
 
 
-def _rounded(row: Examination, matrix: Tensor) -> Iterator[Batch]:
+def _rounded(row: Examination, matrix: Tensor) -> Iterator[Rows]:
     """Yield kappa after rounding, and whether the interval given for bf16 covers kappa before."""
     before = row.condition_number
     if before is None:

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn.functional import nll_loss
 
 from kappascope.lab import downloads
-from kappascope.lab.experiment import Batch, Setting, Study, grid
+from kappascope.lab.experiment import Rows, Setting, Study, grid
 from kappascope.lab.resume import ResumePoint
 from kappascope.lab.statistics import rank_correlation
 from kappascope.lab.tasks import generator
@@ -87,7 +87,7 @@ class Evaluation(ABC):
         kinds = dict.fromkeys(k for name in self.factors if (k := kind(name)) != "embedding")
         return tuple(Change(what, DECILE, each) for each in kinds for what in BY_KIND)
 
-    def rows(self, change: Change, part: str) -> Iterator[Batch]:
+    def rows(self, change: Change, part: str) -> Iterator[Rows]:
         """Yield how much a change takes, and what that does to the answers."""
         columns = {"change": change.what, "share": change.share, "scope": change.scope}
         names = [n for n in self.factors if change.scope in scopes(n)]
@@ -99,7 +99,7 @@ class Evaluation(ABC):
         yield from ({**columns, **row} for row in self.answers(network, part))
 
     @abstractmethod
-    def answers(self, network: Network, part: str) -> Iterator[Batch]:
+    def answers(self, network: Network, part: str) -> Iterator[Rows]:
         """Compare what the changed network answers with the intact one."""
 
 
@@ -129,7 +129,7 @@ class LlamaEvaluation(Evaluation):
         """The log probabilities of the words before any change."""
         return {name: self.llama(text).log_softmax(-1) for name, text in self.texts.items()}
 
-    def answers(self, network: Network, part: str) -> Iterator[Batch]:  # noqa: D102 - as in Evaluation
+    def answers(self, network: Network, part: str) -> Iterator[Rows]:  # noqa: D102 - as in Evaluation
         for name, text in self.texts.items():
             if part != "whole" and name != "own":
                 continue
@@ -166,7 +166,7 @@ class BertEvaluation(Evaluation):
         """The positions of the sentences before any change."""
         return self.bert(self.sentences)
 
-    def answers(self, network: Network, part: str) -> Iterator[Batch]:  # noqa: D102 - as in Evaluation
+    def answers(self, network: Network, part: str) -> Iterator[Rows]:  # noqa: D102 - as in Evaluation
         before, after = self.intact, network(self.sentences)
         above = torch.ones(len(before), len(before)).triu(1).bool()
         was, now = ((x @ x.T)[above].numpy() for x in (before, after))
@@ -184,7 +184,7 @@ EVALUATIONS: dict[str, Callable[[int, int], Evaluation]] = {
 
 def trials(
     seed: int, resume_point: ResumePoint, model: str, part: str, tokens: int = TOKENS
-) -> Iterator[Batch]:
+) -> Iterator[Rows]:
     """Measure the spectra of one checkpoint, or change it in many ways and compare its answers."""
     if part == "spectra":
         if model == "stories15m":
@@ -196,7 +196,7 @@ def trials(
             yield from spectrum_rows(*stored(folder / f"{size}.pth" if size else folder))
         return
     evaluation = EVALUATIONS[model](seed, tokens)
-    changes, log = evaluation.changes(part), list[Batch]()
+    changes, log = evaluation.changes(part), list[Rows]()
     with torch.no_grad():
         for step in resume_point.steps(len(changes), log):
             log += evaluation.rows(changes[step], part)

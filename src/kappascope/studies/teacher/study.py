@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kappascope.lab.experiment import Batch, Setting, Study
+from kappascope.lab.experiment import Rows, Setting, Study
 from kappascope.lab.resume import ResumePoint
 from kappascope.lab.table import Table
 from kappascope.lab.tasks import generator
@@ -60,7 +60,7 @@ def trials(
     optimizer: str,
     learning_rate: float,
     steps: int,
-) -> Iterator[Batch]:
+) -> Iterator[Rows]:
     """Train one student; yield what it has recovered at every level it reaches."""
     architecture = Architecture(depth, activation, variant)
     # optimizers share all that is random; "judged": no pilot ever drew from these streams
@@ -72,7 +72,7 @@ def trials(
     answers = master(held_out)
     unit = 1 / answers.var(0, correction=0).sum().item()  # of the loss: that of the best constant
     steppers = optimizers(optimizer, model, learning_rate)
-    log: list[Batch] = []
+    log: list[Rows] = []
 
     @torch.no_grad()
     def held_out_loss() -> float:
@@ -108,7 +108,7 @@ def squared_error(model: Network, inputs: torch.Tensor, answers: torch.Tensor) -
 
 def recovered_at(
     level: float, model: Network, master: Network, step: int, loss: float
-) -> list[Batch]:
+) -> list[Rows]:
     """Compare every matrix with the teacher's at the step that first falls below a level."""
     errors = recovery(master.architecture, model.matrices, master.matrices)
     whole = {"level": level, "matrix": "all"}
@@ -122,7 +122,7 @@ def recovered_at(
     ]
 
 
-def end_rows(model: Network, master: Network, loss: float) -> Iterator[Batch]:
+def end_rows(model: Network, master: Network, loss: float) -> Iterator[Rows]:
     """Yield where the student ended (level 0): its loss and its distance from the teacher."""
     distance = math.inf  # where training diverged
     if math.isfinite(loss):
@@ -133,7 +133,7 @@ def end_rows(model: Network, master: Network, loss: float) -> Iterator[Batch]:
         yield {"level": 0.0, "matrix": "all", "component": component, "value": value}
 
 
-def first_spectra(model: Network, master: Network) -> Iterator[Batch]:
+def first_spectra(model: Network, master: Network) -> Iterator[Rows]:
     """Yield the final singular values of the first matrix, student's and teacher's."""
     architecture = master.architecture
     for which, network in (("target", master), ("learned", model)):

@@ -10,15 +10,14 @@ from collections.abc import Iterator
 from math import log
 
 from kappascope.lab.claims import Above, Below, Between, Claim, Measure
-from kappascope.lab.experiment import Batch, Experiment, grid
+from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import paths, sheet, spectrum_lines
 from kappascope.lab.measures import Where, compared, printed, select, typical
-from kappascope.lab.networks import Matrix
 from kappascope.lab.optimizers import sgd
 from kappascope.lab.statistics import Estimate, paired_ratio
 from kappascope.lab.table import Floats, Table
 from kappascope.lab.tasks import LinearBatch, Regression, Streams, heterogeneous, noiseless, start
-from kappascope.lab.training import Step, descend, outcome, rows, train
+from kappascope.lab.training import Matrix, Step, descend, outcome, rows, train
 from kappascope.matrix.components import Components
 
 STEPS = 1000  # the paper's
@@ -26,7 +25,7 @@ SIZE = 32  # of the interventions
 TRIALS = {"none": 512, "no noise": 64, "smaller steps": 64}  # 512: to tell 0.8 of noise from all
 
 
-def trials(streams: Streams, size: int, intervention: str | None = None) -> Iterator[Batch]:
+def trials(streams: Streams, size: int, intervention: str | None = None) -> Iterator[Rows]:
     """Learn one target for long."""
     if intervention:
         yield from longer(streams, size, intervention)
@@ -40,7 +39,7 @@ def trials(streams: Streams, size: int, intervention: str | None = None) -> Iter
     yield from outcome(step.weight, target)
 
 
-def longer(streams: Streams, size: int, intervention: str) -> Iterator[Batch]:
+def longer(streams: Streams, size: int, intervention: str) -> Iterator[Rows]:
     """Learn for twice as long, looked at eight times."""
     target, random = heterogeneous(streams.random(), size), streams.random(1)
     batches = Regression(target).batches(random)

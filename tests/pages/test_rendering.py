@@ -1,4 +1,4 @@
-"""The shell of every page: what the policy allows, and names that stay text."""
+"""Every page: what the policy allows, and names that stay text."""
 
 import base64
 import hashlib
@@ -7,7 +7,7 @@ import re
 import pytest
 
 from kappascope.clinic.diagnosis import Diagnosis
-from kappascope.pages.shell import legible
+from kappascope.pages.rendering import legible
 
 
 def test_the_policy_names_the_hashes_of_style_and_script() -> None:
