@@ -14,7 +14,7 @@ import numpy as np
 
 from kappascope.lab.claims import Measure, Printed
 from kappascope.lab.statistics import Estimate, growth_exponent, median, paired_ratio, ratio
-from kappascope.lab.table import Table
+from kappascope.lab.table import Floats, Table
 
 SHORT = {"d": "size", "lr": "learning_rate", "wd": "weight_decay"}  # in the ids of figures
 Where = Mapping[str, Any]
@@ -128,15 +128,28 @@ def typical(component: str, *, column: str = "error", **where: Any) -> Measure:
     return lambda rows: median(select(rows, **chosen).values(column))
 
 
-def compared(ours: Where, theirs: Where, *, column: str = "error", **where: Any) -> Measure:
-    """Measure the median over own trials of the ratio of ours to theirs, trial by trial."""
+def paired(
+    statistic: Callable[[Floats, Floats], Estimate],
+    ours: Where,
+    theirs: Where,
+    /,
+    *,
+    column: str = "error",
+    **where: Any,
+) -> Measure:
+    """Compare ours with theirs, two selections of own trials, by a statistic of paired values."""
     shared = {"stream": "own", **where}
 
     def measure(rows: Table) -> Estimate:
         arms = (select(rows, **{**shared, **arm}) for arm in (ours, theirs))
-        return paired_ratio(*next(arms).paired(next(arms), column))
+        return statistic(*next(arms).paired(next(arms), column))
 
     return measure
+
+
+def compared(ours: Where, theirs: Where, /, *, column: str = "error", **where: Any) -> Measure:
+    """Measure the median over own trials of the ratio of ours to theirs, trial by trial."""
+    return paired(paired_ratio, ours, theirs, column=column, **where)
 
 
 def improvement(ours: Where, theirs: Where, **where: Any) -> Measure:

@@ -17,10 +17,9 @@ from torch.optim import Adam
 from kappascope.lab.claims import Above, Claim
 from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import arms, sheet, spectrum_lines, strips
-from kappascope.lab.measures import Where, compared, printed, select, typical
+from kappascope.lab.measures import Where, compared, paired, printed, typical
 from kappascope.lab.optimizers import Descent, MatrixAdam, Optimizer
-from kappascope.lab.statistics import Estimate, paired_difference
-from kappascope.lab.table import Table
+from kappascope.lab.statistics import paired_difference
 from kappascope.lab.tasks import LinearBatch, Random, Regression, Streams, heterogeneous, start
 from kappascope.lab.training import Matrix, Step, last, outcome, rows, together, train
 from kappascope.matrix.components import Components
@@ -92,15 +91,6 @@ KAPPA, ROWS = {"component": "condition_number"}, {"component": "row_norms"}
 AT_LEVEL: Where = {"component": "log_condition_number", "question": "mechanism"}
 
 
-def rank_lost(rows: Table) -> Estimate:
-    """Measure by how much Adam's error of the effective rank exceeds SGD's, which is often zero."""
-    adam, sgd = (
-        select(rows, stream="own", component="effective_rank", size=128, **arm)
-        for arm in (ADAM, SGD)
-    )
-    return paired_difference(*adam.paired(sgd))
-
-
 CLAIMS = (
     Claim(
         "e2.adam-worse",
@@ -112,7 +102,8 @@ CLAIMS = (
                 for name in EIGHT
                 if name != "effective_rank"
             },
-            "rank": rank_lost,
+            # a difference, since SGD's error of the rank is often zero
+            "rank": paired(paired_difference, ADAM, SGD, component="effective_rank", size=128),
         },
         expect={"ratios": Above(1), "rank": Above(0)},
         explain="After 200 steps Adam's error in multiples of SGD's (medians, n = {rank.n}): "

@@ -20,7 +20,7 @@ from kappascope.lab.claims import Above, Below, Between, Claim, Estimates, Measu
 from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import error_lines, paths, sheet, spectrum_lines, tail
 from kappascope.lab.measures import Where, compared, medians_compared, printed, select, typical
-from kappascope.lab.statistics import Estimate, paired_ratio, ratio
+from kappascope.lab.statistics import Estimate, paired_ratio
 from kappascope.lab.table import Table
 from kappascope.lab.tasks import Random, Regression, Streams, Teacher, heterogeneous, start
 from kappascope.lab.training import DeepLinear, Perceptron, descend, floored, last, outcome, rows
@@ -141,24 +141,17 @@ def factor(depth: int) -> Measure:
 
 def excess(layer: int) -> Measure:
     """Compare the student's kappa with the teacher's."""
-
-    def measure(rows: Table) -> Estimate:
-        where = {"network": "relu", "layer": layer, "component": "condition_number"}
-        chosen = select(rows, stream="own", **where)
-        return paired_ratio(chosen.values("value"), chosen.values("target"))
-
-    return measure
+    where: Where = {"network": "relu", "layer": layer, "component": "condition_number"}
+    return lambda rows: paired_ratio(
+        *(select(rows, stream="own", **where).values(column) for column in ("value", "target"))
+    )
 
 
 def orthogonal(depth: int) -> Measure:
     """Compare the median kappa error at step 300 from orthogonal layers with random ones'."""
     where: Where = {"size": SIZE, "depth": depth, "layer": 0, "epoch": 300, **KAPPA}
-
-    def measure(found: Table) -> Estimate:
-        random, turned = (select(found, intervention=name, **where).values() for name in STARTS)
-        return ratio(turned, random)
-
-    return measure
+    random, turned = ({"intervention": name} for name in STARTS)
+    return medians_compared(turned, random, **where)
 
 
 def left(depth: int) -> Measure:

@@ -15,7 +15,7 @@ from kappascope.lab.claims import Above, Below, Between, Claim, Measure
 from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import paths, sheet, spectrum_lines
 from kappascope.lab.measures import select
-from kappascope.lab.statistics import Estimate, median
+from kappascope.lab.statistics import Estimate, median, slopes
 from kappascope.lab.table import Floats, Table
 from kappascope.lab.tasks import LinearBatch, Regression, Streams, heterogeneous, start
 from kappascope.lab.training import Matrix, descend, outcome
@@ -65,9 +65,8 @@ def power(rows: Table) -> Estimate:
 
     It is fitted by least squares at step 100, where neither start nor noise dominates.
     """
-    x, y = (np.log(curves(rows, "signal", 100, column)) for column in ("target", "value"))
-    x, y = (z - z.mean(axis=1, keepdims=True) for z in (x, y))
-    return median((x * y).sum(axis=1) / (x * x).sum(axis=1))
+    columns = ("target", "value")
+    return median(slopes(*(np.log(curves(rows, "signal", 100, column)) for column in columns)))
 
 
 def bottom_to_top(name: str, epoch: int) -> Measure:

@@ -18,10 +18,9 @@ from kappascope import corrections as c
 from kappascope.lab.claims import Above, Below, Claim, Measure
 from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import sheet, spectrum_lines, strips
-from kappascope.lab.measures import improvement, select
+from kappascope.lab.measures import improvement, paired
 from kappascope.lab.optimizers import Descent
-from kappascope.lab.statistics import Estimate, wins
-from kappascope.lab.table import Table
+from kappascope.lab.statistics import wins
 from kappascope.lab.tasks import LinearBatch, Regression, Streams, heterogeneous, start
 from kappascope.lab.training import Matrix, Step, last, outcome, together, train
 from kappascope.matrix.components import Components
@@ -132,13 +131,7 @@ def gain(strategy: str, component: str, told: bool = False) -> Measure:
 
 def helped(strategy: str) -> Measure:
     """Measure the share of trials in which the oracle makes the error of log kappa smaller."""
-
-    def measure(rows: Table) -> Estimate:
-        chosen = select(rows, stream="own", strategy=strategy, component=LOG)
-        told, blind = (chosen.where(oracle=oracle) for oracle in (True, False))
-        return wins(*told.paired(blind))
-
-    return measure
+    return paired(wins, {"oracle": True}, {"oracle": False}, strategy=strategy, component=LOG)
 
 
 CLAIMS = (

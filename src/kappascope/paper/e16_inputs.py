@@ -16,7 +16,7 @@ from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import paths, sheet, spectrum_lines
 from kappascope.lab.inputs import INPUTS, Source
 from kappascope.lab.measures import medians_compared, select, typical
-from kappascope.lab.statistics import Estimate, median
+from kappascope.lab.statistics import Estimate, median, slopes
 from kappascope.lab.table import Floats, Table
 from kappascope.lab.tasks import Regression, Streams, heterogeneous, start
 from kappascope.lab.training import Matrix, descend, outcome, rows
@@ -71,11 +71,8 @@ def exponent(inputs: str) -> Measure:
 
     def measure(found: Table) -> Estimate:
         lacking, variances = (curves(found, inputs, 200, c) for c in ("value", "variance"))
-        y, x = -np.log(lacking), RATE * 200 * variances
-        within = (x > 0.1) & (x < 2.3)
-        x, y = np.where(within, x, np.nan), np.where(within, y, np.nan)
-        x, y = (z - np.nanmean(z, axis=1, keepdims=True) for z in (x, y))
-        return median(np.nansum(x * y, axis=1) / np.nansum(x * x, axis=1))
+        x = RATE * 200 * variances
+        return median(slopes(np.where((x > 0.1) & (x < 2.3), x, np.nan), -np.log(lacking)))
 
     return measure
 

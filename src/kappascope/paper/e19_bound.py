@@ -11,14 +11,13 @@ from functools import partial
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from kappascope.lab.claims import Above, Below, Between, Claim, Measure
 from kappascope.lab.experiment import Experiment, Rows, Setting, grid
 from kappascope.lab.figures import MARKS, Panel, paths, sheet
 from kappascope.lab.measures import Where, compared, select
-from kappascope.lab.statistics import Estimate, contrast, median, proportion
+from kappascope.lab.statistics import Estimate, contrast, median, proportion, slopes
 from kappascope.lab.table import Floats, Table
 from kappascope.lab.tasks import Random, Regression, Streams, Structure, heterogeneous, start
 from kappascope.lab.training import Matrix, descend, outcome, rows
@@ -114,13 +113,6 @@ def without(found: Table) -> Estimate:
     return proportion(int(np.isnan(bounds).all(axis=1).sum()), len(bounds))
 
 
-def slopes(values: Floats, chosen: NDArray[np.bool_]) -> Floats:
-    """Fit by how much the logarithm of every line changes in 1 / lr steps."""
-    x, y = (np.where(chosen, z, np.nan) for z in (np.array(TIMES), np.log(values)))
-    x, y = (z - np.nanmean(z, axis=1, keepdims=True) for z in (x, y))
-    return np.asarray(np.nansum(x * y, axis=1) / np.nansum(x * x, axis=1))
-
-
 def rates(cell: Setting) -> Measure:
     """Compare the rates at which bound and error fall, where the bound is small."""
 
@@ -128,7 +120,8 @@ def rates(cell: Setting) -> Measure:
         error, bound = (lines(found, quantity, cell) for quantity in ("measured", "bound"))
         lasting = (bound < SMALL).sum(axis=1) > 2  # two looks are no trend
         error, bound = error[lasting], bound[lasting]
-        return median(slopes(bound, bound < SMALL) / slopes(error, bound < SMALL))
+        times = np.where(bound < SMALL, TIMES, np.nan)
+        return median(slopes(times, np.log(bound)) / slopes(times, np.log(error)))
 
     return measure
 
