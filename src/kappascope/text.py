@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 Record = Mapping[str, Any]
@@ -117,3 +117,13 @@ def markdown_cell(text: str) -> str:
     \|log kappa\|
     """
     return " ".join(text.split()).replace("|", "\\|")
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Write the lines of a Markdown table.
+
+    >>> markdown_table(("a", "b"), [("1", "2")])
+    ['| a | b |', '|---|---|', '| 1 | 2 |']
+    """
+    head, *lines = (f"| {' | '.join(map(markdown_cell, cells))} |" for cells in (columns, *rows))
+    return [head, "|" + "---|" * len(columns), *lines]

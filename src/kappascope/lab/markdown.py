@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kappascope.lab import report
-from kappascope.lab.experiment import Exhibit, Study
+from kappascope.lab.experiment import Study
 from kappascope.lab.report import Publication
 from kappascope.lab.verdicts import verdict_counts
-from kappascope.text import markdown_cell
+from kappascope.text import markdown_table
 
 
 def studies_page(publications: Sequence[Publication], docs: Path) -> str:
@@ -54,7 +54,11 @@ def _section(publication: Publication, study: Study, docs: Path) -> Iterator[str
     for exhibit in report.exhibits(
         study, publication.results.everything.where(experiment=study.id)
     ):
-        yield from _table(exhibit)
+        yield from (f"### {exhibit.title}", "")
+        if exhibit.rows:
+            yield from (*markdown_table(exhibit.columns, exhibit.rows), "")
+        if exhibit.note:
+            yield from (exhibit.note, "")
     figure = publication.folder / "figures" / f"{study.id}.png"
     if figure.is_file():
         address = os.path.relpath(figure, docs)
@@ -63,14 +67,3 @@ def _section(publication: Publication, study: Study, docs: Path) -> Iterator[str
         yield f"- **{claim['verdict']}**: {claim['sentence']} (`{claim['id']}`, {claim['source']})"
         yield f"  {claim['explanation']}"
     yield ""
-
-
-def _table(exhibit: Exhibit) -> Iterator[str]:
-    yield from (f"### {exhibit.title}", "")
-    if exhibit.rows:
-        yield f"| {' | '.join(map(markdown_cell, exhibit.columns))} |"
-        yield "|" + "---|" * len(exhibit.columns)
-        yield from (f"| {' | '.join(map(markdown_cell, row))} |" for row in exhibit.rows)
-        yield ""
-    if exhibit.note:
-        yield from (exhibit.note, "")

@@ -9,169 +9,70 @@ every one of them out, and otherwise listed as not borne out; no number is writt
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kappascope.lab.verdicts import OUTCOMES, measured, verdict_counts
 from kappascope.paper.review import ITEMS, all_claims
-from kappascope.text import Record, bracketed, markdown_cell
+from kappascope.text import Record, bracketed, markdown_table
 
-
-@dataclass(frozen=True)
-class Lesson:
-    """A conclusion that stands on the verdicts of the claims that teach it.
-
-    >>> lesson = Lesson("report medians", "Report medians.")
-    >>> lesson.evidence
-    {'e1.kappa-grows': 'ill-posed'}
-    >>> lesson.borne_out({"e1.kappa-grows": {"verdict": "undecided"}})
-    False
-    """
-
-    name: str  # by which claims refer to it in ``teaches``
-    text: str
-
-    @property
-    def evidence(self) -> dict[str, str]:
-        """The claims that teach the lesson, each with the verdict that it must have."""
-        teachers = (claim for claim in all_claims() if self.name in claim.teaches)
-        return {claim.id: claim.teaches[self.name] for claim in teachers}
-
-    def borne_out(self, judged: Mapping[str, Record]) -> bool:
-        """Whether every verdict is as it must be."""
-        return all(
-            name in judged and judged[name]["verdict"] == verdict
-            for name, verdict in self.evidence.items()
-        )
-
-
-WHY = (
-    Lesson(
-        "one rate",
-        "With white inputs every direction of the matrix is learned at one rate, and the norm "
-        "errors of the paper are what 200 steps at that rate leave.",
-    ),
-    Lesson(
-        "imbalance is no cause",
-        "The smallest singular value is learned as fast as the largest, relative to itself: the "
-        "imbalance of gradients is no cause.",
-    ),
-    Lesson(
-        "random start",
-        "What is left of kappa's error after the paper's 200 steps is the random start: it is of "
-        "the size of the entries, and the smallest singular value is much smaller than those.",
-    ),
-    Lesson(
-        "noise floor",
-        "What is left in the end is a noise floor, set by label noise, learning rate and batch. "
-        "Without label noise nothing is left.",
-    ),
-    Lesson(
-        "inputs decide",
-        "Learned last are the directions that inputs hardly show, each at the rate of its "
-        "variance; what they never show is never learned.",
-    ),
-    Lesson(
-        "inputs delay",
-        "Where inputs vary in every direction they only delay.",
-    ),
-    Lesson(
-        "depth delays",
-        "In products of layers the small singular values wait for the large ones, and kappa's "
-        "error is large for a time.",
-    ),
-    Lesson(
-        "no fixed classes",
-        "No component is well or poorly learned by itself: its class changes with optimizer, "
-        "inputs and depth.",
-    ),
-    Lesson(
-        "size",
-        "With size kappa's error grows far slower than the size, and at 2048 training still brings "
-        "kappa nearer to its target.",
-    ),
-    Lesson(
-        "no mean",
-        "The mean error of kappa, of which the paper's figures are made, does not exist.",
-    ),
-)
-DO = (
-    Lesson(
-        "decay first",
-        "Before correcting anything, let the learning rate decay or the batch grow.",
-    ),
-    Lesson(
-        "start small",
-        "Start small, and take a larger learning rate than the paper's.",
-    ),
-    Lesson(
-        "look at inputs",
-        "Look at the covariance of a layer's inputs: it says which directions of the weight are "
-        "unlearned. Whitening the inputs treats the cause.",
-    ),
-    Lesson(
-        "kappa is no end in itself",
-        "Do not correct the spectrum for its own sake: a better kappa is not a better matrix, and "
-        "some corrections that need no oracle make the matrix worse.",
-    ),
-    Lesson(
-        "multipliers learn the scale",
-        "Multipliers learn the scale quickly, those of singular values the whole matrix; give them "
-        "the full learning rate, and expect little of them for kappa.",
-    ),
-    Lesson(
-        "compare at equal loss",
-        "Compare optimizers at equal training loss: there SGD learns kappa better than Adam.",
-    ),
-    Lesson(
-        "expect no more of Muon",
-        "Do not expect Muon to learn kappa better than SGD because it moves all directions alike.",
-    ),
-    Lesson(
-        "report medians",
-        "Report medians of |log kappa - log kappa*| with n and interval, never a mean of kappa.",
-    ),
-)
-NETWORKS = (
-    Lesson(
-        "nothing special in networks",
-        "Nothing about kappa is specially unlearned in networks whose weights are known: as the "
-        "loss falls, its error falls with that of the whole matrix.",
-    ),
-    Lesson(
-        "norms tell more",
-        "Kappa tells nothing of a trained network's accuracy, calibration or robustness that its "
-        "norms do not; and norms tell it across settings, hardly between seeds of one.",
-    ),
-    Lesson(
-        "no lower loss",
-        "Do not expect a correction of scale or shape to lower the loss of a language model: none "
-        "is shown to do so under both optimizers, each arm at its own best learning rate.",
-    ),
-    Lesson(
-        "kappa without gain",
-        "Corrections do what they say to kappa; no gain in loss is shown to follow from it.",
-    ),
-    Lesson(
-        "no explosion",
-        "Training does not explode the condition numbers of a small language model.",
-    ),
-    Lesson(
-        "bottom matters",
-        "The bottom of the spectrum is not noise: a pretrained language model needs its smallest "
-        "singular values, energy for energy more than the bulk.",
-    ),
-    Lesson(
-        "rounding",
-        "Kappa does not tell which matrix suffers from rounding, and int8 with a scale a row "
-        "costs next to nothing.",
-    ),
-    Lesson(
-        "trust the interval",
-        "Trust a kappa as far as its interval: it covers what the weights were before rounding.",
-    ),
-)
+# The conclusions by name. Claims name the lessons that stand on them in ``teaches``.
+WHY = {
+    "one rate": "With white inputs every direction of the matrix is learned at one rate, and the "
+    "norm errors of the paper are what 200 steps at that rate leave.",
+    "imbalance is no cause": "The smallest singular value is learned as fast as the largest, "
+    "relative to itself: the imbalance of gradients is no cause.",
+    "random start": "What is left of kappa's error after the paper's 200 steps is the random "
+    "start: it is of the size of the entries, and the smallest singular value is much smaller "
+    "than those.",
+    "noise floor": "What is left in the end is a noise floor, set by label noise, learning rate "
+    "and batch. Without label noise nothing is left.",
+    "inputs decide": "Learned last are the directions that inputs hardly show, each at the rate "
+    "of its variance; what they never show is never learned.",
+    "inputs delay": "Where inputs vary in every direction they only delay.",
+    "depth delays": "In products of layers the small singular values wait for the large ones, and "
+    "kappa's error is large for a time.",
+    "no fixed classes": "No component is well or poorly learned by itself: its class changes with "
+    "optimizer, inputs and depth.",
+    "size": "With size kappa's error grows far slower than the size, and at 2048 training still "
+    "brings kappa nearer to its target.",
+    "no mean": "The mean error of kappa, of which the paper's figures are made, does not exist.",
+}
+DO = {
+    "decay first": "Before correcting anything, let the learning rate decay or the batch grow.",
+    "start small": "Start small, and take a larger learning rate than the paper's.",
+    "look at inputs": "Look at the covariance of a layer's inputs: it says which directions of "
+    "the weight are unlearned. Whitening the inputs treats the cause.",
+    "kappa is no end in itself": "Do not correct the spectrum for its own sake: a better kappa is "
+    "not a better matrix, and some corrections that need no oracle make the matrix worse.",
+    "multipliers learn the scale": "Multipliers learn the scale quickly, those of singular values "
+    "the whole matrix; give them the full learning rate, and expect little of them for kappa.",
+    "compare at equal loss": "Compare optimizers at equal training loss: there SGD learns kappa "
+    "better than Adam.",
+    "expect no more of Muon": "Do not expect Muon to learn kappa better than SGD because it moves "
+    "all directions alike.",
+    "report medians": "Report medians of |log kappa - log kappa*| with n and interval, never a "
+    "mean of kappa.",
+}
+NETWORKS = {
+    "nothing special in networks": "Nothing about kappa is specially unlearned in networks whose "
+    "weights are known: as the loss falls, its error falls with that of the whole matrix.",
+    "norms tell more": "Kappa tells nothing of a trained network's accuracy, calibration or "
+    "robustness that its norms do not; and norms tell it across settings, hardly between seeds of "
+    "one.",
+    "no lower loss": "Do not expect a correction of scale or shape to lower the loss of a "
+    "language model: none is shown to do so under both optimizers, each arm at its own best "
+    "learning rate.",
+    "kappa without gain": "Corrections do what they say to kappa; no gain in loss is shown to "
+    "follow from it.",
+    "no explosion": "Training does not explode the condition numbers of a small language model.",
+    "bottom matters": "The bottom of the spectrum is not noise: a pretrained language model needs "
+    "its smallest singular values, energy for energy more than the bulk.",
+    "rounding": "Kappa does not tell which matrix suffers from rounding, and int8 with a scale a "
+    "row costs next to nothing.",
+    "trust the interval": "Trust a kappa as far as its interval: it covers what the weights were "
+    "before rounding.",
+}
 
 
 def page(claims: Sequence[Record], provenance: Mapping[str, Any]) -> str:
@@ -193,16 +94,16 @@ def page(claims: Sequence[Record], provenance: Mapping[str, Any]) -> str:
             "",
             "## What the optimizer learns last, and why",
             "",
-            *_borne_out(WHY, judged),
+            *_with_evidence(WHY, judged),
             "## What to do",
             "",
-            *_borne_out(DO, judged),
+            *_with_evidence(DO, judged),
             "## In real networks",
             "",
             "The tables and figures are in [the studies](studies.md).",
             "",
-            *_borne_out(NETWORKS, judged),
-            *_not_borne_out((*WHY, *DO, *NETWORKS), judged),
+            *_with_evidence(NETWORKS, judged),
+            *_not_borne_out(judged),
             *_sentences(paper),
             "## Beyond the paper",
             "",
@@ -222,27 +123,50 @@ def _beyond(claim: Record) -> bool:
     return name != "all" and not (name[1:].isdigit() and int(name[1:]) <= 9)
 
 
-def _borne_out(lessons: Iterable[Lesson], judged: Mapping[str, Record]) -> Iterator[str]:
+def evidence(lesson: str) -> dict[str, str]:
+    """Name the claims that teach a lesson, each with the verdict that the lesson needs.
+
+    >>> evidence("report medians")
+    {'e1.kappa-grows': 'ill-posed'}
+    """
+    teachers = (claim for claim in all_claims() if lesson in claim.teaches)
+    return {claim.id: claim.teaches[lesson] for claim in teachers}
+
+
+def borne_out(lesson: str, judged: Mapping[str, Record]) -> bool:
+    """Tell whether every claim that teaches a lesson has the verdict that the lesson needs.
+
+    >>> borne_out("report medians", {"e1.kappa-grows": {"verdict": "undecided"}})
+    False
+    """
+    return all(
+        name in judged and judged[name]["verdict"] == verdict
+        for name, verdict in evidence(lesson).items()
+    )
+
+
+def _with_evidence(lessons: Mapping[str, str], judged: Mapping[str, Record]) -> Iterator[str]:
     """Write the lessons that a run bears out, each with its evidence."""
-    for lesson in lessons:
-        if lesson.borne_out(judged):
-            yield from (f"**{lesson.text}**", "")
-            for claim in (judged[name] for name in lesson.evidence):
+    for lesson, text in lessons.items():
+        if borne_out(lesson, judged):
+            yield from (f"**{text}**", "")
+            for claim in (judged[name] for name in evidence(lesson)):
                 yield f"- `{claim['id']}` {claim['verdict']}. {claim['explanation']}"
             yield ""
 
 
-def _not_borne_out(lessons: Iterable[Lesson], judged: Mapping[str, Record]) -> Iterator[str]:
+def _not_borne_out(judged: Mapping[str, Record]) -> Iterator[str]:
     """Write the other lessons, each with the verdicts that came out."""
-    remaining = [lesson for lesson in lessons if not lesson.borne_out(judged)]
+    every = {**WHY, **DO, **NETWORKS}
+    remaining = [lesson for lesson in every if not borne_out(lesson, judged)]
     if remaining:
         yield from ("## Not borne out by this run", "")
     for lesson in remaining:
         verdicts = [
             f"`{name}` {judged[name]['verdict'] if name in judged else 'was not judged'}"
-            for name in lesson.evidence
+            for name in evidence(lesson)
         ]
-        yield f"- {lesson.text} ({', '.join(verdicts)})"
+        yield f"- {every[lesson]} ({', '.join(verdicts)})"
     yield ""
 
 
@@ -260,17 +184,20 @@ def _sentences(claims: Sequence[Record]) -> Iterator[str]:
         yield ""
 
 
-def _rows(claims: Sequence[Record]) -> Iterator[str]:
+def _rows(claims: Sequence[Record]) -> list[str]:
     """Write a table of claims, their verdicts and numbers."""
-    if not claims:
-        yield "None."
-        return
-    yield "| claim | sentence | verdict | measured | n |"
-    yield "|---|---|---|---|---|"
-    for claim in claims:
-        value = f"{measured(claim)} {bracketed(claim['interval'])}".strip()
-        cells = (f"`{claim['id']}`", claim["sentence"], claim["verdict"], value, str(claim["n"]))
-        yield f"| {' | '.join(map(markdown_cell, cells))} |"
+    cells = [
+        (
+            f"`{claim['id']}`",
+            claim["sentence"],
+            claim["verdict"],
+            f"{measured(claim)} {bracketed(claim['interval'])}".strip(),
+            str(claim["n"]),
+        )
+        for claim in claims
+    ]
+    columns = ("claim", "sentence", "verdict", "measured", "n")
+    return markdown_table(columns, cells) if cells else ["None."]
 
 
 def _review(judged: Mapping[str, Record]) -> str:
