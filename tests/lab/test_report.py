@@ -6,6 +6,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,9 @@ from tests.lab.test_figures import PLOTS, row, spectra, trials
 
 from kappascope.lab import drawing, figures, report
 from kappascope.lab.claims import Printed
+from kappascope.lab.experiment import Experiment, Study
 from kappascope.lab.report import (
+    Picture,
     Report,
     Section,
     paragraphs,
@@ -56,20 +59,18 @@ def printed(place: int, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def experiment(name: str) -> Any:
+def experiment(name: str, **more: Any) -> Experiment:
     number = int(name[1:])
-    return SimpleNamespace(
-        id=name, number=number, title=f"Experiment {name}", section=f"4.{number}", figures=(),
-        question="What is learned?\n\nOne matrix,\n200 steps.", plot=PLOTS[name],
-        beyond=number > 9,
-    )  # fmt: skip
+    question = "What is learned?\n\nOne matrix,\n200 steps."
+    plain = Experiment(number, f"Experiment {name}", f"4.{number}", question, (), trials)
+    return replace(plain, **{"plot": PLOTS.get(name), **more})
 
 
 def drawn(name: str, many: int = 40) -> Section:
     rows, lines = trials(name, many), spectra(name)
-    one = experiment(name)
-    drawn = {one.id: PLOTS[name](rows, lines), f"{one.id}-spectra": figures.gallery(lines)}
-    return section(one, rows, {picture.name: picture for picture in rendered(drawn, Here())})
+    figure = {name: PLOTS[name](rows, lines), f"{name}-spectra": figures.gallery(lines)}
+    pictures = {picture.name: picture for picture in rendered(figure, Here())}
+    return section(experiment(name), rows, pictures)
 
 
 CLAIMS = [claim(k, OUTCOMES[k % 4]) for k in range(1, 13)]
@@ -110,8 +111,7 @@ def test_the_page_opens_with_three_sentences_that_count() -> None:
 
 
 def test_what_is_beyond_the_paper_stands_and_is_counted_apart() -> None:
-    paper = Section("e1", 1, "First", "Section 4.1 of the paper", "Why?")
-    beyond = Section("e10", 10, "Tenth", "review W2", "Why not?", beyond=True)
+    paper, beyond = Section(experiment("e1")), Section(experiment("e10"))
     claims = [claim(1), claim(2, "fails", experiment="e10")]
     page = Elements(report_page(Report([paper, beyond], claims, [], {})))
     assert "Of 1 claim, 1 holds, 0 fail" in page.text
@@ -163,10 +163,12 @@ def filled(text: str) -> Report:
         {"seed": 0, "structure": s, "which": "target", "values": [2.0, 1.0]} for s in (text, "")
     ]
     gallery = figures.gallery(Table.of(both))
-    pictures = drawing.cells(gallery, drawing.svg(gallery))
+    svg = drawing.svg(gallery)
+    picture = Picture(text, svg, None, drawing.cells(gallery, svg), text)
+    named = Study(21, text, text, text, (), trials, name=text)
     names = dict.fromkeys(("id", "sentence", "source", "explanation", "experiment"), text)
     return Report(
-        [Section(text, 1, text, text, text, pictures, text, pictures, tuple(trial_groups(rows)))],
+        [Section(named, picture, picture, tuple(trial_groups(rows)))],
         [claim(1, **names)],
         [printed(1, id=text, experiment=text, what=text, printed=text, where=text)],
         {text: text, "nested": {text: [text]}, "listed": [text, {"a": text}]},
@@ -236,14 +238,14 @@ def test_numbers_count_what_is_not_finite() -> None:
     rows = Table.of(row(k, float("nan") if k else 1.0) for k in range(3))
     [group] = trial_groups(rows)
     assert (group.summary.median.n, group.summary.median.missing) == (1, 2)
-    page = report_page(Report([Section("e1", 1, "t", "4.1", "q", groups=(group,))], [], [], {}))
+    page = report_page(Report([Section(experiment("e1"), groups=(group,))], [], [], {}))
     assert "+2 not finite" in page
 
 
 def test_one_trial_carrying_the_mean_is_told() -> None:
     rows = Table.of(row(k, 97.0 if k == 4 else 0.75) for k in range(5))
     page = report_page(
-        Report([Section("e1", 1, "t", "4.1", "q", groups=tuple(trial_groups(rows)))], [], [], {})
+        Report([Section(experiment("e1"), groups=tuple(trial_groups(rows)))], [], [], {})
     )
     assert "97&nbsp;%" in page
 
@@ -260,8 +262,7 @@ def test_a_figure_that_differs_is_shown_within_its_distribution() -> None:
     own = [row(k, float(k // 2), stream="own") for k in range(20)]
     rows = Table.of({"experiment": "e1", **one} for one in paper + own)
     mean = Printed("e1/x/mean", "x", "4.5", lambda t: t.where(stream="paper").values().mean())
-    lab = experiment("e1")
-    lab.figures, lab.plot = (mean,), None
+    lab = experiment("e1", figures=(mean,), plot=None)
     results = SimpleNamespace(
         rows=rows, everything=rows, spectra=rows.where(seed=-1), provenance={}
     )
@@ -291,8 +292,8 @@ def test_an_experiment_without_trials_makes_the_run_incomplete() -> None:
 
 
 def test_a_figure_that_cannot_be_drawn_costs_no_report() -> None:
-    lab = experiment("e5")
-    lab.plot = figures.sheet(figures.error_lines("row_norms", by="no such column"))
+    plot = figures.sheet(figures.error_lines("row_norms", by="no such column"))
+    lab = experiment("e5", plot=plot)
     results = SimpleNamespace(
         rows=trials("e5"), everything=trials("e5"), spectra=spectra("e5"), provenance={}
     )
@@ -429,7 +430,8 @@ def test_a_phone_shows_cards_it_can_sort(browser: Any, address: str) -> None:
 
 def test_nothing_hostile_runs(browser: Any, tmp_path: Path) -> None:
     text = " ".join(HOSTILE[:6])
-    shown = Section("e1", 1, text, text, text, (f"<svg xmlns='{text}'>",), text)
+    picture = Picture("e1", "", None, (f"<svg xmlns='{text}'>",), text)
+    shown = Section(Experiment(1, text, text, text, (), trials), picture)
     page = Report([shown], [claim(1, sentence=text)], [printed(1, what=text)], {text: text}, [text])
     (tmp_path / "report.html").write_text(report_page(page), encoding="utf-8")
     visit = Visit(browser, (tmp_path / "report.html").as_uri())

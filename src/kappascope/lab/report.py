@@ -50,25 +50,41 @@ class TrialGroup:
 
 
 @dataclass(frozen=True)
-class Section:
-    """One experiment on the page."""
+class Picture:
+    """A figure as it is written and shown; galleries of spectra have no PNG."""
 
-    id: str
-    number: int
-    title: str
-    place: str  # in the paper, or who asks
-    question: str
-    pictures: tuple[str, ...] = ()  # SVG documents
-    caption: str = ""
-    spectra: tuple[str, ...] = ()
+    name: str
+    svg: str
+    png: bytes | None
+    cells: tuple[str, ...]  # SVG documents, one a panel
+    caption: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """One experiment on the page, with its pictures and the numbers of its trials."""
+
+    experiment: Experiment
+    figure: Picture | None = None
+    spectra: Picture | None = None
     groups: tuple[TrialGroup, ...] = ()
-    beyond: bool = False  # the paper
     exhibits: tuple[Exhibit, ...] = ()
 
     @property
     def label(self) -> str:
-        """How it is counted: the experiments by number, the studies by name."""
-        return self.id if self.id != f"e{self.number}" else str(self.number)
+        """Experiments are counted by number, studies go by name."""
+        experiment = self.experiment
+        return experiment.id if isinstance(experiment, Study) else str(experiment.number)
+
+    @property
+    def place(self) -> str:
+        """Where the paper has the experiment, or who asks for it."""
+        experiment = self.experiment
+        return (
+            experiment.section
+            if experiment.beyond
+            else f"Section {experiment.section} of the paper"
+        )
 
 
 @dataclass(frozen=True)
@@ -83,12 +99,13 @@ class Report:
 
     @property
     def networks(self) -> bool:
-        """Whether it is of studies alone, and compares nothing with the paper's figures."""
-        return bool(self.sections) and not any(one.label.isdigit() for one in self.sections)
+        """Whether the report is of studies alone, and compares nothing with the paper's figures."""
+        kinds = [isinstance(section.experiment, Study) for section in self.sections]
+        return bool(kinds) and all(kinds)
 
     @property
     def title(self) -> str:
-        """What it is a report of."""
+        """The title says what the report is of."""
         if self.networks:
             return "Real networks: does any of it matter outside the toy?"
         return "Condition Number as a Non-Learned Matrix Property: the paper, reproduced"
@@ -119,14 +136,14 @@ class Publication:
     @property
     def studies(self) -> list[Study]:
         """The experiments that are studies of real networks."""
-        return [one for one in self.experiments if isinstance(one, Study)]
+        return [each for each in self.experiments if isinstance(each, Study)]
 
     def claims_of(self, experiment: Experiment) -> list[Record]:
         """The verdicts on the claims of one experiment."""
         return [claim for claim in self.claims if claim["experiment"] == experiment.id]
 
     def files(self, engine: Engine) -> Iterator[tuple[str, bytes]]:
-        """All that is derived from the trials, made anew: verdicts, figures, report."""
+        """Make all that is derived from the trials anew: verdicts, figures, report."""
         yield "verdicts.json", strict({**self.verdicts, "provenance": self.results.provenance})
         yield from files(self.experiments, self.results, self.verdicts, engine)
 
@@ -139,7 +156,8 @@ def files(
 ) -> Iterator[tuple[str, bytes]]:
     """The report and its figures: paths below the folder of results, and what to write there."""
     experiments = list(experiments)
-    missing = [f"{one['trials']}: {one['reason']}" for one in results.provenance.get("failed", ())]
+    failed = results.provenance.get("failed", ())
+    missing = [f"{block['trials']}: {block['reason']}" for block in failed]
     drawn: dict[str, Figure] = {}
     for experiment in experiments:
         spectra = results.spectra.where(experiment=experiment.id)
@@ -156,36 +174,25 @@ def files(
                 missing.append(f"the figure of {name} was not drawn: {wrong}")
         if len(spectra):
             drawn[f"{experiment.id}-spectra"] = figures.gallery(spectra)
-    pictures = {one.name: one for one in rendered(drawn, engine or Here())}
-    for one in pictures.values():
-        yield f"figures/{one.name}.svg", one.svg.encode()
-        if one.png:
-            yield f"figures/{one.name}.png", one.png
+    pictures = {picture.name: picture for picture in rendered(drawn, engine or Here())}
+    for picture in pictures.values():
+        yield f"figures/{picture.name}.svg", picture.svg.encode()
+        if picture.png:
+            yield f"figures/{picture.name}.png", picture.png
     printed: list[Record] = []
     sections = []
     for experiment in experiments:
         rows = results.everything.where(experiment=experiment.id)
         sections.append(section(experiment, rows, pictures))
-        own = [one for one in verdicts["figures"] if one["experiment"] == experiment.id]
-        printed += [_placed(one, experiment.figures, rows) for one in own]
+        own = [figure for figure in verdicts["figures"] if figure["experiment"] == experiment.id]
+        printed += [_placed(record, experiment.figures, rows) for record in own]
     page = Report(sections, verdicts["claims"], printed, results.provenance, missing)
     yield "report.html", report_page(page).encode()
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A figure as it is written and shown; galleries of spectra have no PNG."""
-
-    name: str
-    svg: str
-    png: bytes | None
-    cells: tuple[str, ...]
-    caption: str
-
-
 def rendered(drawn: Mapping[str, Figure], engine: Engine) -> list[Picture]:
-    """The figures, which take longer to write down than to draw, in the order they came in."""
-    done = {one.item[0]: one for one in engine.run(_render, list(drawn.items()))}
+    """Write the figures down, which takes longer than drawing them, and keep their order."""
+    done = {each.item[0]: each for each in engine.run(_render, list(drawn.items()))}
     # A worker that died has lost a figure that we still have.
     return [done[name].result or _render((name, figure)) for name, figure in drawn.items()]
 
@@ -199,19 +206,12 @@ def _render(item: tuple[str, Figure]) -> Picture:
 
 
 def section(experiment: Experiment, rows: Table, pictures: Mapping[str, Picture]) -> Section:
-    """An experiment with its pictures and the numbers of its trials."""
-    drawn, spectra = pictures.get(experiment.id), pictures.get(f"{experiment.id}-spectra")
+    """Put an experiment together with its pictures and the numbers of its trials."""
     return Section(
-        experiment.id,
-        experiment.number,
-        experiment.title,
-        experiment.section if experiment.beyond else f"Section {experiment.section} of the paper",
-        experiment.question,
-        drawn.cells if drawn else (),
-        drawn.caption if drawn else "",
-        spectra.cells if spectra else (),
+        experiment,
+        pictures.get(experiment.id),
+        pictures.get(f"{experiment.id}-spectra"),
         () if isinstance(experiment, Study) else tuple(trial_groups(rows)),
-        experiment.beyond,
         tuple(exhibits(experiment, rows)),
     )
 
@@ -247,11 +247,11 @@ def trial_groups(rows: Table) -> Iterator[TrialGroup]:
     names = [
         n for n in table.column_names if n not in NOT_SETTINGS and table[n].null_count < len(table)
     ]
-    found: dict[tuple[Any, ...], list[float]] = {}
+    groups: dict[tuple[Any, ...], list[float]] = {}
     columns = [table[name].to_pylist() for name in (*names, "error")]
     for *key, error in zip(*columns, strict=True):
-        found.setdefault(tuple(key), []).append(error)
-    for setting, values in found.items():
+        groups.setdefault(tuple(key), []).append(error)
+    for setting, values in groups.items():
         known = {n: v for n, v in zip(names, setting, strict=True) if v is not None}
         component = str(known.pop("component"))
         yield TrialGroup(known, component, summary(values), tail_index(values))
@@ -266,30 +266,31 @@ def repetitions(printed: Printed, rows: Table) -> list[float]:
     count = 1 + int(pc.max(rows.where(stream="paper").rows["seed"]).as_py() or 0)
     own = rows.where(stream="own")
     sets = 1 + int(pc.max(own.rows["seed"]).as_py() or 0) if len(own) else 0
-    found = []
+    values = []
     for first in range(0, sets - count + 1, count):
         part = own.where(seed=range(first, first + count)).rows
         columns = {name: part[name] for name in part.column_names}
         columns["stream"] = pa.repeat("paper", part.num_rows)
         columns["seed"] = pc.subtract(part["seed"], first)  # the paper's begin at 0
         with suppress(LookupError):  # a setting has fewer trials than others
-            found.append(check(printed, Table.of(pa.table(columns)))["measured"])
-    return [one for one in found if isinstance(one, float)]
+            values.append(check(printed, Table.of(pa.table(columns)))["measured"])
+    return [value for value in values if isinstance(value, float)]
 
 
 def _placed(record: Record, printed: Iterable[Printed], rows: Table) -> Record:
     """A figure that differs from the printed one, with the distribution in which that one falls."""
-    figure = next((one for one in printed if one.id == record["id"]), None)
+    figure = next((each for each in printed if each.id == record["id"]), None)
     if record["matches"] or not figure or not isinstance(record["measured"], float):
         return record
-    found = np.array(repetitions(figure, rows))
-    if len(found) < MIN_REPETITIONS:
+    repeated = np.array(repetitions(figure, rows))
+    if len(repeated) < MIN_REPETITIONS:
         return {**record, "where": "too few other trials to say where the printed one falls"}
     value = printed_numbers(figure.printed)[0].value
-    low, middle, high = np.quantile(found, (0.05, 0.5, 0.95))
+    low, middle, high = np.quantile(repeated, (0.05, 0.5, 0.95))
     where = (
-        f"in {len(found)} repetitions with other seeds the median is {number(middle)} and 90 % "
-        f"lie in [{number(low)}, {number(high)}]; {(found < value).mean():.0%} fall below the print"
+        f"in {len(repeated)} repetitions with other seeds the median is {number(middle)} and 90 % "
+        f"lie in [{number(low)}, {number(high)}]; {(repeated < value).mean():.0%} fall below the "
+        "print"
     )
     return {**record, "where": where}
 
@@ -322,7 +323,7 @@ def paragraphs(text: str) -> list[str]:
 
 def report_page(report: Report) -> str:
     """One HTML page that asks the network for nothing; every name in it is shown as text."""
-    further = {one.id for one in report.sections if one.beyond}
+    further = {each.experiment.id for each in report.sections if each.experiment.beyond}
     beyond = [claim for claim in report.claims if claim["experiment"] in further]
     paper = [claim for claim in report.claims if claim["experiment"] not in further]
     sentences = list(conclusion(paper, report.figures) if paper or not beyond else ())
