@@ -66,3 +66,8 @@ def test_series_on_one_axis_share_the_mark_that_stands_for_zero() -> None:
     rows = Table.of(row(k, error) for k, error in enumerate([0.0, 0.02, 3.0]))
     [series] = with_common_zero([Series.of(rows, "row_norms", "size")])
     assert series.least == 0.01 and series.shown.min() == 0.01
+
+
+def test_a_level_without_a_finite_trial_has_no_mean_beside_levels_that_have() -> None:
+    series = Series("row_norms", "#000000", (32, 64), np.array([[1.0, np.nan], [3.0, np.nan]]))
+    np.testing.assert_array_equal(series.means, [2.0, np.nan])

@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from kappascope.lab.table import Table
 from kappascope.text import words
@@ -140,8 +140,8 @@ class Series:
 
     def _each(self, statistic: Callable[[Values], Any], size: int) -> Values:
         columns = [column[np.isfinite(column)] for column in self.trials.T]
-        found = [statistic(c) if len(c) else np.full(size, np.nan) for c in columns]
-        return np.asarray(np.maximum(np.reshape(found, (-1, size)).T, self.least))
+        values = [np.ravel(statistic(c)) if len(c) else np.full(size, np.nan) for c in columns]
+        return np.asarray(np.maximum(np.reshape(values, (-1, size)).T, self.least))
 
     @property
     def note(self) -> str:
@@ -209,9 +209,22 @@ def note(axes: Axes, series: Sequence[Series]) -> str:
     """The n of a panel for its caption; an empty panel says that it is."""
     notes = list(dict.fromkeys(one.note for one in series))
     if notes == ["no trials"]:
-        axes.text(0.5, 0.5, "no trials", ha="center", transform=axes.transAxes, color=FAINT)
-        axes.set(xticks=[], yticks=[])
+        empty(axes)
     return " / ".join(notes)
+
+
+def empty(axes: Axes) -> str:
+    """Say on a panel that there is nothing to draw; the caption says it too."""
+    axes.text(0.5, 0.5, "no trials", ha="center", transform=axes.transAxes, color=FAINT)
+    axes.set(xticks=[], yticks=[])
+    return "no trials"
+
+
+def key(axes: Axes, names: Iterable[tuple[str, str]]) -> None:
+    """Write names in their colours into the upper left corner."""
+    for place, (name, colour) in enumerate(names):
+        style: Any = {"color": colour, "fontsize": 8, "transform": axes.transAxes}
+        axes.text(0.02, 0.94 - 0.07 * place, name, **style)
 
 
 def around(place: float, values: Values) -> Values:
@@ -258,6 +271,42 @@ def strip(axes: Axes, heights: Values, series: Series, printed: Printed | None) 
         axes.plot(mean, heights[place], **STAR)
 
 
+def line_panel(axes: Axes, series: Sequence[Series], printed: Printed | None = None) -> str:
+    """Draw series along their levels: trials, quartiles, medians and means; gives the n."""
+    for each in series:
+        places = np.arange(len(each.levels), dtype=float)
+        for place, values in zip(places.tolist(), each.shown.T, strict=True):
+            cloud(axes, around(place, values), values, each.colour)
+        quartile_band(axes, places, each)
+        axes.plot(places, each.means, color=each.colour, **DIAMOND)
+        for star, mean in each.stars(printed):
+            axes.plot(star, mean, **STAR)
+    levels = series[0].levels
+    axes.set_xticks(range(len(levels)), [words(level) for level in levels])
+    return upright(axes, series)
+
+
+def strip_panel(axes: Axes, series: Sequence[Series], printed: Printed | None = None) -> str:
+    """Draw a row for every level, with a strip of trials for each series; gives the n."""
+    for lane, each in enumerate(series):
+        heights = [lanes(row, len(series))[lane] for row in range(len(each.levels))]
+        strip(axes, np.array(heights), each, printed)
+    tags = [(words(each.name), each.colour) for each in series if len(series) > 1]
+    return across(axes, series, [words(level) for level in series[0].levels], tags)
+
+
+def row_panel(axes: Axes, samples: Mapping[str, ArrayLike], colours: Iterable[str]) -> str:
+    """Draw a row of its own, in its own colour, for every named sample of values; gives the n."""
+    pairs = zip(samples.items(), colours, strict=False)
+    series = with_common_zero(
+        Series(name, colour, ("",), np.reshape(np.asarray(values, float), (-1, 1)))
+        for (name, values), colour in pairs
+    )
+    for height, each in enumerate(series):
+        strip(axes, np.array([float(height)]), each, None)
+    return across(axes, series, [words(each.name) for each in series], [])
+
+
 def survival(values: Values) -> tuple[Values, Values]:
     """Errors and the share of trials at or above each: all of the tail, a sample of the rest."""
     x = np.sort(values[values > 0])
@@ -302,7 +351,8 @@ def across(
     axes.set_ylim(max(len(names), 1) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
     _indent(axes, left=0.4, right=TAG if tags else 0)
-    for (text, colour), height in zip(tags, lanes(0, len(tags)), strict=True):
+    heights = _apart(lanes(0, len(tags)).tolist(), 0.05 * len(names))  # a line of text is a 20th
+    for (text, colour), height in zip(tags, heights, strict=True):
         at: Any = ("axes fraction", "data")
         axes.annotate(text, (1.02, height), xycoords=at, color=colour, **BESIDE)
     return note(axes, series)

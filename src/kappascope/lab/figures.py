@@ -30,12 +30,10 @@ import numpy as np
 
 from kappascope.lab import drawing
 from kappascope.lab.drawing import (
-    DIAMOND,
     FAINT,
     INK,
     SHADES,
     SPARE,
-    STAR,
     STYLE,
     Printed,
     Series,
@@ -93,17 +91,7 @@ def error_lines(
 
     def draw(axes: Axes, rows: Table, spectra: Table) -> str:
         drawing.entitle(axes, title or f"Error by {words(by)}", words(by), _unit(components))
-        series = _series(rows, components, by, where)
-        for one in series:
-            places = np.arange(len(one.levels), dtype=float)
-            for place, values in zip(places.tolist(), one.shown.T, strict=True):
-                drawing.cloud(axes, drawing.around(place, values), values, one.colour)
-            drawing.quartile_band(axes, places, one)
-            axes.plot(places, one.means, color=one.colour, **DIAMOND)
-            for star, mean in one.stars(printed):
-                axes.plot(star, mean, **STAR)
-        axes.set_xticks(range(len(series[0].levels)), [words(v) for v in series[0].levels])
-        return drawing.upright(axes, series)
+        return drawing.line_panel(axes, _series(rows, components, by, where), printed)
 
     return draw
 
@@ -150,12 +138,7 @@ def strips(
 
     def draw(axes: Axes, rows: Table, spectra: Table) -> str:
         drawing.entitle(axes, title or f"Error by {words(by)}", _unit(components))
-        series = _series(rows, components, by, where)
-        for lane, one in enumerate(series):
-            heights = [drawing.lanes(row, len(series))[lane] for row in range(len(one.levels))]
-            drawing.strip(axes, np.array(heights), one, printed)
-        tags = [(words(one.name), one.colour) for one in series if len(series) > 1]
-        return drawing.across(axes, series, [words(v) for v in series[0].levels], tags)
+        return drawing.strip_panel(axes, _series(rows, components, by, where), printed)
 
     return draw
 

@@ -121,8 +121,10 @@ def cloud(component: str, outcome: str) -> Panel:
         for part, colour in zip(parts.values(), SPARE, strict=False):
             nets = arrived(part)
             x, y = (medians(nets, nets.of(name)) for name in (component, outcome))
-            axes.scatter(x, y, s=12, color=colour, alpha=0.7, linewidths=0)
-        tag(axes, [(words(name), colour) for name, colour in zip(parts, SPARE, strict=False)])
+            drawing.cloud(axes, x, y, colour)
+        drawing.key(
+            axes, [(words(name), colour) for name, colour in zip(parts, SPARE, strict=False)]
+        )
         return f"{len(np.unique(arrived(rows).draw))} settings"
 
     return draw
@@ -137,7 +139,7 @@ def forest(component: str, given: tuple[str, ...], title: str) -> Panel:
         axes.set_yticks(range(len(OUTCOME_NAMES)), list(OUTCOME_NAMES.values()), fontsize=8)
         for bound in (-TELLING, 0, TELLING):
             axes.axvline(bound, color=FAINT, linewidth=0.8, linestyle="-" if not bound else ":")
-        tag(axes, list(zip(KINDS, SPARE, strict=False)))
+        drawing.key(axes, list(zip(KINDS, SPARE, strict=False)))
         for lane, (measure, colour) in enumerate(zip(KINDS.values(), SPARE, strict=False)):
             for row, outcome in enumerate(OUTCOME_NAMES if len(rows) else ()):
                 estimate = measure(Correlation(component, outcome, given), rows)
@@ -157,16 +159,10 @@ def inheritance(axes: Axes, rows: Table, spectra: Table) -> str:
         nets = arrived(part)
         drawing.cloud(axes, nets.of(KAPPA, "start"), nets.of(KAPPA, "0"), colour)
     axes.axline((2, 2), slope=1, color=FAINT, linewidth=0.8)
-    tag(axes, [(f"{width} wide", colour) for width, colour in zip(parts, SPARE, strict=False)])
+    drawing.key(
+        axes, [(f"{width} wide", colour) for width, colour in zip(parts, SPARE, strict=False)]
+    )
     return f"{len(arrived(rows).draw)} networks"
-
-
-def tag(axes: Axes, names: list[tuple[str, str]]) -> None:
-    """Write names in their colours into the upper left corner."""
-    for place, (name, colour) in enumerate(names):
-        axes.text(
-            0.02, 0.94 - 0.07 * place, name, color=colour, fontsize=8, transform=axes.transAxes
-        )
 
 
 plot = sheet(

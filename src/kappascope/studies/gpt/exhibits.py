@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kappascope.lab import drawing
-from kappascope.lab.drawing import FAINT, INK, SPARE
+from kappascope.lab.drawing import INK, SPARE
 from kappascope.lab.experiment import Exhibit
 from kappascope.lab.figures import Panel, sheet
 from kappascope.lab.measures import select
@@ -284,10 +284,7 @@ def panel(stage: str, draw: Callable[[Axes, Table], str], *labels: str) -> Panel
 
     def drawn(axes: Axes, rows: Table, spectra: Table) -> str:
         drawing.entitle(axes, *labels)
-        if ran(rows, stage):
-            return draw(axes, rows)
-        axes.text(0.5, 0.5, "no trials", ha="center", transform=axes.transAxes, color=FAINT)
-        return "no trials"
+        return draw(axes, rows) if ran(rows, stage) else drawing.empty(axes)
 
     return drawn
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from itertools import compress, product
+from itertools import compress, product, zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kappascope.lab import drawing
 from kappascope.lab.downloads import SHAKESPEARE
-from kappascope.lab.drawing import SPARE
+from kappascope.lab.drawing import SPARE, Series
 from kappascope.lab.experiment import Exhibit
-from kappascope.lab.figures import Panel, sheet
+from kappascope.lab.figures import Panel, paths, sheet
 from kappascope.lab.measures import Where
 from kappascope.lab.statistics import median
 from kappascope.lab.table import Floats, Table
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 NETWORKS = {"Llama": LLAMA, "MiniLM": BERT}
 KINDS = ("embedding", *SQUARE, *WIDE, "convolution", "head", "other")
-BLUE, ORANGE, GREEN = SPARE[:3]
 
 
 def values(rows: Table, where: Where) -> Floats:
@@ -165,80 +164,64 @@ def against_chance(axes: Axes, rows: Table, spectra: Table) -> str:
     drawing.entitle(axes, "κ of each matrix against chance", "κ of a random matrix", "κ")
     groups = {"attention": SQUARE, "feed-forward": WIDE,
               "others": ("embedding", "convolution", "head", "other")}  # fmt: skip
-    lines = _matrices(rows, KAPPA, "value", "target")
-    for (name, kinds), colour in zip(groups.items(), SPARE, strict=False):
-        points = [(r["target"], r["value"]) for r in lines if r["kind"] in kinds]
-        _scatter(axes, points, colour, name)
-    both = [r[x] for r in lines for x in ("value", "target")] or [1.0, 10.0]
+    matrices = _matrices(rows, KAPPA, "value", "target")
+    both = [matrix[x] for matrix in matrices for x in ("value", "target")] or [1.0, 10.0]
     axes.plot((min(both), max(both)), (min(both), max(both)), color=drawing.FAINT, linestyle=":")
-    return _logged(axes, len(lines))
+    points = {
+        name: [(m["target"], m["value"]) for m in matrices if m["kind"] in kinds]
+        for name, kinds in groups.items()
+    }
+    return _clouds(axes, points)
 
 
 def edges(axes: Axes, rows: Table, spectra: Table) -> str:
     """Draw largest, median and smallest value of every matrix against those of chance."""
     drawing.entitle(axes, "Where the spectra differ from chance", "in that of a random matrix")
-    names = {"bottom": "smallest", "middle": "median", "top": "largest"}
-    groups = [[r["value"] for r in _matrices(rows, name, "value")] for name in names]
-    _strips(axes, groups, tuple(names.values()), SPARE)
     axes.axvline(1.0, color=drawing.FAINT, linestyle=":")
-    return f"{len(groups[0])} matrices"
+    names = {"smallest": "bottom", "median": "middle", "largest": "top"}
+    samples = {
+        name: [matrix["value"] for matrix in _matrices(rows, component, "value")]
+        for name, component in names.items()
+    }
+    return drawing.row_panel(axes, samples, SPARE)
 
 
-def sweep(network: dict[str, str], title: str, unit: str) -> Panel:
+def removed(title: str, component: str, **network: str) -> Panel:
     """Draw what is lost without more and more of the values."""
-
-    def draw(axes: Axes, rows: Table, spectra: Table) -> str:
-        drawing.entitle(axes, title, "share of singular values removed", unit)
-        count = 0
-        for what, colour in (("smallest", ORANGE), ("bulk", BLUE)):
-            where = network | {"scope": "all", "change": what}
-            lost = {part: values(rows, where | {"share": part}) for part in (0.05, 0.1, 0.2, 0.4)}
-            lost = {part: costs for part, costs in lost.items() if costs.size}
-            count = max([count, *map(len, lost.values())])
-            for part, costs in lost.items():
-                drawing.cloud(axes, np.full(len(costs), part), costs, colour)
-            quartiles = [np.quantile(costs, (0.25, 0.5, 0.75)) for costs in lost.values()]
-            low, middle, high = np.reshape(quartiles, (-1, 3)).T
-            axes.fill_between(list(lost), low, high, color=colour, alpha=0.18, linewidth=0)
-            axes.plot(list(lost), middle, color=colour, linewidth=1.8, label=what)
-        return _logged(axes, count, "seeds")
-
-    return draw
+    where: Where = {"part": "whole", "scope": "all", "change": ("smallest", "bulk"), **network}
+    return paths(component, over="share", column="value", split="change", title=title, **where)
 
 
 def by_kind(axes: Axes, rows: Table, spectra: Table) -> str:
     """Draw the cost of the smallest tenth over that of bulk values of the same energy."""
     title = "Smallest tenth against bulk of equal energy"
     drawing.entitle(axes, title, "ratio of what they cost")
-    kinds = ("all", "layers", *KINDS[:8])
-
-    def ratios(network: dict[str, str], kind: str) -> list[float]:
-        where = network | {"part": ("whole", "kinds"), "scope": kind, "share": 0.1}
-        changes = ("smallest", f"bulk {EQUAL}")
-        ours, theirs = (values(rows, where | {"change": change}) for change in changes)
-        return (ours / theirs).tolist() if len(ours) == len(theirs) else []
-
-    for lane, (name, colour) in enumerate(zip(NETWORKS, (BLUE, GREEN), strict=True)):
-        strips = [ratios(NETWORKS[name], kind) for kind in kinds]
-        _strips(axes, strips, kinds, (colour,) * len(kinds), (lane - 0.5) * 0.4)
-        axes.plot([], [], "o", color=colour, label=name)
     axes.axvline(1.0, color=drawing.FAINT, linestyle=":")
-    axes.legend(frameon=False, fontsize=8)
-    return f"n = {len(ratios(LLAMA, 'all'))} seeds"
+    kinds = ("all", "layers", *KINDS[:8])
+    series = []
+    for (name, network), colour in zip(NETWORKS.items(), SPARE, strict=False):
+        ratios = []
+        for kind in kinds:
+            where = network | {"part": ("whole", "kinds"), "scope": kind, "share": 0.1}
+            changes = ("smallest", f"bulk {EQUAL}")
+            ours, theirs = (values(rows, where | {"change": change}) for change in changes)
+            ratios.append(ours / theirs if len(ours) == len(theirs) else np.empty(0))
+        if any(map(len, ratios)):
+            trials = np.array(list(zip_longest(*ratios, fillvalue=np.nan)))
+            series.append(Series(name, colour, kinds, trials))
+    return drawing.strip_panel(axes, series) if series else drawing.empty(axes)
 
 
 def rounding_cost(axes: Axes, rows: Table, spectra: Table) -> str:
     """Draw what rounding one matrix costs, against its kappa."""
     drawing.entitle(axes, f"One matrix rounded to {SINGLE}", "its κ", "what it costs")
-    count = 0
-    for (name, network), colour in zip(NETWORKS.items(), (BLUE, GREEN), strict=True):
+    points: dict[str, list[tuple[float, float]]] = {}
+    for name, network in NETWORKS.items():
         with suppress(LookupError):  # not run
             cost = singly(rows, **network)
-            lines = _matrices(rows, KAPPA, "value", model=network["model"])
-            points = [(r["value"], cost[r["matrix"]]) for r in lines if r["matrix"] in cost]
-            _scatter(axes, points, colour, name)
-            count += len(points)
-    return _logged(axes, count)
+            kappas = _matrices(rows, KAPPA, "value", model=network["model"])
+            points[name] = [(m["value"], cost[m["matrix"]]) for m in kappas if m["matrix"] in cost]
+    return _clouds(axes, points)
 
 
 def _matrices(rows: Table, component: str, *columns: str, **where: Any) -> list[dict[str, Any]]:
@@ -249,49 +232,27 @@ def _matrices(rows: Table, component: str, *columns: str, **where: Any) -> list[
     return []
 
 
-def _strips(
-    axes: Axes,
-    groups: Sequence[Sequence[float]],
-    names: Sequence[str],
-    colours: Sequence[str],
-    shift: float = 0.0,
-) -> None:
-    """Draw a row of points for each name, with its quartiles and median."""
-    for row, (values, colour) in enumerate(zip(groups, colours, strict=False)):
-        height, points = row + shift, np.asarray(values, dtype=float)
-        if points.size:
-            drawing.cloud(axes, points, drawing.around(height, points), colour)
-            low, middle, high = np.quantile(points, (0.25, 0.5, 0.75))
-            axes.hlines([height], [low], [high], color=colour, linewidth=4.5, alpha=0.3)
-            axes.plot([middle], [height], color=colour, **drawing.TICK)
-    axes.set_yticks(range(len(names)), list(names), fontsize=7)
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    drawing.logarithmic(axes, "x")
-
-
-def _scatter(axes: Axes, points: Sequence[tuple[float, float]], colour: str, name: str) -> None:
-    if points:
-        x, y = zip(*points, strict=True)
-        axes.scatter(x, y, s=13, alpha=0.6, color=colour, linewidths=0, label=name)
-
-
-def _logged(axes: Axes, count: int, what: str = "matrices") -> str:
+def _clouds(axes: Axes, groups: dict[str, list[tuple[float, float]]]) -> str:
+    """Draw a point for every matrix on logarithmic axes, in the colour of its group."""
+    count = sum(map(len, groups.values()))
+    if not count:
+        return drawing.empty(axes)
+    for points, colour in zip(groups.values(), SPARE, strict=False):
+        x, y = np.reshape(points, (-1, 2)).T
+        drawing.cloud(axes, x, y, colour)
+    drawing.key(axes, zip(groups, SPARE, strict=False))
     drawing.logarithmic(axes, "x")
     drawing.logarithmic(axes, "y")
-    if not count:
-        axes.text(0.5, 0.5, "not run", ha="center", transform=axes.transAxes, color=drawing.FAINT)
-    elif axes.get_legend_handles_labels()[1]:
-        axes.legend(frameon=False, fontsize=8)
-    return f"{count} {what}"
+    return f"{count} matrices"
 
 
 plot = sheet(
     against_chance,
     edges,
-    sweep(LLAMA, "The Llama without some values", "rise of the loss, in its loss"),
-    sweep(BERT, "MiniLM without some values", "1 - cosine to what it was"),
+    removed("Rise of the Llama's loss, in its loss", **LLAMA),
+    removed("Distance of MiniLM's sentences, 1 - cosine", **BERT),
     by_kind,
     rounding_cost,
     marks="Points: single matrices, or single sets of texts; thick lines and ticks: medians; bands "
-    "and bars: quartiles. Chance: a Gaussian matrix of the same shape and norm.",
+    "and bars: quartiles; diamonds: means. Chance: a Gaussian matrix of the same shape and norm.",
 )

@@ -158,13 +158,7 @@ def levels(component: str, start: str) -> Panel:
             Series(optimizer, colour, LEVELS, students(optimizer))
             for optimizer, colour in zip(OPTIMIZERS, SPARE[:3], strict=True)
         )
-        places = np.arange(len(LEVELS), dtype=float)
-        for one in series:
-            for place, values in zip(places.tolist(), one.shown.T, strict=True):
-                drawing.cloud(axes, drawing.around(place, values), values, one.colour)
-            drawing.quartile_band(axes, places, one)
-        axes.set_xticks(places, [words(level) for level in LEVELS])
-        return drawing.upright(axes, series)
+        return drawing.line_panel(axes, series)
 
     return draw
 
@@ -177,13 +171,7 @@ def at_lowest_loss(axes: Axes, rows: Table, spectra: Table) -> str:
         OVERALL, "row_norms", "column_norms", "singular_values", "condition_number", LOG_KAPPA
     )  # fmt: skip
     errors = {name: [*per_student(rows, name, **where).values()] for name in names}
-    series = with_common_zero(
-        Series(name, COLOURS[name], (LATE,), np.array(values).reshape(-1, 1))
-        for name, values in errors.items()
-    )
-    for height, one in enumerate(series):
-        drawing.strip(axes, np.array([float(height)]), one, None)
-    return drawing.across(axes, series, [words(one.name) for one in series], [])
+    return drawing.row_panel(axes, errors, [COLOURS[name] for name in names])
 
 
 def shares(axes: Axes, rows: Table, spectra: Table) -> str:
