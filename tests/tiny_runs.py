@@ -25,7 +25,7 @@ def complete(experiment: Experiment, folder: Path, engine: Engine | None = None)
     plan, store = runs.plan_runs([experiment]), Store(folder)
     with store.lock():
         store.begin(plan.study)
-        done = list(runs.run(runs.missing(plan, store), store, engine or Here()))
+        done = list(runs.run(runs.survey(plan, store)[0], store, engine or Here()))
         results = runs.gather(plan, store, [one for one in done if one.failure])
         runs.publish(results, store, lab.verdicts([experiment], results.rows))
     return results

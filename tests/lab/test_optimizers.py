@@ -3,12 +3,21 @@
 import pytest
 import torch
 from torch import nn
-from torch.optim import Adam
+from torch.optim import SGD, Adam
 
-from kappascope.lab.optimizers import Descent, MatrixAdam, Muon, sgd
+from kappascope.lab.optimizers import FACTOR_SHARE, Descent, MatrixAdam, Muon
 from kappascope.lab.tasks import Own, Regression, heterogeneous, start
 from kappascope.lab.training import Matrix, last, train
 from kappascope.paper.e06_structures import Multiplied
+
+
+def sgd(model: nn.Module, learning_rate: float, weight_decay: float) -> SGD:
+    """The steps of Descent by torch's own optimizer."""
+    groups = [
+        {"params": [p], "lr": learning_rate * (1 if p.ndim > 2 else FACTOR_SHARE)}
+        for p in model.parameters()
+    ]
+    return SGD(groups, weight_decay=weight_decay)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])

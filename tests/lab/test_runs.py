@@ -108,7 +108,7 @@ def test_damaged_units_are_run_again(damage: str, whole: Path, tmp_path: Path) -
     (tmp_path / "units" / "e1-own-0123456789abcdef-000000-000064.unit").write_text("another's")
     (tmp_path / "units" / ".e1.unit.99.tmp").write_text("left over")
     plan = runs.plan_runs([TOY])
-    assert {b.name for b in runs.missing(plan, Store(tmp_path))} == {v.name for v in victims}
+    assert {b.name for b in runs.survey(plan, Store(tmp_path))[0]} == {v.name for v in victims}
     complete(TOY, tmp_path)
     assert sha(tmp_path) == sha(whole)
 
@@ -173,7 +173,7 @@ def test_a_full_disk_at_any_call_loses_nothing_that_was_done(
 def test_a_folder_that_vanishes_ends_the_run(tmp_path: Path) -> None:
     plan, kept = runs.plan_runs([TOY]), Store(tmp_path / "folder")
     with pytest.raises(Refusal) as refused, kept.lock():
-        for _ in runs.run(runs.missing(plan, kept), kept, Here()):
+        for _ in runs.run(runs.survey(plan, kept)[0], kept, Here()):
             shutil.rmtree(tmp_path / "folder")
     assert refused.value.code == 5
 
@@ -240,7 +240,7 @@ def test_a_hundred_thousand_settings_are_planned(tmp_path: Path) -> None:
     many = Experiment(1, "Many", "", "", grid(size=(2,), step=range(100_000)), trials, own=1)
     plan, kept = runs.plan_runs([many]), Store(tmp_path)
     with kept.lock():
-        assert len(runs.missing(plan, kept)) == 100_000
+        assert len(runs.survey(plan, kept)[0]) == 100_000
 
 
 def test_ten_thousand_trials_have_ten_thousand_streams() -> None:
@@ -255,7 +255,7 @@ def test_ten_thousand_trials_have_ten_thousand_streams() -> None:
 
 def test_the_longest_work_is_first() -> None:
     plan = runs.plan_runs([replace(TOY, grid=grid(size=(2, 512, 64))), replace(SLOW, effort=99.0)])
-    costs = [b.cost for b in runs.missing(plan, _Empty(Path()))]
+    costs = [b.cost for b in runs.survey(plan, _Empty(Path()))[0]]
     assert costs == sorted(costs, reverse=True)
 
 

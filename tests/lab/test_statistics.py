@@ -16,7 +16,7 @@ from kappascope.lab.statistics import (
     exactly,
     falls,
     growth_exponent,
-    influence,
+    largest_share,
     mean,
     median,
     paired_difference,
@@ -477,32 +477,29 @@ class TestComparisons:
         assert (estimate.value, estimate.n, estimate.missing) == (0.5, 2, 1)
 
 
-class TestInfluence:
+class TestSummary:
     def test_one_of_fifteen_trials_carries_97_percent(self) -> None:
-        found = influence([1.0] * 14 + [14 * 97 / 3])
-        assert found.share == pytest.approx(0.97)
-        assert found.without == 1.0
-        assert str(found).startswith("one of 15 trials carries 97 % of this mean")
+        assert largest_share([1.0] * 14 + [14 * 97 / 3]).value == pytest.approx(0.97)
 
-    @given(st.lists(st.floats(0, 1e6), min_size=2, max_size=30))
-    def test_without_is_the_mean_left_by_the_largest(self, values: list[float]) -> None:
-        found = influence(values)
-        assert found.without == pytest.approx(np.mean(sorted(values)[:-1]), abs=1e-9)
-        assert found.share == pytest.approx(max(values) / (sum(values) or 1), abs=1e-9)
+    @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30))
+    def test_the_largest_share_is_of_the_sum_of_magnitudes(self, values: list[float]) -> None:
+        sizes = np.abs(values)
+        share = sizes.max() / (sizes.sum() or 1)
+        assert largest_share(values).value == pytest.approx(share, abs=1e-9)
 
     def test_missing_trials_are_counted(self) -> None:
-        assert (influence([1, 2, math.nan]).n, influence([1, 2, math.nan]).missing) == (2, 1)
+        share = largest_share([1, 2, math.nan])
+        assert (share.n, share.missing) == (2, 1)
 
-    def test_of_less_than_two_trials_is_no_mean(self) -> None:
-        assert influence([4.0]).without is None
-        assert str(influence([])) == "a mean of 0 trials is no mean"
+    def test_one_trial_is_all_of_its_mean(self) -> None:
+        assert largest_share([0.0]).value == largest_share([]).value == 1.0
 
     def test_a_summary_shows_the_papers_mean_and_std_beside_the_quartiles(self) -> None:
         values = samples("log-normal", 30)[0]
         found = summary([*values, math.nan])
         assert (found.mean.value, found.std) == pytest.approx((values.mean(), values.std()))
         assert found.quartiles[0].value < found.median.value < found.quartiles[1].value
-        assert found.median.missing == found.mean.missing == found.influence.missing == 1
+        assert found.median.missing == found.mean.missing == found.share.missing == 1
         assert math.isnan(summary([]).std)
 
 

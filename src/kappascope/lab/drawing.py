@@ -256,7 +256,7 @@ def lanes(row: int, count: int) -> Values:
     return row + 0.8 * (np.arange(count) - (count - 1) / 2) / max(count, 2)
 
 
-def strip(axes: Axes, heights: Values, series: Series, printed: Printed | None) -> None:
+def strip(axes: Axes, heights: Values, series: Series, printed: Printed | None = None) -> None:
     """The trials of each level at its height: points, quartile bar, median, mean."""
     low, median, high = series.quartiles
     if len(heights) and not np.isfinite(median).any():
@@ -303,7 +303,7 @@ def row_panel(axes: Axes, samples: Mapping[str, ArrayLike], colours: Iterable[st
         for (name, values), colour in pairs
     )
     for height, each in enumerate(series):
-        strip(axes, np.array([float(height)]), each, None)
+        strip(axes, np.array([float(height)]), each)
     return across(axes, series, [words(each.name) for each in series], [])
 
 

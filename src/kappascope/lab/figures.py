@@ -143,9 +143,7 @@ def strips(
     return draw
 
 
-def arms(
-    *components: str, by: str, printed: Printed | None = None, title: str = "", **where: Any
-) -> Panel:
+def arms(*components: str, by: str, title: str = "", **where: Any) -> Panel:
     """Each component under the arms of a comparison; a thin line joins the points of one trial."""
 
     def draw(axes: Axes, rows: Table, spectra: Table) -> str:
@@ -154,7 +152,7 @@ def arms(
         for row, one in enumerate(series):
             heights = drawing.lanes(row, len(one.levels))
             axes.plot(one.shown.T, heights, color=FAINT, linewidth=0.4, alpha=0.5)
-            drawing.strip(axes, heights, one, printed)
+            drawing.strip(axes, heights, one)
         names = [words(level) for level in series[0].levels]
         if len(names) == 2:
             names = [f"upper: {names[0]}", f"lower: {names[1]}"]

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD
 from torch.optim.optimizer import ParamsT
 
 from kappascope.matrix.orthogonal import orthogonalized
@@ -46,16 +45,6 @@ class Descent:
             if self.weight_decay:
                 gradient = gradient.add(p, alpha=self.weight_decay)
             p.sub_(gradient, alpha=self.learning_rate * (1.0 if p.ndim > 2 else FACTOR_SHARE))
-
-
-def sgd(model: nn.Module, learning_rate: float = 0.01, weight_decay: float = 0.0) -> SGD:
-    """The steps of :class:`Descent` by torch's own optimizer, with its schedulers and hooks."""
-    parameters = list(model.parameters())
-    groups = [
-        {"params": [p for p in parameters if p.ndim > 2], "lr": learning_rate},
-        {"params": [p for p in parameters if p.ndim == 2], "lr": FACTOR_SHARE * learning_rate},
-    ]
-    return SGD([group for group in groups if group["params"]], weight_decay=weight_decay)
 
 
 class MatrixAdam:

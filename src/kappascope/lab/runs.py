@@ -12,7 +12,7 @@ run: at once or in pieces, on one process or on many, with few trials at first a
 >>> toy = Experiment(1, "Toy", "4.1", "How large is it?", grid(size=(2, 4)), trials, own=3)
 >>> with TemporaryDirectory() as folder, (store := Store(Path(folder))).lock():
 ...     wanted = plan_runs([toy])
-...     failures = [done for done in run(missing(wanted, store), store, Here()) if done.failure]
+...     failures = [done for done in run(survey(wanted, store)[0], store, Here()) if done.failure]
 ...     results = gather(wanted, store, failures)
 >>> len(results.rows), results.provenance["failed"]
 (6, [])
@@ -193,13 +193,8 @@ def _block(experiment: Experiment, setting: Setting, stream: str, seeds: range, 
     return Block(*about, experiment.effort, code)
 
 
-def missing(plan: RunPlan, store: Store) -> list[Block]:
-    """The trials of a plan that are not stored yet, those that take longest first."""
-    return survey(plan, store)[0]
-
-
 def survey(plan: RunPlan, store: Store) -> tuple[list[Block], list[str]]:
-    """The trials of a plan that are :func:`missing`, and the names of units that are damaged."""
+    """Find the trials of a plan that are missing, the longest first, and the damaged units."""
     stored, damaged = _stored(plan, store)
     return sorted(_unfinished(plan, stored), key=lambda block: -block.cost), damaged
 

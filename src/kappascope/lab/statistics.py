@@ -454,43 +454,20 @@ def _moment_interval(logs: Floats) -> tuple[float, float]:
     return float(low), float(high)
 
 
-@dataclass(frozen=True)
-class Influence:
-    """How much of a mean is one trial: its ``share`` of the sum, and the mean ``without`` it.
+def largest_share(values: ArrayLike) -> Estimate:
+    """How much of a mean is one trial: the largest share that one value has in their sum.
 
-    >>> print(influence([0.5, 0.3, 0.2, 49.0]))
-    one of 4 trials carries 98 % of this mean: 12.5, without it 0.333
-    """
+    Values count by their magnitude. A single value is all of its mean.
 
-    share: float
-    mean: float
-    without: float | None
-    n: int
-    missing: int = 0
-
-    def __str__(self) -> str:
-        if self.without is None:
-            return f"a mean of {self.n} trials is no mean"
-        return (
-            f"one of {self.n} trials carries {self.share:.0%}"[:-1]
-            + f" % of this mean: {self.mean:.3g}, without it {self.without:.3g}"
-        )
-
-
-def influence(values: ArrayLike) -> Influence:
-    """The largest share a single trial has in a mean, by absolute value.
-
-    >>> influence([1, 1, 2]).share
-    0.5
+    >>> print(largest_share([0.5, 0.3, 0.2, 49.0]))
+    share of one trial 0.98 [0.98, 0.98] (n = 4; counted, not sampled)
     """
     finite, missing = _finite(values)
     sizes = np.abs(finite)
-    if finite.size < 2:
-        return Influence(1.0, float(finite.sum()), None, finite.size, missing)
-    worst, total = int(sizes.argmax()), sizes.sum()
-    share = float(sizes[worst] / total) if total else 0.0
-    rest = np.delete(finite, worst)
-    return Influence(share, float(finite.mean()), float(rest.mean()), finite.size, missing)
+    share = 1.0
+    if finite.size > 1:
+        share = float(sizes.max() / sizes.sum()) if sizes.any() else 0.0
+    return replace(exactly(share, finite.size, "share of one trial"), missing=missing)
 
 
 @dataclass(frozen=True)
@@ -505,14 +482,14 @@ class SampleSummary:
     quartiles: tuple[Estimate, Estimate]
     mean: Estimate
     std: float
-    influence: Influence
+    share: Estimate  # that the largest trial has in the mean
 
 
 def summary(values: ArrayLike) -> SampleSummary:
     """Everything a table says of one group of trials.
 
-    >>> print(summary(range(9)).influence)
-    one of 9 trials carries 22 % of this mean: 4, without it 3.5
+    >>> round(summary(range(9)).share.value, 2)
+    0.22
     """
     finite, _ = _finite(values)
     return SampleSummary(
@@ -520,5 +497,5 @@ def summary(values: ArrayLike) -> SampleSummary:
         (quantile(values, 0.25), quantile(values, 0.75)),
         mean(values),
         float(np.std(finite)) if finite.size else math.nan,
-        influence(values),
+        largest_share(values),
     )

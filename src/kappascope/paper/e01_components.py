@@ -78,8 +78,8 @@ growth = growth_with_size(stream="own", component="condition_number", size=SIZES
 def largest_share(rows: Table) -> Estimate:
     """Measure how many per cent of the paper's mean at the largest size are one trial."""
     kappa = rows.where(stream="paper", component="condition_number", size=512)
-    influence = statistics.influence(kappa.values())
-    return statistics.exactly(100 * influence.share, influence.n, "share of one trial")
+    share = statistics.largest_share(kappa.values())
+    return share.map(lambda part: 100 * part, "per cent of one trial")
 
 
 def over_norms(component: str) -> dict[int, Measure]:

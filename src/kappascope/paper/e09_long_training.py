@@ -13,7 +13,7 @@ from kappascope.lab.claims import Above, Below, Between, Claim, Measure
 from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import paths, sheet, spectrum_lines
 from kappascope.lab.measures import Where, compared, printed, select, typical
-from kappascope.lab.optimizers import sgd
+from kappascope.lab.optimizers import Descent
 from kappascope.lab.statistics import Estimate, paired_ratio
 from kappascope.lab.table import Floats, Table
 from kappascope.lab.tasks import LinearBatch, Regression, Streams, heterogeneous, noiseless, start
@@ -50,12 +50,12 @@ def longer(streams: Streams, size: int, intervention: str) -> Iterator[Rows]:
 
 def fit(model: Matrix, batches: Iterator[LinearBatch], intervention: str) -> Iterator[Step]:
     """Train in one of the three ways."""
-    optimizer = sgd(model)
+    descent = Descent(model)
     seen = noiseless(batches) if intervention == "no noise" else batches
-    for step in train(model, optimizer, seen, 2 * STEPS):
+    for step in train(model, descent, seen, 2 * STEPS):
         if intervention == "smaller steps":
             # harmonic once the paper's steps are over: a tenth at the end
-            optimizer.param_groups[0]["lr"] = 0.01 / (1 + 9 * max(0, step.index / STEPS - 1))
+            descent.learning_rate = 0.01 / (1 + 9 * max(0, step.index / STEPS - 1))
         yield step
 
 

@@ -216,10 +216,6 @@ class Tokenizer:
         known = {word: self._joined(word) for word in set(words)}
         return [token for word in words for token in known[word]]
 
-    def decode(self, tokens: list[int]) -> str:
-        """Join the pieces of tokens to a text."""
-        return b"".join(self.pieces[token] for token in tokens).decode(errors="replace").lstrip()
-
     def _joined(self, word: str) -> list[int]:
         tokens: list[int] = []
         for letter in map(str.encode, word):
