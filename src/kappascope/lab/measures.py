@@ -16,6 +16,8 @@ from kappascope.lab.claims import Measure, Printed
 from kappascope.lab.statistics import Estimate, growth_exponent, median, paired_ratio, ratio
 from kappascope.lab.table import Floats, Table
 
+# The components of which most claims speak.
+KAPPA, LOG_KAPPA, ROW_NORMS = "condition_number", "log_condition_number", "row_norms"
 SHORT = {"d": "size", "lr": "learning_rate", "wd": "weight_decay"}  # in the ids of figures
 Where = Mapping[str, Any]
 """Columns and the value, or tuple of values, that rows must have there."""

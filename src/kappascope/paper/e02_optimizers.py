@@ -87,7 +87,7 @@ FIGURES = (
 
 EIGHT = (*Components.names, "overall_matrix")
 SGD, ADAM, ONE_RATE = ({"optimizer": name} for name in ("sgd", "adam", "matrix adam"))
-KAPPA, ROWS = {"component": "condition_number"}, {"component": "row_norms"}
+KAPPA_ROWS, NORM_ROWS = {"component": "condition_number"}, {"component": "row_norms"}
 AT_LEVEL: Where = {"component": "log_condition_number", "question": "mechanism"}
 
 
@@ -116,12 +116,12 @@ CLAIMS = (
         "Both optimizers learn kappa poorly (0.87, 0.90), so the flaw is structural.",
         "P 4.2",
         measures={
-            "sgd": compared(KAPPA, ROWS, size=128, **SGD),
-            "adam": compared(KAPPA, ROWS, size=128, **ADAM),
-            "sgd_kappa": typical(**KAPPA, size=128, **SGD),
-            "sgd_rows": typical(**ROWS, size=128, **SGD),
-            "adam_kappa": typical(**KAPPA, size=128, **ADAM),
-            "adam_rows": typical(**ROWS, size=128, **ADAM),
+            "sgd": compared(KAPPA_ROWS, NORM_ROWS, size=128, **SGD),
+            "adam": compared(KAPPA_ROWS, NORM_ROWS, size=128, **ADAM),
+            "sgd_kappa": typical(**KAPPA_ROWS, size=128, **SGD),
+            "sgd_rows": typical(**NORM_ROWS, size=128, **SGD),
+            "adam_kappa": typical(**KAPPA_ROWS, size=128, **ADAM),
+            "adam_rows": typical(**NORM_ROWS, size=128, **ADAM),
         },
         expect={"sgd": Above(1), "adam": Above(1)},
         explain="In the median trial kappa's error is {sgd:.2f} times that of the row norms under "

@@ -117,7 +117,7 @@ def own(statistic: Callable[[Floats, Floats], Floats]) -> Measure:
     return lambda rows: median(statistic(*signals(select(rows, stream="own", size=128))))
 
 
-KAPPA = {"component": "log_condition_number", "question": "cause"}
+KAPPA_ROWS = {"component": "log_condition_number", "question": "cause"}
 PLAIN, NOISELESS, CLEAN, ALIKE = (
     {"intervention": name} for name in ("none", "no noise", "no noise, from 0", "no imbalance")
 )
@@ -160,10 +160,10 @@ CLAIMS = (
         "The imbalance of gradient signal prevents kappa from converging: it is the root cause.",
         "P abstract, 4.3, 6; S",
         measures={
-            "clean": compared(CLEAN, PLAIN, **KAPPA),
-            "alike": compared(ALIKE, PLAIN, **KAPPA),
-            "noiseless": compared(NOISELESS, PLAIN, **KAPPA),
-            "error": typical(**KAPPA, **PLAIN),
+            "clean": compared(CLEAN, PLAIN, **KAPPA_ROWS),
+            "alike": compared(ALIKE, PLAIN, **KAPPA_ROWS),
+            "noiseless": compared(NOISELESS, PLAIN, **KAPPA_ROWS),
+            "error": typical(**KAPPA_ROWS, **PLAIN),
         },
         expect={"clean": Above(0.5), "alike": Below(1)},
         explain=explain_cause,

@@ -16,6 +16,9 @@ from kappascope.lab.claims import Above, Below, Between, Claim, Measure, no_mean
 from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import sheet, spectrum_lines, strips, tail
 from kappascope.lab.measures import (
+    KAPPA,
+    LOG_KAPPA,
+    ROW_NORMS,
     compared,
     growth_with_size,
     improvement,
@@ -79,7 +82,6 @@ FIGURES = (
     figure("e4/row_norms/strategy=svd/improvement", "64 %", "P 4.4, 5.2; S"),
 )
 
-ROWS, KAPPA, LOG = "row_norms", "condition_number", "log_condition_number"
 STANDARD = {"strategy": "standard"}
 
 
@@ -100,7 +102,7 @@ def cut_of_kappa(strategy: str) -> dict[str, Measure]:
         "cut": gain(strategy, KAPPA),
         "before": typical(KAPPA, strategy="standard"),
         "after": typical(KAPPA, strategy=strategy),
-        "log_cut": gain(strategy, LOG),
+        "log_cut": gain(strategy, LOG_KAPPA),
         "tail": lambda rows: tail_index(select(rows, **heavy).values()),
     }
 
@@ -127,9 +129,9 @@ CLAIMS = (
         "Multipliers cut norm errors by 67 %.",
         "P 4.4, 5.2; S",
         measures={
-            "cut": gain("multipliers", ROWS),
-            "before": typical(ROWS, strategy="standard"),
-            "after": typical(ROWS, strategy="multipliers"),
+            "cut": gain("multipliers", ROW_NORMS),
+            "before": typical(ROW_NORMS, strategy="standard"),
+            "after": typical(ROW_NORMS, strategy="multipliers"),
         },
         expect={"cut": Between(60, 74)},
         explain="Of plain SGD's row-norm error multipliers take away {cut:.1f} % (n = {cut.n}), "
@@ -161,7 +163,7 @@ CLAIMS = (
         "e4.spectral-norms",
         "Spectral regularization leaves norm errors unchanged.",
         "P 4.4, 5.2; S",
-        measures={"left": left("spectral", ROWS)},
+        measures={"left": left("spectral", ROW_NORMS)},
         expect={"left": Between(0.98, 1.02)},
         explain="The row norms' error is {left:.4f} times that of plain SGD in the median of "
         "{left.n} trials.",
@@ -171,10 +173,10 @@ CLAIMS = (
         "SVD correction is a middle ground: 64 % on norms, 32 % on kappa.",
         "P 4.4, 5.2; S",
         measures={
-            "rows": gain("svd", ROWS),
-            "of_multipliers": left("svd", LOG, "multipliers"),
-            "of_spectral": left("svd", LOG, "spectral"),
-            "log_kappa": gain("svd", LOG),
+            "rows": gain("svd", ROW_NORMS),
+            "of_multipliers": left("svd", LOG_KAPPA, "multipliers"),
+            "of_spectral": left("svd", LOG_KAPPA, "spectral"),
+            "log_kappa": gain("svd", LOG_KAPPA),
         },
         expect={"rows": Between(58, 70), "of_multipliers": Below(1), "of_spectral": Above(1)},
         explain="It takes {rows:.1f} % of the row norms' error away. What it leaves of |log kappa "
@@ -191,7 +193,7 @@ CLAIMS = (
         measures={
             f"{strategy}_{name}": gain(strategy, component)
             for strategy in ("multipliers", "spectral", "svd", "hybrid")
-            for name, component in (("rows", ROWS), ("kappa", LOG))
+            for name, component in (("rows", ROW_NORMS), ("kappa", LOG_KAPPA))
         },
         expect=dict.fromkeys(("multipliers_kappa", "spectral_rows", "svd_kappa"), Below(50)),
         explain="Multipliers take {multipliers_rows:.0f} % of the row norms' error away and "
@@ -206,10 +208,10 @@ CLAIMS = (
         "Combining multipliers and spectral regularization treats both.",
         "P 5.2, 6; S",
         measures={
-            "rows": gain("hybrid", ROWS),
-            "log_kappa": gain("hybrid", LOG),
-            "multipliers_rows": gain("multipliers", ROWS),
-            "spectral_kappa": gain("spectral", LOG),
+            "rows": gain("hybrid", ROW_NORMS),
+            "log_kappa": gain("hybrid", LOG_KAPPA),
+            "multipliers_rows": gain("multipliers", ROW_NORMS),
+            "spectral_kappa": gain("spectral", LOG_KAPPA),
         },
         expect={"rows": Above(50), "log_kappa": Above(50)},
         explain="Both together take {rows:.1f} % of the row norms' error away and "
@@ -223,11 +225,11 @@ CLAIMS = (
         "kappa errors grow, resist and plateau.",
         "P 5.1",
         measures={
-            "rows_power": growth(component=ROWS),
-            "rows_cut": gain("multipliers", ROWS),
-            "rows_late": typical(ROWS, experiment="e9", intervention=None, epoch=1000),
+            "rows_power": growth(component=ROW_NORMS),
+            "rows_cut": gain("multipliers", ROW_NORMS),
+            "rows_late": typical(ROW_NORMS, experiment="e9", intervention=None, epoch=1000),
             "kappa_power": growth(component=KAPPA),
-            "kappa_cut": gain("multipliers", LOG),
+            "kappa_cut": gain("multipliers", LOG_KAPPA),
             "kappa_left": compared({"epoch": 2000}, {"epoch": 1000}, experiment="e9",
                                    intervention="none", component=KAPPA),
         },
@@ -253,11 +255,11 @@ MEANS = {
     "row_norms": {"standard": 0.134, "multipliers": 0.044, "spectral": 0.134},
 }
 PLOT = sheet(
-    strips("row_norms", "condition_number", by="strategy", strategy=ARMS, stream="paper",
+    strips(ROW_NORMS, KAPPA, by="strategy", strategy=ARMS, stream="paper",
            printed=MEANS, title="The paper's ten trials"),
-    strips("row_norms", "condition_number", by="strategy", strategy=ARMS, stream="own",
+    strips(ROW_NORMS, KAPPA, by="strategy", strategy=ARMS, stream="own",
            title="Trials of our own"),
-    tail("condition_number", by="strategy", stream="own"),
+    tail(KAPPA, by="strategy", stream="own"),
     spectrum_lines("Singular values, hybrid", strategy="hybrid"),
 )  # fmt: skip
 

@@ -17,7 +17,16 @@ from kappascope.corrections import scaled
 from kappascope.lab.claims import Above, Between, Claim, Measure
 from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import arms, sheet, strips
-from kappascope.lab.measures import Where, improvement, printed, select, typical
+from kappascope.lab.measures import (
+    KAPPA,
+    LOG_KAPPA,
+    ROW_NORMS,
+    Where,
+    improvement,
+    printed,
+    select,
+    typical,
+)
 from kappascope.lab.statistics import Estimate, paired_difference, proportion
 from kappascope.lab.table import Table
 from kappascope.lab.tasks import STRUCTURES, Random, Regression, Streams, Structure, start
@@ -90,7 +99,6 @@ FIGURES = (
 )
 
 MULTIPLIERS, STANDARD = {"strategy": "multipliers"}, {"strategy": "standard"}
-KAPPA = "log_condition_number"
 gain = partial(improvement, MULTIPLIERS, STANDARD, pairing="paired")
 extent = partial(typical, "frobenius_norm", column="target", **STANDARD)
 
@@ -116,7 +124,7 @@ def lead(structure: str) -> Measure:
     def measure(rows: Table) -> Estimate:
         chosen = select(rows, stream="own", pairing="paired", structure=structure)
         gains = []
-        for component in "row_norms", KAPPA:
+        for component in ROW_NORMS, LOG_KAPPA:
             errors = chosen.where(component=component)
             ours, theirs = errors.where(**MULTIPLIERS).paired(errors.where(**STANDARD))
             gains.append(100 * (1 - ours / theirs))
@@ -143,7 +151,7 @@ def block_gain(pairing: str, component: str) -> Measure:
     return improvement(MULTIPLIERS, STANDARD, **where, pairing=pairing, component=component)
 
 
-rows_gain = partial(gain, component="row_norms")
+rows_gain = partial(gain, component=ROW_NORMS)
 KINDS = {"drawn": "block-diagonal", "equal": "equal blocks", "growing": "growing blocks"}
 
 CLAIMS = (
@@ -155,8 +163,8 @@ CLAIMS = (
             "any_kind": across(*(rows_gain(structure=name) for name in KINDS.values())),
             "gain": {kind: rows_gain(structure=name) for kind, name in KINDS.items()},
             "norm": {kind: extent(structure=name) for kind, name in KINDS.items()},
-            "drawn_error": typical("row_norms", structure=KINDS["drawn"], **STANDARD),
-            "equal_error": typical("row_norms", structure=KINDS["equal"], **STANDARD),
+            "drawn_error": typical(ROW_NORMS, structure=KINDS["drawn"], **STANDARD),
+            "equal_error": typical(ROW_NORMS, structure=KINDS["equal"], **STANDARD),
         },
         expect={"any_kind": Between(84, 99)},
         explain="The paper does not say what its blocks are, and they decide: four blocks of "
@@ -192,8 +200,8 @@ CLAIMS = (
         measures={
             "heterogeneous": lead("heterogeneous"),
             "blocks": lead("block-diagonal"),
-            "heterogeneous_kappa": gain(structure="heterogeneous", component=KAPPA),
-            "blocks_kappa": gain(structure="block-diagonal", component=KAPPA),
+            "heterogeneous_kappa": gain(structure="heterogeneous", component=LOG_KAPPA),
+            "blocks_kappa": gain(structure="block-diagonal", component=LOG_KAPPA),
         },
         expect={"heterogeneous": Above(0), "blocks": Above(0)},
         explain="The row norms' gain exceeds that of |log kappa - log kappa*| by "
@@ -211,11 +219,11 @@ CLAIMS = (
             "target": same("target", STANDARD, MULTIPLIERS, pairing="paper",
                            component="frobenius_norm"),
             "end": same("error", {"pairing": "paper"}, {"pairing": "paired"},
-                        component="row_norms", **STANDARD),
-            "rows_paper": block_gain("paper", "row_norms"),
-            "rows_paired": block_gain("paired", "row_norms"),
-            "kappa_paper": block_gain("paper", KAPPA),
-            "kappa_paired": block_gain("paired", KAPPA),
+                        component=ROW_NORMS, **STANDARD),
+            "rows_paper": block_gain("paper", ROW_NORMS),
+            "rows_paired": block_gain("paired", ROW_NORMS),
+            "kappa_paper": block_gain("paper", LOG_KAPPA),
+            "kappa_paired": block_gain("paired", LOG_KAPPA),
         },
         expect={"target": Above(0.7)},
         explain="The target is the same in {target.value:.0%} of {target.n} trials of the "
@@ -230,13 +238,13 @@ CLAIMS = (
 side = partial(
     arms, by="strategy", strategy=("standard", "multipliers"), stream="paper", pairing="paired"
 )
-SHOWN = ("row_norms", "singular_values", "overall_matrix", "condition_number")
+SHOWN = (ROW_NORMS, "singular_values", "overall_matrix", KAPPA)
 PLOT = sheet(
     side(*SHOWN[:3], structure="low-rank", title="Low-rank targets: κ is infinite"),
     side(*SHOWN, structure="block-diagonal", title="Block-diagonal targets"),
     side(*SHOWN, structure="heterogeneous", title="Heterogeneous targets"),
     strips(
-        "row_norms",
+        ROW_NORMS,
         by="structure",
         stream="own",
         strategy="multipliers",

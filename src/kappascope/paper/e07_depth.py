@@ -126,7 +126,7 @@ FIGURES = (
     ),
 )
 
-KAPPA = {"stream": "own", "component": "condition_number"}
+KAPPA_ROWS = {"stream": "own", "component": "condition_number"}
 
 
 def error(depth: int, component: str = "condition_number") -> Measure:
@@ -136,7 +136,7 @@ def error(depth: int, component: str = "condition_number") -> Measure:
 
 def factor(depth: int) -> Measure:
     """Measure what the last layer multiplies the median kappa error by."""
-    return medians_compared({"depth": depth}, {"depth": depth - 1}, **KAPPA, **PRODUCT)
+    return medians_compared({"depth": depth}, {"depth": depth - 1}, **KAPPA_ROWS, **PRODUCT)
 
 
 def excess(layer: int) -> Measure:
@@ -149,7 +149,7 @@ def excess(layer: int) -> Measure:
 
 def orthogonal(depth: int) -> Measure:
     """Compare the median kappa error at step 300 from orthogonal layers with random ones'."""
-    where: Where = {"size": SIZE, "depth": depth, "layer": 0, "epoch": 300, **KAPPA}
+    where: Where = {"size": SIZE, "depth": depth, "layer": 0, "epoch": 300, **KAPPA_ROWS}
     random, turned = ({"intervention": name} for name in STARTS)
     return medians_compared(turned, random, **where)
 
@@ -157,12 +157,12 @@ def orthogonal(depth: int) -> Measure:
 def left(depth: int) -> Measure:
     """Measure what is left of the product's kappa error of step 300 in the end."""
     where: Where = {"size": SIZE, "depth": depth, "layer": 0, "intervention": "random start"}
-    return compared({"epoch": LOOKS[-1]}, {"epoch": 300}, **where, **KAPPA)
+    return compared({"epoch": LOOKS[-1]}, {"epoch": 300}, **where, **KAPPA_ROWS)
 
 
 def left_of_layers(depth: int) -> Measure:
     """Measure what is left of the product of the layers' kappas of step 300 in the end."""
-    where: Where = {"size": SIZE, "depth": depth, "intervention": "random start", **KAPPA}
+    where: Where = {"size": SIZE, "depth": depth, "intervention": "random start", **KAPPA_ROWS}
 
     def product(found: Table, epoch: int) -> Any:
         layers = (select(found, epoch=epoch, layer=i + 1, **where) for i in range(depth))

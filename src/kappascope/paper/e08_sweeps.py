@@ -45,12 +45,12 @@ FIGURES = (
     ),
 )
 
-KAPPA, NORMS = {"component": "condition_number"}, {"component": "row_norms"}
+KAPPA_ROWS, NORM_ROWS = {"component": "condition_number"}, {"component": "row_norms"}
 
 
 def gap(rate: float, decay: float = 0.0) -> Measure:
     """Compare the kappa error with the norm error of the same trial."""
-    return compared(KAPPA, NORMS, learning_rate=rate, weight_decay=decay)
+    return compared(KAPPA_ROWS, NORM_ROWS, learning_rate=rate, weight_decay=decay)
 
 
 def growth(before: float, after: float) -> Measure:
@@ -58,7 +58,7 @@ def growth(before: float, after: float) -> Measure:
 
     def ratios(rows: Table, rate: float) -> Any:
         chosen = select(rows, stream="own", learning_rate=rate, weight_decay=0.0)
-        kappa, norms = chosen.where(**KAPPA).paired(chosen.where(**NORMS))
+        kappa, norms = chosen.where(**KAPPA_ROWS).paired(chosen.where(**NORM_ROWS))
         return kappa / norms
 
     return lambda rows: ratio(ratios(rows, after), ratios(rows, before))
@@ -115,7 +115,7 @@ CLAIMS = (
         measures={
             "ratios": {
                 f"with decay {decay:g}": compared(
-                    {"weight_decay": decay}, {"weight_decay": 0.0}, learning_rate=0.01, **KAPPA
+                    {"weight_decay": decay}, {"weight_decay": 0.0}, learning_rate=0.01, **KAPPA_ROWS
                 )
                 for decay in WEIGHT_DECAYS
             }
@@ -131,8 +131,8 @@ CLAIMS = (
         "P 6(3)",
         measures={
             "ratios": {
-                "with SGD": of("e2", compared(KAPPA, NORMS, optimizer="sgd", size=128)),
-                "with Adam": of("e2", compared(KAPPA, NORMS, optimizer="adam", size=128)),
+                "with SGD": of("e2", compared(KAPPA_ROWS, NORM_ROWS, optimizer="sgd", size=128)),
+                "with Adam": of("e2", compared(KAPPA_ROWS, NORM_ROWS, optimizer="adam", size=128)),
                 **{f"at rate {rate:g}": of("e8", gap(rate)) for rate in LEARNING_RATES},
                 **{f"with decay {decay:g}": of("e8", gap(0.01, decay)) for decay in WEIGHT_DECAYS},
             }

@@ -12,7 +12,16 @@ from math import log
 from kappascope.lab.claims import Above, Below, Between, Claim, Measure
 from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import paths, sheet, spectrum_lines
-from kappascope.lab.measures import Where, compared, printed, select, typical
+from kappascope.lab.measures import (
+    KAPPA,
+    LOG_KAPPA,
+    ROW_NORMS,
+    Where,
+    compared,
+    printed,
+    select,
+    typical,
+)
 from kappascope.lab.optimizers import Descent
 from kappascope.lab.statistics import Estimate, paired_ratio
 from kappascope.lab.table import Floats, Table
@@ -69,8 +78,6 @@ FIGURES = (
     printed("e9/condition_number/epoch=1000/ratio", "250x", "P abstract, 4.9", **TEN),
 )
 
-KAPPA, LOG, ROWS = "condition_number", "log_condition_number", "row_norms"
-
 
 def at(found: Table, component: str, epoch: int) -> Floats:
     """Read the errors of our own trials after some steps."""
@@ -79,13 +86,13 @@ def at(found: Table, component: str, epoch: int) -> Floats:
 
 def rate(found: Table) -> Estimate:
     """Measure the rate per step at which the norm error falls from step 10 to 500."""
-    fall = paired_ratio(at(found, ROWS, 500), at(found, ROWS, 10))
+    fall = paired_ratio(at(found, ROW_NORMS, 500), at(found, ROW_NORMS, 10))
     return fall.map(lambda left: log(left) / 490, "rate per step")
 
 
 def widening(found: Table) -> Estimate:
     """Compare the ratio of kappa's error to the norms' at step 1000 with that at step 1."""
-    before, after = (at(found, KAPPA, epoch) / at(found, ROWS, epoch) for epoch in (1, 1000))
+    before, after = (at(found, KAPPA, epoch) / at(found, ROW_NORMS, epoch) for epoch in (1, 1000))
     return paired_ratio(after, before)
 
 
@@ -123,9 +130,9 @@ CLAIMS = (
         "Norm errors fall exponentially, to 6.6e-5 after 1000 steps.",
         "P 4.9",
         measures={
-            "error": typical(ROWS, size=128, epoch=1000),
+            "error": typical(ROW_NORMS, size=128, epoch=1000),
             "rate": rate,
-            "left": left(ROWS),
+            "left": left(ROW_NORMS),
         },
         expect={"error": Below(1e-4), "rate": Between(-0.0105, -0.0095)},
         explain="The median is {error:.2g} after 1000 steps (n = {error.n}) and falls at a rate of "
@@ -162,9 +169,9 @@ CLAIMS = (
         "The remaining kappa error is not merely a matter of convergence speed.",
         "P 4.9",
         measures={
-            "none": left(LOG, "none"),
-            "noiseless": left(LOG, "no noise"),
-            "smaller": left(LOG, "smaller steps"),
+            "none": left(LOG_KAPPA, "none"),
+            "noiseless": left(LOG_KAPPA, "no noise"),
+            "smaller": left(LOG_KAPPA, "smaller steps"),
         },
         expect={"none": Above(0.8)},
         explain=explain_speed,
@@ -176,9 +183,9 @@ CLAIMS = (
         "itself.",
         "P 1, 6",
         measures={
-            "noiseless": end(LOG, "no noise"),
-            "rows": end(ROWS, "no noise"),
-            "noisy": end(LOG, "none"),
+            "noiseless": end(LOG_KAPPA, "no noise"),
+            "rows": end(ROW_NORMS, "no noise"),
+            "noisy": end(LOG_KAPPA, "none"),
         },
         expect={"noiseless": Above(0.01)},
         explain="Without label noise the median error of log kappa is {noiseless:.2g} after 2000 "
@@ -188,9 +195,9 @@ CLAIMS = (
 )
 
 PLOT = sheet(
-    paths("condition_number", "row_norms", size=128, stream="paper"),
+    paths(KAPPA, ROW_NORMS, size=128, stream="paper"),
     paths("condition_number / row_norms", size=128, stream="paper"),
-    paths("log_condition_number", split="intervention", size=SIZE, seed=range(64),
+    paths(LOG_KAPPA, split="intervention", size=SIZE, seed=range(64),
           title=f"Twice as long, size {SIZE}"),
     spectrum_lines("Singular values after 1000 steps", size=128),
 )  # fmt: skip

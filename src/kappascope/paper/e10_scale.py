@@ -12,7 +12,7 @@ import torch
 from kappascope.lab.claims import Above, Below, Between, Claim
 from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import error_lines, sheet, spectrum_lines, tail
-from kappascope.lab.measures import compared, growth_with_size, typical
+from kappascope.lab.measures import KAPPA, LOG_KAPPA, ROW_NORMS, compared, growth_with_size, typical
 from kappascope.lab.tasks import Regression, Streams, heterogeneous, start
 from kappascope.lab.training import Matrix, descend, last, outcome
 from kappascope.matrix.components import Components
@@ -33,7 +33,6 @@ def trials(streams: Streams, size: int) -> Iterator[Rows]:
 
 
 SIZES, LARGE = tuple(TRIALS), (256, 512, 1024, 2048)
-LOG, KAPPA, ROWS = "log_condition_number", "condition_number", "row_norms"
 
 CLAIMS = (
     Claim(
@@ -41,8 +40,8 @@ CLAIMS = (
         "The error of log kappa goes on growing with size, from d = 256 to 2048.",
         "R W2",
         measures={
-            "power": growth_with_size(stream="own", component=LOG, size=LARGE),
-            "error": {size: typical(LOG, size=size) for size in LARGE},
+            "power": growth_with_size(stream="own", component=LOG_KAPPA, size=LARGE),
+            "error": {size: typical(LOG_KAPPA, size=size) for size in LARGE},
         },
         expect={"power": Above(0)},
         explain="The median of |log kappa - log kappa*| grows as d to the power {power:.2f}: "
@@ -72,8 +71,8 @@ CLAIMS = (
         "At d = 2048 training still brings kappa nearer to its target than the start was.",
         "R W2",
         measures={
-            "ratio": compared({"component": LOG}, {"component": "untrained"}, size=2048),
-            "trained": typical(LOG, size=2048),
+            "ratio": compared({"component": LOG_KAPPA}, {"component": "untrained"}, size=2048),
+            "trained": typical(LOG_KAPPA, size=2048),
             "untrained": typical("untrained", size=2048),
         },
         expect={"ratio": Below(1)},
@@ -87,7 +86,9 @@ CLAIMS = (
         "e10.norms",
         "Norm errors stay at about 0.13 at d = 1024 and 2048.",
         "R W2, S4",
-        measures={"error": {f"at d = {size}": typical(ROWS, size=size) for size in (1024, 2048)}},
+        measures={
+            "error": {f"at d = {size}": typical(ROW_NORMS, size=size) for size in (1024, 2048)}
+        },
         expect={"error": Between(0.12, 0.14)},
         explain="The median error of the row norms is {error:.4g} (n = {error.n}).",
         answers=("W2",),
@@ -95,8 +96,8 @@ CLAIMS = (
 )
 
 PLOT = sheet(
-    error_lines(LOG, "untrained", by="size", title="Log κ, and before training"),
-    error_lines(ROWS, KAPPA, by="size"),
+    error_lines(LOG_KAPPA, "untrained", by="size", title="Log κ, and before training"),
+    error_lines(ROW_NORMS, KAPPA, by="size"),
     tail(KAPPA, by="size", size=(32, 128, 512, 2048)),
     spectrum_lines("Singular values, size 2048", size=2048),
 )

@@ -16,7 +16,7 @@ from torch.optim import SGD, Adam, AdamW
 from kappascope.lab.claims import Above, Below, Between, Claim, Estimates, Measure
 from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import sheet, strips
-from kappascope.lab.measures import select
+from kappascope.lab.measures import KAPPA, LOG_KAPPA, ROW_NORMS, select
 from kappascope.lab.optimizers import Descent, Muon, Optimizer
 from kappascope.lab.statistics import Estimate, median, paired_ratio
 from kappascope.lab.table import Floats, Table
@@ -63,7 +63,6 @@ def trials(streams: Streams, size: int) -> Iterator[Rows]:
 
 
 TUNING = 32  # trials that choose the rate, or half of them if there are fewer
-ROWS, LOG = "row_norms", "log_condition_number"
 
 
 def judged(found: Table, optimizer: str, component: str, column: str = "error") -> Floats:
@@ -87,13 +86,15 @@ def tuned(found: Table) -> float:
 
 def over_sgd(optimizer: str) -> Measure:
     """Compare the error of log kappa with SGD's at the same loss, trial by trial."""
-    return lambda found: paired_ratio(judged(found, optimizer, LOG), judged(found, "sgd", LOG))
+    return lambda found: paired_ratio(
+        judged(found, optimizer, LOG_KAPPA), judged(found, "sgd", LOG_KAPPA)
+    )
 
 
 def over_norms(optimizer: str) -> Measure:
     """Compare kappa's error with that of the row norms, trial by trial."""
     return lambda found: paired_ratio(
-        judged(found, optimizer, "condition_number"), judged(found, optimizer, ROWS)
+        judged(found, optimizer, KAPPA), judged(found, optimizer, ROW_NORMS)
     )
 
 
@@ -132,7 +133,7 @@ STEPS = {name: median_of(name, "steps", "value") for name in RATES}
 
 def against_sgd(optimizer: str, **more: Any) -> Claim:
     """Claim something of an optimizer's error of log kappa in multiples of SGD's."""
-    errors = {name: median_of(name, LOG) for name in RATES}
+    errors = {name: median_of(name, LOG_KAPPA) for name in RATES}
     return Claim(
         f"e11.{optimizer}",
         measures={"ratio": over_sgd(optimizer), "errors": errors, "steps": STEPS},
@@ -187,7 +188,7 @@ CLAIMS = (
 
 PLOT = sheet(
     *(
-        strips(LOG, by="learning_rate", optimizer=name, level=LEVELS[-1], title=name)
+        strips(LOG_KAPPA, by="learning_rate", optimizer=name, level=LEVELS[-1], title=name)
         for name in OPTIMIZERS
     ),
     columns=2,

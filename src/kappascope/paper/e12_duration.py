@@ -13,7 +13,7 @@ import torch
 from kappascope.lab.claims import Above, Below, Between, Claim, Measure
 from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import paths, sheet, spectrum_lines
-from kappascope.lab.measures import Where, compared, medians_compared, typical
+from kappascope.lab.measures import LOG_KAPPA, ROW_NORMS, Where, compared, medians_compared, typical
 from kappascope.lab.optimizers import Descent
 from kappascope.lab.statistics import Estimate
 from kappascope.lab.table import Table
@@ -53,7 +53,6 @@ def growing(target: torch.Tensor, random: Random, intervention: str) -> Iterator
         yield from islice(task.batches(random), CHANGE * max(1, 2 ** (doubling - 1)))
 
 
-LOG, ROWS = "log_condition_number", "row_norms"
 # stationary variance of an entry: m = m (1 - 2 lr + lr^2 (B + d + 1) / B) + lr^2 noise^2 / B
 FLOOR = NOISE * (RATE / 64 / (2 - RATE * (64 + SIZE + 1) / 64)) ** 0.5
 
@@ -64,7 +63,7 @@ def left(component: str, since: int = 2000) -> Measure:
     return compared({"epoch": LOOKS[-1]}, {"epoch": since}, **where)
 
 
-def end(intervention: str, component: str = LOG, column: str = "error") -> Measure:
+def end(intervention: str, component: str = LOG_KAPPA, column: str = "error") -> Measure:
     """Measure the median after 20,000 steps."""
     return typical(component, column=column, intervention=intervention, epoch=LOOKS[-1])
 
@@ -77,7 +76,7 @@ def over_floor(rows: Table) -> Estimate:
 def against_none(intervention: str) -> Measure:
     """Compare the median error after 20,000 steps with that of plain training."""
     arms = ({"intervention": name} for name in (intervention, "none"))
-    return medians_compared(*arms, component=LOG, epoch=LOOKS[-1])
+    return medians_compared(*arms, component=LOG_KAPPA, epoch=LOOKS[-1])
 
 
 CLAIMS = (
@@ -86,7 +85,7 @@ CLAIMS = (
         "Longer training does not close the gap: from 2,000 to 20,000 plain steps the error of "
         "log kappa stays.",
         "R Q2, W9; P 4.9",
-        measures={"left": left(LOG), "end": end("none"), "rows_left": left(ROWS)},
+        measures={"left": left(LOG_KAPPA), "end": end("none"), "rows_left": left(ROW_NORMS)},
         expect={"left": Above(0.5)},
         explain="20,000 steps leave {left:.2f} of the error after 2,000 (n = {left.n}, size 32), a "
         "median of {end:.2g}; of the row norms' error they leave {rows_left:.2f}.",
@@ -110,7 +109,7 @@ CLAIMS = (
         "R Q2, W9",
         measures={
             "noiseless": end("no noise"),
-            "rows": end("no noise", ROWS),
+            "rows": end("no noise", ROW_NORMS),
             "noisy": end("none"),
         },
         expect={"noiseless": Below(1e-9)},
@@ -137,8 +136,8 @@ CLAIMS = (
 )
 
 PLOT = sheet(
-    paths(LOG, split="intervention", seed=range(32), title="Error of log κ"),
-    paths(ROWS, split="intervention", seed=range(32), title="Error of the row norms"),
+    paths(LOG_KAPPA, split="intervention", seed=range(32), title="Error of log κ"),
+    paths(ROW_NORMS, split="intervention", seed=range(32), title="Error of the row norms"),
     paths("entry", column="value", split="intervention", seed=range(32), title="An entry"),
     spectrum_lines("Singular values after 20,000 steps", intervention="none"),
 )

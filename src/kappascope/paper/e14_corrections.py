@@ -18,7 +18,7 @@ from kappascope import corrections as c
 from kappascope.lab.claims import Above, Below, Claim, Measure
 from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import sheet, spectrum_lines, strips
-from kappascope.lab.measures import improvement, paired
+from kappascope.lab.measures import LOG_KAPPA, ROW_NORMS, improvement, paired
 from kappascope.lab.optimizers import Descent
 from kappascope.lab.statistics import wins
 from kappascope.lab.tasks import LinearBatch, Regression, Streams, heterogeneous, start
@@ -118,7 +118,7 @@ def trials(streams: Streams, size: int) -> Iterator[Rows]:
         yield from outcome(step.weight, target, strategy=name, oracle=told)
 
 
-LOG, ROWS, WHOLE = "log_condition_number", "row_norms", "overall_matrix"
+OVERALL = "overall_matrix"
 BLIND = (*(name for name in FREE if name != "standard"), "spectral norm")
 TOLD = ("penalty", "svd", "re-projection", "bound", "hybrid", "spectral norm")
 
@@ -131,7 +131,7 @@ def gain(strategy: str, component: str, told: bool = False) -> Measure:
 
 def helped(strategy: str) -> Measure:
     """Measure the share of trials in which the oracle makes the error of log kappa smaller."""
-    return paired(wins, {"oracle": True}, {"oracle": False}, strategy=strategy, component=LOG)
+    return paired(wins, {"oracle": True}, {"oracle": False}, strategy=strategy, component=LOG_KAPPA)
 
 
 CLAIMS = (
@@ -141,11 +141,11 @@ CLAIMS = (
         "they take half of log kappa's error away.",
         "R Q6, W4(c)",
         measures={
-            "values_kappa": gain("value multipliers", LOG),
-            "values_rows": gain("value multipliers", ROWS),
-            "values_matrix": gain("value multipliers", WHOLE),
-            "rows_kappa": gain("multipliers", LOG),
-            "rows_matrix": gain("multipliers", WHOLE),
+            "values_kappa": gain("value multipliers", LOG_KAPPA),
+            "values_rows": gain("value multipliers", ROW_NORMS),
+            "values_matrix": gain("value multipliers", OVERALL),
+            "rows_kappa": gain("multipliers", LOG_KAPPA),
+            "rows_matrix": gain("multipliers", OVERALL),
         },
         expect={"values_kappa": Above(50)},
         explain="Of log kappa's error they take {values_kappa:.0f} % away, trial by trial (n = "
@@ -169,7 +169,7 @@ CLAIMS = (
         "e14.blind",
         "No correction without an oracle takes half of the error of log kappa away.",
         "R W4",
-        measures={"gains": {name: gain(name, LOG) for name in BLIND}},
+        measures={"gains": {name: gain(name, LOG_KAPPA) for name in BLIND}},
         expect={"gains": Below(50)},
         explain="Per cent of log kappa's error taken away (negative: added), medians over paired "
         "trials (n = {gains.n}): {gains.names_first:.0f}.",
@@ -180,10 +180,10 @@ CLAIMS = (
         "A better kappa makes a better matrix: with the oracle's penalty the overall error falls.",
         "R W4(a); P 4.4",
         measures={
-            "penalty_matrix": gain("penalty", WHOLE, told=True),
-            "penalty_kappa": gain("penalty", LOG, told=True),
-            "projection_kappa": gain("re-projection", LOG, told=True),
-            "projection_matrix": gain("re-projection", WHOLE, told=True),
+            "penalty_matrix": gain("penalty", OVERALL, told=True),
+            "penalty_kappa": gain("penalty", LOG_KAPPA, told=True),
+            "projection_kappa": gain("re-projection", LOG_KAPPA, told=True),
+            "projection_matrix": gain("re-projection", OVERALL, told=True),
         },
         expect={"penalty_matrix": Above(1)},
         explain="The penalty takes {penalty_kappa:.0f} % of log kappa's error away and "
@@ -196,7 +196,7 @@ CLAIMS = (
         "e14.harmless",
         "No correction without an oracle makes the matrix worse by more than 5 %.",
         "R W4",
-        measures={"gains": {name: gain(name, WHOLE) for name in BLIND}},
+        measures={"gains": {name: gain(name, OVERALL) for name in BLIND}},
         expect={"gains": Above(-5)},
         explain="Per cent of the overall error taken away (negative: added), medians over paired "
         "trials (n = {gains.n}): {gains.names_first:.0f}.",
@@ -206,8 +206,8 @@ CLAIMS = (
 )
 
 PLOT = sheet(
-    strips(LOG, by="strategy", oracle=False, title="Log κ, without an oracle"),
-    strips(LOG, by="strategy", oracle=True, title="Log κ, with an oracle"),
+    strips(LOG_KAPPA, by="strategy", oracle=False, title="Log κ, without an oracle"),
+    strips(LOG_KAPPA, by="strategy", oracle=True, title="Log κ, with an oracle"),
     strips("overall_matrix", by="strategy", oracle=False, title="The matrix, without"),
     strips("overall_matrix", by="strategy", oracle=True, title="The matrix, with"),
     spectrum_lines("Singular values, value multipliers", strategy="value multipliers"),

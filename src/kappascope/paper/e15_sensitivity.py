@@ -17,7 +17,7 @@ from kappascope.corrections import Multipliers, SpectralPenalty
 from kappascope.lab.claims import Above, Below, Between, Claim, Measure
 from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import sheet, spectrum_lines, strips
-from kappascope.lab.measures import compared, typical
+from kappascope.lab.measures import LOG_KAPPA, ROW_NORMS, compared, typical
 from kappascope.lab.tasks import LinearBatch, Regression, Streams, heterogeneous, start
 from kappascope.lab.training import Matrix, Step, descend, last, outcome, rows, together
 from kappascope.matrix.components import Components, errors
@@ -89,14 +89,13 @@ def ranks(weight: Tensor, target: Tensor) -> Iterator[Rows]:
         yield {**about, "error": error}
 
 
-LOG, ROWS = "log_condition_number", "row_norms"
 EITHER = Between(0.8, 1.25)  # no more than a quarter either way counts as no difference
 
 
 def against_paper(sweep: str, level: str) -> Measure:
     """Compare the error of log kappa with that of the paper's choice, trial by trial."""
     return compared(
-        {"sweep": sweep, "choice": level}, {"sweep": "none", "choice": PAPERS}, component=LOG
+        {"sweep": sweep, "choice": level}, {"sweep": "none", "choice": PAPERS}, component=LOG_KAPPA
     )
 
 
@@ -182,10 +181,10 @@ CLAIMS = (
         "a tenth of it.",
         "R W8, code-level",
         measures={
-            "full_rows": within("multiplier rate", "1", "0.1", ROWS),
-            "full_kappa": within("multiplier rate", "1", "0.1", LOG),
-            "hundredth_rows": within("multiplier rate", "0.01", "0.1", ROWS),
-            "hundredth_kappa": within("multiplier rate", "0.01", "0.1", LOG),
+            "full_rows": within("multiplier rate", "1", "0.1", ROW_NORMS),
+            "full_kappa": within("multiplier rate", "1", "0.1", LOG_KAPPA),
+            "hundredth_rows": within("multiplier rate", "0.01", "0.1", ROW_NORMS),
+            "hundredth_kappa": within("multiplier rate", "0.01", "0.1", LOG_KAPPA),
         },
         expect={"full_rows": Below(0.8)},
         explain="The row norms' error is {full_rows:.2f} times that at a tenth, log kappa's "
@@ -199,9 +198,9 @@ CLAIMS = (
         "A penalty ten times stronger leaves less of the error of log kappa.",
         "R W4(a)",
         measures={
-            "tenfold": within("penalty", "0.05", "0.005", LOG),
-            "hundredfold": within("penalty", "0.5", "0.005", LOG),
-            "tenth": within("penalty", "0.0005", "0.005", LOG),
+            "tenfold": within("penalty", "0.05", "0.005", LOG_KAPPA),
+            "hundredfold": within("penalty", "0.5", "0.005", LOG_KAPPA),
+            "tenth": within("penalty", "0.0005", "0.005", LOG_KAPPA),
         },
         expect={"tenfold": Below(0.8)},
         explain="It leaves {tenfold:.2f} times what the paper's strength leaves (n = {tenfold.n}), "
@@ -226,7 +225,7 @@ CLAIMS = (
 
 PLOT = sheet(
     *(
-        strips(LOG, ROWS, by="choice", sweep=(sweep, "none"), choice=(*levels, PAPERS),
+        strips(LOG_KAPPA, ROW_NORMS, by="choice", sweep=(sweep, "none"), choice=(*levels, PAPERS),
                title=sweep.capitalize())
         for sweep, levels in SWEEPS.items() if sweep != "threshold"
     ),

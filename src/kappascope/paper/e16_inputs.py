@@ -15,7 +15,7 @@ from kappascope.lab.claims import Above, Below, Between, Claim, Measure
 from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import paths, sheet, spectrum_lines
 from kappascope.lab.inputs import INPUTS, Source
-from kappascope.lab.measures import medians_compared, select, typical
+from kappascope.lab.measures import LOG_KAPPA, ROW_NORMS, medians_compared, select, typical
 from kappascope.lab.statistics import Estimate, median, slopes
 from kappascope.lab.table import Floats, Table
 from kappascope.lab.tasks import Regression, Streams, heterogeneous, start
@@ -54,7 +54,6 @@ def by_direction(weight: Tensor, target: Tensor, source: Source) -> Iterator[Row
 
 
 MILD = ("power law", "tokens")
-LOG, ROWS = "log_condition_number", "row_norms"
 
 
 def curves(found: Table, inputs: str, epoch: int, column: str = "value") -> Floats:
@@ -89,7 +88,7 @@ def error(component: str, inputs: str, epoch: int = END) -> Measure:
 
 def against_white(inputs: str) -> Measure:
     """Compare the median error of log kappa in the end with that of white inputs."""
-    return medians_compared({"inputs": inputs}, {"inputs": "white"}, component=LOG, epoch=END)
+    return medians_compared({"inputs": inputs}, {"inputs": "white"}, component=LOG_KAPPA, epoch=END)
 
 
 CLAIMS = (
@@ -99,9 +98,9 @@ CLAIMS = (
         "steps.",
         "R W1, W3",
         measures={
-            "steep": error(LOG, "steep power law"),
-            "digits": error(LOG, "digits"),
-            "white": error(LOG, "white"),
+            "steep": error(LOG_KAPPA, "steep power law"),
+            "digits": error(LOG_KAPPA, "digits"),
+            "white": error(LOG_KAPPA, "white"),
         },
         expect={"steep": Above(0.1), "digits": Above(0.1)},
         explain="The median error is {steep:.3g} for variances that fall like k^-2 and "
@@ -118,7 +117,7 @@ CLAIMS = (
         measures={
             "power_law": against_white("power law"),
             "tokens": against_white("tokens"),
-            "early": {name: error(LOG, name, 200) for name in (*MILD, "white")},
+            "early": {name: error(LOG_KAPPA, name, 200) for name in (*MILD, "white")},
         },
         expect={"power_law": Between(0.5, 2), "tokens": Between(0.5, 2)},
         explain="After 5,000 steps the median error is {power_law:.2f} times that of white inputs "
@@ -158,7 +157,7 @@ CLAIMS = (
         "e16.norms",
         "Row norms are learned (below 0.05) whatever the inputs, after 5,000 steps.",
         "R W1",
-        measures={"error": {f"for {name}": error(ROWS, name) for name in INPUTS}},
+        measures={"error": {f"for {name}": error(ROW_NORMS, name) for name in INPUTS}},
         expect={"error": Below(0.05)},
         explain="The median error of the row norms after 5,000 steps is {error:.4g} "
         "(n = {error.n}).",
@@ -166,8 +165,8 @@ CLAIMS = (
 )
 
 PLOT = sheet(
-    paths(LOG, split="inputs", title="Error of log κ"),
-    paths(ROWS, split="inputs", title="Error of the row norms"),
+    paths(LOG_KAPPA, split="inputs", title="Error of log κ"),
+    paths(ROW_NORMS, split="inputs", title="Error of the row norms"),
     paths("direction", over="place", column="value", split="inputs", epoch=200,
           title="What directions lack after 200 steps"),
     spectrum_lines("Singular values, digits", inputs="digits"),

@@ -16,7 +16,7 @@ from torch import Tensor
 from kappascope.lab.claims import Above, Below, Between, Claim, Measure
 from kappascope.lab.experiment import Experiment, Rows, Setting, grid
 from kappascope.lab.figures import MARKS, Panel, paths, sheet
-from kappascope.lab.measures import Where, compared, select
+from kappascope.lab.measures import LOG_KAPPA, Where, compared, select
 from kappascope.lab.statistics import Estimate, contrast, median, proportion, slopes
 from kappascope.lab.table import Floats, Table
 from kappascope.lab.tasks import Random, Regression, Streams, Structure, heterogeneous, start
@@ -28,7 +28,6 @@ from kappascope.theory import Relaxation, log_kappa_bound, weyl_bound
 PAPER, TEN, HUNDRED, THOUSAND = "heterogeneous", "kappa 10", "kappa 100", "kappa 1000"
 TIMES = (0.5, 1, 1.5, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20)  # steps are these over the rate
 RISK = 0.05
-LOG = "log_condition_number"
 
 
 def conditioned(random: Random, size: int, kappa: float) -> Tensor:
@@ -75,7 +74,7 @@ def bounds(
     }
     for quantity, bound in found.items():
         known = torch.where(bound.isfinite(), bound, torch.nan)
-        yield {"quantity": quantity, "component": LOG, "error": known}
+        yield {"quantity": quantity, "component": "log_condition_number", "error": known}
 
 
 NARROW: Where = {"size": 16, "noise": 0.0}  # where only the number of steps is asked
@@ -92,7 +91,9 @@ SMALL = float(np.log(3))  # at most the bound where e is half of sigma_min; from
 
 def lines(found: Table, quantity: str, cell: Setting) -> Floats:
     """Read the error of log kappa, or a bound on it: one line a trial, over the looks."""
-    return select(found, stream="own", component=LOG, quantity=quantity, **cell).curves("epoch")
+    return select(found, stream="own", component=LOG_KAPPA, quantity=quantity, **cell).curves(
+        "epoch"
+    )
 
 
 def kept(found: Table, cell: Setting) -> Estimate:
@@ -128,7 +129,7 @@ def rates(cell: Setting) -> Measure:
 
 def looseness(quantity: str, noise: float) -> Measure:
     """Compare a bound with the error it bounds, after the last step, for the paper's targets."""
-    end: Where = {"epoch": round(TIMES[-1] / 0.01), "learning_rate": 0.01, "component": LOG}
+    end: Where = {"epoch": round(TIMES[-1] / 0.01), "learning_rate": 0.01, "component": LOG_KAPPA}
     cell: Where = {"size": 32, "structure": PAPER, "noise": noise, **end}
     return compared({"quantity": quantity}, {"quantity": "measured"}, **cell)
 
@@ -233,7 +234,7 @@ def against(size: int, structure: str, noise: float) -> Panel:
     """Draw the measurement under the two bounds."""
     where: Where = {"size": size, "structure": structure, "noise": noise, "learning_rate": 0.01}
     title = f"{structure}, size {size}, {'with' if noise else 'no'} label noise"
-    return paths(LOG, split="quantity", title=title, seed=range(32), **where)
+    return paths(LOG_KAPPA, split="quantity", title=title, seed=range(32), **where)
 
 
 PLOT = sheet(

@@ -14,12 +14,12 @@ import numpy as np
 
 from kappascope.lab import statistics
 from kappascope.lab.claims import Above, Below, Claim, Measure
+from kappascope.lab.measures import KAPPA
 from kappascope.lab.statistics import Estimate, median, rank_correlation
 from kappascope.lab.table import Floats, Table
 from kappascope.studies.digits.model import OUTCOMES, TRAIN_LOSS
 
 TELLING = 0.3  # a medium rank correlation (Cohen 1988): below, nothing is told
-KAPPA = "condition_number"
 NORMS = ("frobenius_norm", "spectral_norm")  # together they also tell the stable rank
 OTHERS = ("effective_rank", "spectral_gap", "row_dispersion")
 CORRELATIONS = (1 + len(OTHERS)) * len(OUTCOMES)  # in a table of the exhibits

@@ -11,11 +11,11 @@ from kappascope.lab import drawing
 from kappascope.lab.drawing import FAINT, SPARE
 from kappascope.lab.experiment import Exhibit
 from kappascope.lab.figures import Panel, sheet
+from kappascope.lab.measures import KAPPA
 from kappascope.lab.table import Table
 from kappascope.studies.digits.claims import (
     CORRELATIONS,
     JOINT_LEVEL,
-    KAPPA,
     NORMS,
     OTHERS,
     TELLING,

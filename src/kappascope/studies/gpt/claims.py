@@ -16,7 +16,7 @@ import scipy
 from numpy.typing import ArrayLike
 
 from kappascope.lab.claims import Above, Below, Claim, Measure
-from kappascope.lab.measures import select
+from kappascope.lab.measures import LOG_KAPPA, select
 from kappascope.lab.statistics import (
     LEVEL,
     Estimate,
@@ -31,7 +31,6 @@ from kappascope.theory import GaussianNull
 
 HIDDEN = ("query", "key", "value", "output", "up", "down")  # kinds of matrices in the blocks
 MIN_SEEDS = 3  # for an interval
-LOG_KAPPA = "log_condition_number"
 
 
 def losses(rows: Table, optimizer: str, correction: str, stage: str = "compare") -> Table:

@@ -12,12 +12,11 @@ from kappascope.lab import drawing
 from kappascope.lab.drawing import INK, SPARE
 from kappascope.lab.experiment import Exhibit
 from kappascope.lab.figures import Panel, sheet
-from kappascope.lab.measures import select
+from kappascope.lab.measures import LOG_KAPPA, select
 from kappascope.lab.statistics import Estimate
 from kappascope.lab.table import Floats, Table
 from kappascope.studies.gpt.claims import (
     HIDDEN,
-    LOG_KAPPA,
     at_best_rate,
     kappa_with_loss,
     kappas,

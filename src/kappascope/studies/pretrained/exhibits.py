@@ -15,13 +15,12 @@ from kappascope.lab.downloads import SHAKESPEARE
 from kappascope.lab.drawing import SPARE, Series
 from kappascope.lab.experiment import Exhibit
 from kappascope.lab.figures import Panel, paths, sheet
-from kappascope.lab.measures import Where
+from kappascope.lab.measures import KAPPA, Where
 from kappascope.lab.statistics import median
 from kappascope.lab.table import Floats, Table
 from kappascope.studies.pretrained.changes import EQUAL, FORMATS, SINGLE
 from kappascope.studies.pretrained.claims import (
     BERT,
-    KAPPA,
     LLAMA,
     PRODUCTS,
     SQUARE,

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from kappascope.lab.claims import Above, Below, Claim, Expectation, Measure
-from kappascope.lab.measures import Where
+from kappascope.lab.measures import LOG_KAPPA, Where
 from kappascope.lab.statistics import Estimate, median, paired_ratio, proportion, ratio
 from kappascope.lab.table import Floats, Table
 from kappascope.studies.teacher.model import LEVELS, OPTIMIZERS
@@ -16,7 +16,7 @@ EARLY, LATE = LEVELS[0], LEVELS[-1]
 # start most reach only the first level. AT_TEACHER was set after the same pilots.
 COMPARED_AT = (("fresh", EARLY), ("near", LATE))  # starts, and the loss at which errors are judged
 AT_TEACHER = 0.2  # overall error, root mean square over the matrices, below which one is there
-COLUMN_NORMS, LOG_KAPPA, OVERALL = "column_norms", "log_condition_number", "overall_matrix"
+COLUMN_NORMS, OVERALL = "column_norms", "overall_matrix"
 STUDENT = ("depth", "activation", "variant", "seed")  # two architectures: independent teachers
 REVIEW = ("W1(a)",)
 

@@ -13,7 +13,7 @@ from kappascope.lab import drawing
 from kappascope.lab.drawing import COLOURS, SPARE, Series, with_common_zero
 from kappascope.lab.experiment import Exhibit
 from kappascope.lab.figures import Panel, sheet
-from kappascope.lab.measures import Where
+from kappascope.lab.measures import LOG_KAPPA, Where
 from kappascope.lab.statistics import median
 from kappascope.lab.table import Floats, Table
 from kappascope.matrix.components import Components
@@ -21,7 +21,6 @@ from kappascope.studies.teacher.claims import (
     AT_TEACHER,
     COMPARED_AT,
     LATE,
-    LOG_KAPPA,
     OVERALL,
     at_teacher,
     per_student,
