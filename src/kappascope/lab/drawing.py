@@ -161,13 +161,13 @@ class Series:
 
 def with_common_zero(series: Iterable[Series]) -> list[Series]:
     """Series that share an axis: their zeros stand at one decade mark below all other values."""
-    found = list(series)
-    values = np.concatenate([one.trials.ravel() for one in found])
+    shared = list(series)
+    values = np.concatenate([each.trials.ravel() for each in shared])
     if not (values == 0).any():
-        return found
+        return shared
     smallest = min(values[values > 0], default=10.0)
     least = float(10.0 ** (np.ceil(np.log10(smallest)) - 1))
-    return [replace(one, least=least) for one in found]
+    return [replace(each, least=least) for each in shared]
 
 
 def blank(panels: int, columns: int) -> Figure:
@@ -207,7 +207,7 @@ def caption(figure: Figure, notes: Sequence[str], marks: str) -> Figure:
 
 def note(axes: Axes, series: Sequence[Series]) -> str:
     """The n of a panel for its caption; an empty panel says that it is."""
-    notes = list(dict.fromkeys(one.note for one in series))
+    notes = list(dict.fromkeys(each.note for each in series))
     if notes == ["no trials"]:
         empty(axes)
     return " / ".join(notes)
@@ -326,19 +326,19 @@ def thinned(values: Values) -> tuple[Values, Values]:
 def upright(axes: Axes, series: Sequence[Series]) -> str:
     """Finish a panel of lines: logarithmic errors, a name at the end of each; answers with n."""
     logarithmic(axes, "y", series[0].least)
-    medians = [(one.quartiles[1], one) for one in series]
-    ends = [(float(m[np.isfinite(m)][-1]), one) for m, one in medians if np.isfinite(m).any()]
+    medians = [(each.quartiles[1], each) for each in series]
+    ends = [(float(m[np.isfinite(m)][-1]), each) for m, each in medians if np.isfinite(m).any()]
     if len(ends) > 1:
         ends.sort(key=lambda end: end[0])
         _indent(axes, right=TAG)
         to_axes = axes.transData + axes.transAxes.inverted()
         heights = [float(to_axes.transform((1, end))[1]) for end, _ in ends]
         # the names are moved apart where they would cover each other
-        for (_, one), end, height in zip(ends, heights, _apart(heights, 0.078), strict=True):
-            text = {"xycoords": "axes fraction", "color": one.colour, **BESIDE}
-            axes.annotate(words(one.name), (1.045, height), **text)
+        for (_, each), end, height in zip(ends, heights, _apart(heights, 0.078), strict=True):
+            text = {"xycoords": "axes fraction", "color": each.colour, **BESIDE}
+            axes.annotate(words(each.name), (1.045, height), **text)
             line: Any = {"transform": axes.transAxes, "clip_on": False, "linewidth": 0.7}
-            axes.plot((1.005, 1.035), (end, height), color=one.colour, **line)
+            axes.plot((1.005, 1.035), (end, height), color=each.colour, **line)
     return note(axes, series)
 
 
@@ -424,7 +424,7 @@ def cells(figure: Figure, document: str) -> tuple[str, ...]:
     They have no ground, and are cut out, not drawn again, which would take as long as all the rest.
     """
     root = ElementTree.fromstring(document)
-    shared = [one for defs in root.iter(f"{SVG}defs") for one in defs]
+    shared = [element for defs in root.iter(f"{SVG}defs") for element in defs]
     groups = {group.get("id"): group for group in root.iter(f"{SVG}g")}
     columns = round(figure.get_figwidth() / WIDTH)
     width, height = WIDTH * POINTS, HEIGHT * POINTS
@@ -436,9 +436,11 @@ def cells(figure: Figure, document: str) -> tuple[str, ...]:
         cut = Element(f"{SVG}svg", version="1.1", width=f"{width:g}pt", height=f"{height:g}pt")
         cut.set("viewBox", f"{column * width:g} {row * height:g} {width:g} {height:g}")
         used = set(re.findall(r"#([\w.-]+)", ElementTree.tostring(panel, "unicode")))
-        needed = used - {one.get("id") for one in panel.iter()} | {None}  # the style has no name
+        needed = used - {element.get("id") for element in panel.iter()} | {
+            None
+        }  # the style has no name
         defs = ElementTree.SubElement(cut, f"{SVG}defs")
-        defs.extend(one for one in shared if one.get("id") in needed)
+        defs.extend(element for element in shared if element.get("id") in needed)
         cut.append(panel)
         documents.append(ElementTree.tostring(cut, "unicode"))
     return tuple(documents)

@@ -220,10 +220,10 @@ def verdicts(experiments: Iterable[Experiment], rows: Table) -> dict[str, list[d
     A figure or claim is measured on the rows of its own experiment; a claim about ``all`` of them
     on all rows. What cannot be measured, because its trials were not run, says so.
     """
-    found: dict[str, list[dict[str, Any]]] = {"figures": [], "claims": []}
+    judged: dict[str, list[dict[str, Any]]] = {"figures": [], "claims": []}
     for experiment in experiments:
         own = rows.where(experiment=experiment.id)
-        found["figures"] += [_checked(figure, own) for figure in experiment.figures]
+        judged["figures"] += [_checked(figure, own) for figure in experiment.figures]
         for claim in experiment.claims:
             try:
                 verdict = judge(claim, rows if claim.experiment == "all" else own)
@@ -231,8 +231,8 @@ def verdicts(experiments: Iterable[Experiment], rows: Table) -> dict[str, list[d
                 about = claim.id, claim.experiment, claim.sentence, claim.source
                 why = f"Not measured: {_reason(error)}"
                 verdict = Verdict(*about, "undecided", None, None, 0, why)
-            found["claims"].append(asdict(verdict))
-    return found
+            judged["claims"].append(asdict(verdict))
+    return judged
 
 
 def _checked(figure: Printed, rows: Table) -> dict[str, Any]:

@@ -116,13 +116,13 @@ def paths(
                 replace(Series.of(part, components[0], over, column), name=_level(split, level))
                 for level, part in parts
             ]
-            lines = [replace(one, colour=c) for one, c in zip(lines, cycle(SPARE), strict=False)]
+            lines = [replace(each, colour=c) for each, c in zip(lines, cycle(SPARE), strict=False)]
         else:
             lines = [Series.of(chosen, name, over, column) for name in components]
         series = with_common_zero(lines)
-        for one in series:
-            axes.plot(one.levels, one.shown.T, color=one.colour, alpha=0.35, linewidth=0.5)
-            drawing.quartile_band(axes, np.asarray(one.levels, float), one)
+        for each in series:
+            axes.plot(each.levels, each.shown.T, color=each.colour, alpha=0.35, linewidth=0.5)
+            drawing.quartile_band(axes, np.asarray(each.levels, float), each)
         return drawing.upright(axes, series)
 
     return draw
@@ -149,10 +149,10 @@ def arms(*components: str, by: str, title: str = "", **where: Any) -> Panel:
     def draw(axes: Axes, rows: Table, spectra: Table) -> str:
         drawing.entitle(axes, title or f"Error by {words(by)}", _unit(components))
         series = _series(rows, components, by, where)
-        for row, one in enumerate(series):
-            heights = drawing.lanes(row, len(one.levels))
-            axes.plot(one.shown.T, heights, color=FAINT, linewidth=0.4, alpha=0.5)
-            drawing.strip(axes, heights, one)
+        for row, each in enumerate(series):
+            heights = drawing.lanes(row, len(each.levels))
+            axes.plot(each.shown.T, heights, color=FAINT, linewidth=0.4, alpha=0.5)
+            drawing.strip(axes, heights, each)
         names = [words(level) for level in series[0].levels]
         if len(names) == 2:
             names = [f"upper: {names[0]}", f"lower: {names[1]}"]
@@ -168,23 +168,23 @@ def tail(component: str, by: str, title: str = "", **where: Any) -> Panel:
     def draw(axes: Axes, rows: Table, spectra: Table) -> str:
         name = title or f"Tail of the {words(component)} error"
         drawing.entitle(axes, name, "relative error x", "share of trials above x")
-        [one] = _series(rows, [component], by, where)
-        for line, values in enumerate(one.trials.T):
+        [series] = _series(rows, [component], by, where)
+        for line, values in enumerate(series.trials.T):
             colour = SHADES[line % len(SHADES)]
             axes.plot(*drawing.survival(values), color=colour, linewidth=1.2)
             index = tail_index(values[np.isfinite(values)])
             known = f": α = {index.value:.2f}" if index.interval else ""  # where n allows one
-            label = f"{_level(by, one.levels[line])}{known}"
-            height = 0.04 + 0.08 * (len(one.levels) - 1 - line)
+            label = f"{_level(by, series.levels[line])}{known}"
+            height = 0.04 + 0.08 * (len(series.levels) - 1 - line)
             axes.text(0.03, height, label, color=colour, fontsize=8, transform=axes.transAxes)
-        if one.trials.size:  # the line that falls like 1/x, from the largest median on
-            start, end = np.nanmax(one.quartiles[1]), np.nanmax(one.trials)
+        if series.trials.size:  # the line that falls like 1/x, from the largest median on
+            start, end = np.nanmax(series.quartiles[1]), np.nanmax(series.trials)
             foot = (end, 0.5 * start / end)
             axes.plot((start, end), (0.5, foot[1]), color=FAINT, linestyle=":", linewidth=1)
             axes.annotate("1/x ", foot, color=FAINT, fontsize=8, ha="right", va="top")
         drawing.logarithmic(axes, "x")
         drawing.logarithmic(axes, "y")
-        return drawing.note(axes, [one])
+        return drawing.note(axes, [series])
 
     return draw
 
@@ -215,12 +215,12 @@ def gallery(spectra: Table) -> Figure:
     varied = [n for n in rows.column_names if n not in fixed and len(rows[n].unique()) > 1]
     settings = {tuple(row.items()): row for row in rows.select(varied).to_pylist()}
     titles = [
-        ", ".join(_level(name, value) for name, value in one.items() if value is not None)
-        for one in settings.values()
+        ", ".join(_level(name, value) for name, value in setting.items() if value is not None)
+        for setting in settings.values()
     ]
     panels = [
-        spectrum_lines(title or "Singular values", **one)
-        for title, one in zip(titles, settings.values(), strict=True)
+        spectrum_lines(title or "Singular values", **setting)
+        for title, setting in zip(titles, settings.values(), strict=True)
     ]
     return sheet(*panels or [spectrum_lines()], columns=3, marks=PAIRS)(spectra, spectra)
 

@@ -227,8 +227,8 @@ def _global_names(statement: ast.stmt) -> set[str]:
 
 def _attributes(statement: ast.stmt) -> dict[str, set[str]]:
     """The attributes that a statement reads of names."""
-    found: dict[str, set[str]] = {}
+    attributes: dict[str, set[str]] = {}
     for node in ast.walk(statement):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            found.setdefault(node.value.id, set()).add(node.attr)
-    return found
+            attributes.setdefault(node.value.id, set()).add(node.attr)
+    return attributes

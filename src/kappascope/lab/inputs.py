@@ -105,8 +105,8 @@ def digits(size: int = 64) -> Source:
 @cache
 def _pixels() -> Tensor:
     with (files("kappascope.lab") / "data" / "digits.npz").open("rb") as file:
-        found = torch.from_numpy(np.load(file)["pixels"].astype(np.float64))
-    return found - found.mean(0)
+        pixels = torch.from_numpy(np.load(file)["pixels"].astype(np.float64))
+    return pixels - pixels.mean(0)
 
 
 def tokens(size: int) -> Source:

@@ -226,13 +226,13 @@ def _read_back(name: str, group: str, store: Store) -> StoredBlock | None:
         part = StoredBlock(seeds, rows, float(header["seconds"]))
         whole = header["group"] == group and name == f"{group}-{_span(seeds)}.unit"
         pa.concat_tables([EMPTY, rows], promote_options="permissive")
-        found = {*rows["seed"].to_pylist()}
+        stored_seeds = {*rows["seed"].to_pylist()}
         plain = all(
             rows.schema.field(column).type in (pa.null(), KINDS[column]) for column in KINDS
         )
     except (KeyError, TypeError, ValueError, pa.ArrowException):
         return None
-    return part if whole and plain and found <= {*seeds} else None
+    return part if whole and plain and stored_seeds <= {*seeds} else None
 
 
 def _span(seeds: range) -> str:

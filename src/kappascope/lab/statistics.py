@@ -228,11 +228,11 @@ def falls(curves: ArrayLike) -> Estimate:
 
 def _share(hits: int, n: int, missing: int, what: str) -> Estimate:
     """A proportion whose interval holds whether the missing cases are hits or not."""
-    found = replace(proportion(hits, n), what=what, missing=missing)
+    share = replace(proportion(hits, n), what=what, missing=missing)
     if not n or not missing:
-        return found
+        return share
     worst, best = proportion(hits, n + missing), proportion(hits + missing, n + missing)
-    return replace(found, low=worst.low, high=best.high)
+    return replace(share, low=worst.low, high=best.high)
 
 
 def contrast(estimates: Sequence[Estimate], weights: Sequence[float], what: str) -> Estimate:
@@ -332,7 +332,7 @@ def rank_correlation(
     >>> print(rank_correlation(x, np.roll(x, 2), given=[np.roll(x, 1)]))
     partial rank correlation -0.105 [-0.539, 0.368] (n = 20)
     """
-    columns = np.array([floats(one).ravel() for one in (x, y, *given)])
+    columns = np.array([floats(variable).ravel() for variable in (x, y, *given)])
     present = ~np.isnan(columns).any(axis=0)
     names = np.zeros(present.size) if within is None else np.asarray(within).ravel()
     products = _rank_products(columns[:, present], names[present])
@@ -369,7 +369,7 @@ def _rank_products(columns: Floats, names: NDArray[Any]) -> Floats:
     _, group, sizes = np.unique(names, return_inverse=True, return_counts=True)
     ranks = scipy.stats.rankdata(columns, axis=1) + group * (group.size + 1)  # group after group
     ranks = scipy.stats.rankdata(ranks, axis=1) if sizes.size > 1 else ranks
-    means = np.array([np.bincount(group, one) for one in ranks]) / sizes
+    means = np.array([np.bincount(group, variable) for variable in ranks]) / sizes
     centred = (ranks - means[:, group]).T
     products = np.zeros((sizes.size, *2 * columns.shape[:1]))
     np.add.at(products, group, centred[:, :, None] * centred[:, None, :])
@@ -379,11 +379,11 @@ def _rank_products(columns: Floats, names: NDArray[Any]) -> Floats:
 def _partial(products: Floats) -> Floats:
     """The correlation of the first two variables, given the others; of each matrix of a stack."""
     across = products[..., :2, 2:]
-    told = across @ np.linalg.pinv(products[..., 2:, 2:]) @ across.swapaxes(-1, -2)
-    left = products[..., :2, :2] - told
+    explained = across @ np.linalg.pinv(products[..., 2:, 2:]) @ across.swapaxes(-1, -2)
+    left = products[..., :2, :2] - explained
     whole, rest = (np.diagonal(m, axis1=-2, axis2=-1)[..., :2] for m in (products, left))
-    told_in_full = (rest <= 1e-9 * whole).any(axis=-1)  # by what is given; or constant
-    scale = np.sqrt(np.where(told_in_full, np.nan, rest.prod(axis=-1)))
+    determined = (rest <= 1e-9 * whole).any(axis=-1)  # by what is given; or constant
+    scale = np.sqrt(np.where(determined, np.nan, rest.prod(axis=-1)))
     return np.asarray(np.clip(left[..., 0, 1] / scale, -1, 1))
 
 

@@ -152,10 +152,10 @@ def generator(*key: str | int) -> torch.Generator:
     """
     mixed = tuple(word for part in key for word in _words(part))
     words = np.random.SeedSequence(ENTROPY, spawn_key=mixed).generate_state(624)
-    made = torch.Generator().manual_seed(0)  # sets all but the words: nothing drawn so far
-    state = made.get_state()
+    twister = torch.Generator().manual_seed(0)  # sets all but the words: nothing drawn so far
+    state = twister.get_state()
     state[24 : 24 + 624 * 8] = torch.from_numpy(words.astype("<u8").view(np.uint8))
-    return made.set_state(state)
+    return twister.set_state(state)
 
 
 def _words(part: str | int) -> list[int]:

@@ -144,23 +144,25 @@ def arrivals(
     >>> found.weight.item(), found.step.item()
     (0.5, 2.0)
     """
-    found: dict[float, Arrival] = {}
+    reached: dict[float, Arrival] = {}
     before: Tensor | None = None
     for step in steps:
         weight = step.weight.clone()
         now = loss(weight)
         if before is None:
             before, never = weight, torch.full_like(now, torch.nan)
-            found = {x: Arrival(torch.full_like(weight, torch.nan), never.clone()) for x in levels}
-        for level, arrival in found.items():
+            reached = {
+                x: Arrival(torch.full_like(weight, torch.nan), never.clone()) for x in levels
+            }
+        for level, arrival in reached.items():
             due = arrival.step.isnan() & (now <= level)
             if due.any():
                 arrival.weight[due] = _crossing(before, weight, loss, level)[due]
                 arrival.step[due] = step.index
-        if not any(arrival.step.isnan().any() for arrival in found.values()):
+        if not any(arrival.step.isnan().any() for arrival in reached.values()):
             break
         before = weight
-    return found
+    return reached
 
 
 def _crossing(
@@ -190,8 +192,8 @@ def rows(
     for component, error in errors(ours, theirs).items():
         value, wanted = getattr(ours, component, None), getattr(theirs, component, None)
         scalar = value is not None and value.shape == error.shape
-        found = {"value": value, "target": wanted} if scalar else {}
-        yield {**columns, "component": component, "error": error, **found}
+        values = {"value": value, "target": wanted} if scalar else {}
+        yield {**columns, "component": component, "error": error, **values}
 
 
 def outcome(
@@ -216,8 +218,8 @@ def floored(
         for matrix in (learned, target)
     )
     error = (value - wanted).abs() / wanted
-    found = {"error": error, "value": value, "target": wanted}
-    yield {**columns, "component": "floored_condition_number", **found}
+    numbers = {"error": error, "value": value, "target": wanted}
+    yield {**columns, "component": "floored_condition_number", **numbers}
 
 
 def _components(matrix: Tensor | Components) -> Components:

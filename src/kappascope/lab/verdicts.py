@@ -34,7 +34,10 @@ def conclusion(claims: Sequence[Record], figures: Sequence[Record]) -> tuple[str
         if outcome in first
     ]
     prominent = f"The most prominent of those that {'; that '.join(sentences)}."
-    absent, matched = sum(map(unmeasured, figures)), sum(bool(one["matches"]) for one in figures)
+    absent, matched = (
+        sum(map(unmeasured, figures)),
+        sum(bool(figure["matches"]) for figure in figures),
+    )
     missed = len(figures) - matched - absent
     left = f"; {plural(missed, 'differs', 'differ')}" if missed else ""
     left += f"; {plural(absent, 'was', 'were')} not measured here" if absent else ""

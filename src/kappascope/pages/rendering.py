@@ -30,8 +30,10 @@ def fill(name: str, filters: Iterable[Callable[..., Any]] = (), **content: Any) 
     environment = Environment(
         loader=PackageLoader("kappascope.pages"),
         autoescape=True,
-        finalize=lambda it: (
-            it if isinstance(it, Markup) or (text := str(it)).isprintable() else legible(text)
+        finalize=lambda value: (
+            value
+            if isinstance(value, Markup) or (text := str(value)).isprintable()
+            else legible(text)
         ),
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -43,7 +45,7 @@ def fill(name: str, filters: Iterable[Callable[..., Any]] = (), **content: Any) 
         "allow_nan": False,
     }
     wording = (number, bracketed, words, plural, first_few, legible)
-    environment.filters.update((one.__name__, one) for one in (*wording, *filters))
+    environment.filters.update((function.__name__, function) for function in (*wording, *filters))
     environment.globals["guarded"] = guarded
     return environment.get_template(f"{name}.html").render(
         style=Markup(style),  # ours, and named by its hash: nothing else may style or run

@@ -37,8 +37,8 @@ def trials(streams: Streams, size: int) -> Iterator[Rows]:
     yield from outcome(learned, wanted)
     for name, place in ("largest_singular_value", 0), ("smallest_singular_value", -1):
         value, goal = (s.singular_values[:, place] for s in (learned, wanted))
-        found = {"error": (value - goal).abs() / goal, "value": value, "target": goal}
-        yield {"component": name, **found}
+        numbers = {"error": (value - goal).abs() / goal, "value": value, "target": goal}
+        yield {"component": name, **numbers}
 
 
 NORMS = ("row_norms", "column_norms")

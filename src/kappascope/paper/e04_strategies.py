@@ -58,9 +58,9 @@ def fit(
 def trials(streams: Streams, size: int) -> Iterator[Rows]:
     """Learn the same target with every strategy."""
     target, random = heterogeneous(streams.random(), size), streams.random(7)
-    origin, found = start(random, size), strategies(Components(target).singular_values)
+    origin, corrections = start(random, size), strategies(Components(target).singular_values)
     arms: dict[str, Callable[[Iterator[LinearBatch]], Iterator[Step]]] = {
-        name: partial(fit, origin, correction) for name, correction in found.items()
+        name: partial(fit, origin, correction) for name, correction in corrections.items()
     }
     for strategy, step in last(together(arms, Regression(target).batches(random))).items():
         yield from outcome(step.weight, target, strategy=strategy)

@@ -110,9 +110,9 @@ def across(*measures: Measure) -> Measure:
     """
 
     def measure(rows: Table) -> Estimate:
-        estimates = [one(rows) for one in measures]
-        ends = [end for one in estimates for end in one.interval or (-np.inf, np.inf)]
-        n = min(one.n for one in estimates)
+        estimates = [each(rows) for each in measures]
+        ends = [end for each in estimates for end in each.interval or (-np.inf, np.inf)]
+        n = min(each.n for each in estimates)
         return Estimate(estimates[0].value, min(ends), max(ends), n, "improvement in per cent")
 
     return measure
@@ -133,12 +133,16 @@ def lead(structure: str) -> Measure:
     return measure
 
 
-def same(column: str, one: dict[str, str], other: dict[str, str], **where: str) -> Measure:
+def same(
+    column: str, ours_where: dict[str, str], theirs_where: dict[str, str], **where: str
+) -> Measure:
     """Measure in how many of the paper's trials two arms have the same number in a column."""
 
     def measure(rows: Table) -> Estimate:
         chosen = select(rows, stream="paper", **where).by("structure").values()
-        pairs = [part.where(**one).paired(part.where(**other), column) for part in chosen]
+        pairs = [
+            part.where(**ours_where).paired(part.where(**theirs_where), column) for part in chosen
+        ]
         ours, theirs = np.concatenate(pairs, axis=1)
         return proportion(int((ours == theirs).sum()), ours.size)
 

@@ -164,11 +164,11 @@ def left_of_layers(depth: int) -> Measure:
     """Measure what is left of the product of the layers' kappas of step 300 in the end."""
     where: Where = {"size": SIZE, "depth": depth, "intervention": "random start", **KAPPA_ROWS}
 
-    def product(found: Table, epoch: int) -> Any:
-        layers = (select(found, epoch=epoch, layer=i + 1, **where) for i in range(depth))
+    def product(table: Table, epoch: int) -> Any:
+        layers = (select(table, epoch=epoch, layer=i + 1, **where) for i in range(depth))
         return np.prod([layer.values("value") for layer in layers], axis=0)
 
-    return lambda found: paired_ratio(product(found, LOOKS[-1]), product(found, 300))
+    return lambda table: paired_ratio(product(table, LOOKS[-1]), product(table, 300))
 
 
 CONCLUSION = {

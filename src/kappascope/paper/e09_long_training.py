@@ -79,20 +79,20 @@ FIGURES = (
 )
 
 
-def at(found: Table, component: str, epoch: int) -> Floats:
+def at(table: Table, component: str, epoch: int) -> Floats:
     """Read the errors of our own trials after some steps."""
-    return select(found, stream="own", size=128, component=component, epoch=epoch).values()
+    return select(table, stream="own", size=128, component=component, epoch=epoch).values()
 
 
-def rate(found: Table) -> Estimate:
+def rate(table: Table) -> Estimate:
     """Measure the rate per step at which the norm error falls from step 10 to 500."""
-    fall = paired_ratio(at(found, ROW_NORMS, 500), at(found, ROW_NORMS, 10))
+    fall = paired_ratio(at(table, ROW_NORMS, 500), at(table, ROW_NORMS, 10))
     return fall.map(lambda left: log(left) / 490, "rate per step")
 
 
-def widening(found: Table) -> Estimate:
+def widening(table: Table) -> Estimate:
     """Compare the ratio of kappa's error to the norms' at step 1000 with that at step 1."""
-    before, after = (at(found, KAPPA, epoch) / at(found, ROW_NORMS, epoch) for epoch in (1, 1000))
+    before, after = (at(table, KAPPA, epoch) / at(table, ROW_NORMS, epoch) for epoch in (1, 1000))
     return paired_ratio(after, before)
 
 

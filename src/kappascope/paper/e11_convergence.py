@@ -55,8 +55,8 @@ def trials(streams: Streams, size: int) -> Iterator[Rows]:
         steps = train(
             model, OPTIMIZERS[optimizer](model, rate), Regression(target).batches(random), PATIENCE
         )
-        found = arrivals(steps, loss, [level**2 for level in LEVELS])
-        for level, arrival in zip(LEVELS, found.values(), strict=True):
+        arrived = arrivals(steps, loss, [level**2 for level in LEVELS])
+        for level, arrival in zip(LEVELS, arrived.values(), strict=True):
             columns = {"optimizer": optimizer, "learning_rate": rate, "level": level}
             yield from rows(arrival.weight, target, **columns)
             yield {**columns, "component": "steps", "value": arrival.step}
@@ -65,9 +65,9 @@ def trials(streams: Streams, size: int) -> Iterator[Rows]:
 TUNING = 32  # trials that choose the rate, or half of them if there are fewer
 
 
-def judged(found: Table, optimizer: str, component: str, column: str = "error") -> Floats:
+def judged(table: Table, optimizer: str, component: str, column: str = "error") -> Floats:
     """Read the trials that did not tune, at the tuned rate and the lowest level."""
-    chosen = select(found, stream="own", optimizer=optimizer, level=LEVELS[-1])
+    chosen = select(table, stream="own", optimizer=optimizer, level=LEVELS[-1])
     count = len(chosen.rows["seed"].unique())
     tuning = min(TUNING, count // 2)
     rate = tuned(chosen.where(seed=range(tuning), component="steps"))
@@ -75,32 +75,32 @@ def judged(found: Table, optimizer: str, component: str, column: str = "error") 
     return rest.values(column)
 
 
-def tuned(found: Table) -> float:
+def tuned(table: Table) -> float:
     """Choose the rate whose last trial arrives first; who does not arrive took all the steps."""
     steps = {
         rate: np.max(np.nan_to_num(part.values("value"), nan=PATIENCE))
-        for rate, part in found.by("learning_rate").items()
+        for rate, part in table.by("learning_rate").items()
     }
     return float(min(steps, key=lambda rate: steps[rate]))
 
 
 def over_sgd(optimizer: str) -> Measure:
     """Compare the error of log kappa with SGD's at the same loss, trial by trial."""
-    return lambda found: paired_ratio(
-        judged(found, optimizer, LOG_KAPPA), judged(found, "sgd", LOG_KAPPA)
+    return lambda table: paired_ratio(
+        judged(table, optimizer, LOG_KAPPA), judged(table, "sgd", LOG_KAPPA)
     )
 
 
 def over_norms(optimizer: str) -> Measure:
     """Compare kappa's error with that of the row norms, trial by trial."""
-    return lambda found: paired_ratio(
-        judged(found, optimizer, KAPPA), judged(found, optimizer, ROW_NORMS)
+    return lambda table: paired_ratio(
+        judged(table, optimizer, KAPPA), judged(table, optimizer, ROW_NORMS)
     )
 
 
 def median_of(optimizer: str, component: str, column: str = "error") -> Measure:
     """Measure the median over the trials that did not tune."""
-    return lambda found: median(judged(found, optimizer, component, column))
+    return lambda table: median(judged(table, optimizer, component, column))
 
 
 def with_steps(estimates: Estimates, steps: Estimates) -> str:

@@ -49,8 +49,8 @@ def profile(weight: Tensor, samples: list[LinearBatch]) -> Iterator[Rows]:
 
     mean = slopes(weight - target)  # the expected gradient, for white inputs
     scatter = torch.stack([slopes(batch.gradient(weight)) for batch in samples]).std(0)
-    found = {"signal": mean, "relative": mean / s, "certainty": mean / scatter}
-    for name, values in found.items():
+    profiles = {"signal": mean, "relative": mean / s, "certainty": mean / scatter}
+    for name, values in profiles.items():
         for place, value in enumerate(values.abs().mT):
             yield {"place": place, "component": name, "value": value, "target": s[:, place]}
 

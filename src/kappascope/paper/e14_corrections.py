@@ -106,16 +106,16 @@ def trials(streams: Streams, size: int) -> Iterator[Rows]:
     target, random = Components(heterogeneous(streams.random(), size)), streams.random(1)
     origin, s = start(random, size), target.singular_values
     arms: dict[tuple[str, bool], Arm] = {
-        (name, told): partial(fit, origin, correction)
-        for told, found in ((False, FREE), (True, oracle(s)))
-        for name, correction in found.items()
+        (name, informed): partial(fit, origin, correction)
+        for informed, corrections in ((False, FREE), (True, oracle(s)))
+        for name, correction in corrections.items()
     }
     arms["bound", True] = partial(bounded, origin, target.condition_number)
-    for told, norms in ((False, torch.ones_like(s[:, 0])), (True, s[:, 0])):
-        arms["spectral norm", told] = partial(normalized, origin, norms)
+    for informed, norms in ((False, torch.ones_like(s[:, 0])), (True, s[:, 0])):
+        arms["spectral norm", informed] = partial(normalized, origin, norms)
     ended = last(together(arms, Regression(target.matrix).batches(random)))
-    for (name, told), step in ended.items():
-        yield from outcome(step.weight, target, strategy=name, oracle=told)
+    for (name, informed), step in ended.items():
+        yield from outcome(step.weight, target, strategy=name, oracle=informed)
 
 
 OVERALL = "overall_matrix"
@@ -123,9 +123,9 @@ BLIND = (*(name for name in FREE if name != "standard"), "spectral norm")
 TOLD = ("penalty", "svd", "re-projection", "bound", "hybrid", "spectral norm")
 
 
-def gain(strategy: str, component: str, told: bool = False) -> Measure:
+def gain(strategy: str, component: str, informed: bool = False) -> Measure:
     """Measure by how many per cent an error is below that of plain training, trial by trial."""
-    ours = {"strategy": strategy, "oracle": told}
+    ours = {"strategy": strategy, "oracle": informed}
     return improvement(ours, {"strategy": "standard", "oracle": False}, component=component)
 
 
@@ -180,10 +180,10 @@ CLAIMS = (
         "A better kappa makes a better matrix: with the oracle's penalty the overall error falls.",
         "R W4(a); P 4.4",
         measures={
-            "penalty_matrix": gain("penalty", OVERALL, told=True),
-            "penalty_kappa": gain("penalty", LOG_KAPPA, told=True),
-            "projection_kappa": gain("re-projection", LOG_KAPPA, told=True),
-            "projection_matrix": gain("re-projection", OVERALL, told=True),
+            "penalty_matrix": gain("penalty", OVERALL, informed=True),
+            "penalty_kappa": gain("penalty", LOG_KAPPA, informed=True),
+            "projection_kappa": gain("re-projection", LOG_KAPPA, informed=True),
+            "projection_matrix": gain("re-projection", OVERALL, informed=True),
         },
         expect={"penalty_matrix": Above(1)},
         explain="The penalty takes {penalty_kappa:.0f} % of log kappa's error away and "

@@ -56,9 +56,9 @@ def by_direction(weight: Tensor, target: Tensor, source: Source) -> Iterator[Row
 MILD = ("power law", "tokens")
 
 
-def curves(found: Table, inputs: str, epoch: int, column: str = "value") -> Floats:
+def curves(table: Table, inputs: str, epoch: int, column: str = "value") -> Floats:
     """Read one line a trial, from the direction of most variance to that of least."""
-    chosen = select(found, stream="own", component="direction", inputs=inputs, epoch=epoch)
+    chosen = select(table, stream="own", component="direction", inputs=inputs, epoch=epoch)
     return chosen.curves("place", column)
 
 
@@ -68,8 +68,8 @@ def exponent(inputs: str) -> Measure:
     By least squares over the directions of each trial of which a tenth to nine tenths are lacking.
     """
 
-    def measure(found: Table) -> Estimate:
-        lacking, variances = (curves(found, inputs, 200, c) for c in ("value", "variance"))
+    def measure(table: Table) -> Estimate:
+        lacking, variances = (curves(table, inputs, 200, c) for c in ("value", "variance"))
         x = RATE * 200 * variances
         return median(slopes(np.where((x > 0.1) & (x < 2.3), x, np.nan), -np.log(lacking)))
 
@@ -78,7 +78,7 @@ def exponent(inputs: str) -> Measure:
 
 def last_direction(inputs: str) -> Measure:
     """Measure what the direction of least variance lacks in the end."""
-    return lambda found: median(curves(found, inputs, END)[:, -1])
+    return lambda table: median(curves(table, inputs, END)[:, -1])
 
 
 def error(component: str, inputs: str, epoch: int = END) -> Measure:

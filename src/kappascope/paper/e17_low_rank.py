@@ -50,10 +50,10 @@ def trials(streams: Streams, size: int, data: str) -> Iterator[Rows]:
     """Learn one target at every depth, from one kind of data."""
     for depth in DEPTHS:
         if data == "endless":
-            found = endless(streams, size, depth)
+            learned = endless(streams, size, depth)
         else:
-            found = fixed(streams, size, depth, data)
-        yield from ({**row, "depth": depth} for row in found)
+            learned = fixed(streams, size, depth, data)
+        yield from ({**row, "depth": depth} for row in learned)
 
 
 def endless(streams: Streams, size: int, depth: int) -> Iterator[Rows]:
@@ -108,10 +108,10 @@ def kept(depth: int, epoch: int) -> Measure:
     return compared({"epoch": epoch}, {"epoch": 0}, **where)
 
 
-def rank_ratio(found: Table) -> Estimate:
+def rank_ratio(table: Table) -> Estimate:
     """Compare the effective rank after 5,000 steps with the target's."""
     rank = typical("effective_rank", column="value", data="endless", depth=1, epoch=5000)
-    return rank(found).map(lambda rank: rank / (SIZE // 4), "ratio")
+    return rank(table).map(lambda rank: rank / (SIZE // 4), "ratio")
 
 
 CLAIMS = (

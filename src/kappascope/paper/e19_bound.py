@@ -68,11 +68,11 @@ def bounds(
     rest = weight / (1 - setting.mean(step)) - target.matrix
     norm, s = spectra.singular_values(rest)[:, 0], target.singular_values
     yield {"component": "disturbance", "value": norm / s[:, -1]}  # below 1: the condition
-    found = {
+    bounds_on_error = {
         "bound": log_kappa_bound(setting, target.matrix, origin, step, RISK),
         "hindsight": weyl_bound(norm, s[:, 0], s[:, -1]),
     }
-    for quantity, bound in found.items():
+    for quantity, bound in bounds_on_error.items():
         known = torch.where(bound.isfinite(), bound, torch.nan)
         yield {"quantity": quantity, "component": "log_condition_number", "error": known}
 
@@ -89,36 +89,36 @@ OTHERS: tuple[Setting, ...] = (
 SMALL = float(np.log(3))  # at most the bound where e is half of sigma_min; from there it falls as e
 
 
-def lines(found: Table, quantity: str, cell: Setting) -> Floats:
+def lines(table: Table, quantity: str, cell: Setting) -> Floats:
     """Read the error of log kappa, or a bound on it: one line a trial, over the looks."""
-    return select(found, stream="own", component=LOG_KAPPA, quantity=quantity, **cell).curves(
+    return select(table, stream="own", component=LOG_KAPPA, quantity=quantity, **cell).curves(
         "epoch"
     )
 
 
-def kept(found: Table, cell: Setting) -> Estimate:
+def kept(table: Table, cell: Setting) -> Estimate:
     """Measure the share of trials never above the bound, of those for which there is one."""
-    error, bound = (lines(found, quantity, cell) for quantity in ("measured", "bound"))
+    error, bound = (lines(table, quantity, cell) for quantity in ("measured", "bound"))
     bounded, above = np.isfinite(bound).any(axis=1), (error > bound).any(axis=1)
     return proportion(int((bounded & ~above).sum()), int(bounded.sum()))
 
 
-def worst(found: Table) -> Estimate:
+def worst(table: Table) -> Estimate:
     """Measure that share in the cell where it is lowest."""
-    return min((kept(found, cell) for cell in CELLS), key=lambda share: share.low or 0.0)
+    return min((kept(table, cell) for cell in CELLS), key=lambda share: share.low or 0.0)
 
 
-def without(found: Table) -> Estimate:
+def without(table: Table) -> Estimate:
     """Measure the share of all trials for which the bound's condition never holds."""
-    bounds = np.concatenate([lines(found, "bound", cell) for cell in CELLS])
+    bounds = np.concatenate([lines(table, "bound", cell) for cell in CELLS])
     return proportion(int(np.isnan(bounds).all(axis=1).sum()), len(bounds))
 
 
 def rates(cell: Setting) -> Measure:
     """Compare the rates at which bound and error fall, where the bound is small."""
 
-    def measure(found: Table) -> Estimate:
-        error, bound = (lines(found, quantity, cell) for quantity in ("measured", "bound"))
+    def measure(table: Table) -> Estimate:
+        error, bound = (lines(table, quantity, cell) for quantity in ("measured", "bound"))
         lasting = (bound < SMALL).sum(axis=1) > 2  # two looks are no trend
         error, bound = error[lasting], bound[lasting]
         times = np.where(bound < SMALL, TIMES, np.nan)
@@ -134,12 +134,12 @@ def looseness(quantity: str, noise: float) -> Measure:
     return compared({"quantity": quantity}, {"quantity": "measured"}, **cell)
 
 
-def arrival(found: Table, cell: Setting) -> Floats:
+def arrival(table: Table, cell: Setting) -> Floats:
     """Find the step at which the disturbance comes below sigma_min; infinite where it never does.
 
     Between looks it is taken to fall geometrically.
     """
-    chosen = select(found, stream="own", component="disturbance", **cell)
+    chosen = select(table, stream="own", component="disturbance", **cell)
     logs, looks = np.log(chosen.curves("epoch", "value")), np.array(list(chosen.by("epoch")))
     after = (logs < 0).argmax(axis=1).clip(1)
     high, low = (np.take_along_axis(logs, i[:, None], 1)[:, 0] for i in (after - 1, after))
@@ -150,14 +150,14 @@ def arrival(found: Table, cell: Setting) -> Floats:
 def until(structure: str, learning_rate: float = 0.01) -> Measure:
     """Measure the steps until the condition holds."""
     cell = {**NARROW, "structure": structure, "learning_rate": learning_rate}
-    return lambda found: median(arrival(found, cell))
+    return lambda table: median(arrival(table, cell))
 
 
 def delay(later: str, earlier: str, learning_rate: float = 0.01) -> Measure:
     """Measure how much later the condition holds for ten times the kappa, in log(10) / lr."""
     times = [until(structure, learning_rate) for structure in (later, earlier)]
     unit = learning_rate / float(np.log(10))
-    return lambda found: contrast([time(found) for time in times], (unit, -unit), "delay")
+    return lambda table: contrast([time(table) for time in times], (unit, -unit), "delay")
 
 
 CLAIMS = (

@@ -182,8 +182,8 @@ def inserted(page: str, text: str) -> str:
     >>> inserted(f"Before {BEGIN} old {END} after", "new").split(BEGIN)[1].split(END)[0].strip()
     'new'
     """
-    before, found, rest = page.partition(BEGIN)
+    before, opened, rest = page.partition(BEGIN)
     _, closed, after = rest.partition(END)
-    if not found or not closed:
+    if not opened or not closed:
         raise ValueError(f"expected a page with {BEGIN} and {END}; put them where the table goes")
     return f"{before}{BEGIN}\n{text}\n{END}{after}"

@@ -143,9 +143,9 @@ def weyl_bound(
     >>> weyl_bound(0.1, largest=2.0, smallest=0.5)
     tensor(0.2719)
     """
-    e, one, last = (torch.as_tensor(value) for value in (disturbance, largest, smallest))
+    e, first, last = (torch.as_tensor(value) for value in (disturbance, largest, smallest))
     room = (1 - e / last).clamp(min=0)
-    return torch.log1p(e / one) - room.log()
+    return torch.log1p(e / first) - room.log()
 
 
 def log_kappa_bound(

@@ -90,9 +90,9 @@ def mode_path(targets: ArrayLike, starts: ArrayLike, depth: int, times: ArrayLik
 
     begin = np.log(s[moving])
     path = scipy.integrate.solve_ivp(speed, _span(t), begin, "LSODA", t, rtol=1e-8, atol=1e-10)
-    found = np.zeros((len(t), len(s)))
-    found[:, moving] = np.exp(path.y.T)
-    return found
+    strengths = np.zeros((len(t), len(s)))
+    strengths[:, moving] = np.exp(path.y.T)
+    return strengths
 
 
 def mode_kappa(targets: ArrayLike, starts: ArrayLike, depth: int, times: ArrayLike) -> Array:
@@ -152,8 +152,8 @@ def _descent(layers: list[Array], target: Array) -> list[Array]:
     before = [np.eye(layers[0].shape[1])]
     for layer in layers:
         before.append(layer @ before[-1])
-    back, found = target - before[-1], []
+    back, gradients = target - before[-1], []
     for layer, seen in zip(reversed(layers), reversed(before[:-1]), strict=True):
-        found.append(back @ seen.T)
+        gradients.append(back @ seen.T)
         back = layer.T @ back
-    return found[::-1]
+    return gradients[::-1]

@@ -148,14 +148,14 @@ def _rounding(rows: Table) -> Exhibit:
 
 def _cost(rows: Table, where: Where) -> str:
     """Write what a change costs, or nothing if it was not run."""
-    found = values(rows, where)
-    return f"{median(found):.2g}" if found.size else ""
+    costs = values(rows, where)
+    return f"{median(costs):.2g}" if costs.size else ""
 
 
 def _energy(rows: Table, network: Where, where: Where) -> str:
     """Write the share of the energy that a change takes, or nothing if it was not run."""
-    found = values(rows, {"model": network["model"], "component": "energy", **where})
-    return f"{100 * float(found[0]):.2g} %" if found.size else ""
+    energies = values(rows, {"model": network["model"], "component": "energy", **where})
+    return f"{100 * float(energies[0]):.2g} %" if energies.size else ""
 
 
 def against_chance(axes: Axes, rows: Table, spectra: Table) -> str:

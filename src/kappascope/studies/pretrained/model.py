@@ -223,14 +223,14 @@ class Tokenizer:
             tokens += [byte + 3 for byte in letter] if known is None else [known]
         while True:
             unions = [
-                (self.scores[found], -place, found)
+                (self.scores[union], -place, union)
                 for place, (left, right) in enumerate(pairwise(tokens))
-                if (found := self.numbers.get(self.pieces[left] + self.pieces[right])) is not None
+                if (union := self.numbers.get(self.pieces[left] + self.pieces[right])) is not None
             ]
             if not unions:
                 return tokens
-            _, place, found = max(unions)  # of equals the first
-            tokens[-place : 2 - place] = [found]
+            _, place, union = max(unions)  # of equals the first
+            tokens[-place : 2 - place] = [union]
 
 
 @final
@@ -265,16 +265,16 @@ class Bert(Network):
         return [self.words["[CLS]"], *pieces, self.words["[SEP]"]]
 
     def _pieces(self, word: str) -> list[int]:
-        found: list[int] = []
+        pieces: list[int] = []
         rest, mark = word, ""
         while rest:
             ends = range(len(rest), 0, -1)
             end = next((end for end in ends if mark + rest[:end] in self.words), None)
             if end is None:
                 return [self.words["[UNK]"]]
-            found.append(self.words[mark + rest[:end]])
+            pieces.append(self.words[mark + rest[:end]])
             rest, mark = rest[end:], "##"
-        return found
+        return pieces
 
     def _layer(self, x: Tensor, real: Tensor, prefix: str) -> Tensor:
         q, k, v = (
@@ -306,6 +306,6 @@ def bert(folder: Path) -> Bert:
 
 def stored(path: Path) -> tuple[State, Mapping[str, Any]]:
     """Read the tensors of a checkpoint by name, in their precision, and its config."""
-    found = open.open(path)
-    names = [name for name, value in found.contents.items() if isinstance(value, Tensor)]
-    return {name: found.read((name,)) for name in names}, found.config
+    checkpoint = open.open(path)
+    names = [name for name, value in checkpoint.contents.items() if isinstance(value, Tensor)]
+    return {name: checkpoint.read((name,)) for name in names}, checkpoint.config

@@ -91,9 +91,9 @@ def _rounded(row: Examination, matrix: Tensor) -> Iterator[Rows]:
         after = float(Components(function(matrix).double()).condition_number)
         change = {"change": what, "error": abs(after / before - 1)}
         yield {**about(row), "component": "kappa_rounded", "value": after, **change}
-    found = examine(row.name, matrix.bfloat16())
-    low, high = found.condition_number_low or 1.0, found.condition_number_high or np.inf
-    facts = {"resolved": found.resolved, "covered": low <= before <= high}
+    examined = examine(row.name, matrix.bfloat16())
+    low, high = examined.condition_number_low or 1.0, examined.condition_number_high or np.inf
+    facts = {"resolved": examined.resolved, "covered": low <= before <= high}
     for name, fact in facts.items():
         yield {**about(row), "component": name, "value": float(fact), "change": "bf16"}
 

@@ -66,9 +66,9 @@ def arrivals(rows: Table) -> Exhibit:
             rate = rows.where(stage="compare", **where).rows["learning_rate"][0].as_py()
             steps = [per_student(rows, "steps", "value", level=level, **where) for level in LEVELS]
             cells = (arrived(level_steps, len(ends)) for level_steps in steps)
-            found = f"{len(at_teacher(rows, **where))} of {len(ends)}"
+            finders = f"{len(at_teacher(rows, **where))} of {len(ends)}"
             names = (start, str(architecture), words(optimizer), words(rate))
-            lines.append((*names, *cells, found))
+            lines.append((*names, *cells, finders))
             tried = [*rows.where(stage="tune", optimizer=optimizer).by("learning_rate")]
             at_an_end[optimizer].append(rate in tried[:1] + tried[-1:])  # a better may lie beyond
     counts = [f"{words(name)} {sum(each)} of {len(each)}" for name, each in at_an_end.items()]
@@ -89,16 +89,18 @@ def fates(rows: Table) -> Exhibit:
     lines = []
     for optimizer in OPTIMIZERS:
         where = {"optimizer": optimizer, "start": "fresh"}
-        found = at_teacher(rows, **where)
+        finders = at_teacher(rows, **where)
         for level in LEVELS:
             columns = [
                 *(per_student(rows, name, level=level, **where) for name in (OVERALL, LOG_KAPPA)),
                 per_student(rows, "loss", "value", level=level, **where),
             ]
             for fate in ("all", "found", "stuck"):
-                keys = [k for k in columns[0] if fate == "all" or (k in found) == (fate == "found")]
+                keys = [
+                    k for k in columns[0] if fate == "all" or (k in finders) == (fate == "found")
+                ]
                 values = ([column[key] for key in keys] for column in columns)
-                cells = (f"{median(some):.2g}" if some else "–" for some in values)
+                cells = (f"{median(group):.2g}" if group else "–" for group in values)
                 lines.append((words(optimizer), f"{level:g}", fate, str(len(keys)), *cells))
     return Exhibit(
         "At one loss, students that find the teacher and students that do not",

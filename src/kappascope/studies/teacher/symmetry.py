@@ -60,14 +60,14 @@ def rescaled(
     architecture: Architecture, matrices: Matrices, scales: Mapping[int | None, Tensor]
 ) -> Matrices:
     """The same function of ReLU units, each multiplied by its positive scale."""
-    done = []
+    scaled = []
     sides = zip(matrices, rows_of(architecture), columns_of(architecture), strict=True)
     for matrix, row, column in sides:
-        one = matrix.new_ones(1)
+        unit = matrix.new_ones(1)
         below = matrix.new_ones(matrix.shape[1])  # the bias has no unit below it
-        below[:-1] = scales.get(column, one)
-        done.append(matrix * scales.get(row, one)[:, None] / below)
-    return tuple(done)
+        below[:-1] = scales.get(column, unit)
+        scaled.append(matrix * scales.get(row, unit)[:, None] / below)
+    return tuple(scaled)
 
 
 def canonical(architecture: Architecture, matrices: Matrices) -> Matrices:
@@ -161,7 +161,7 @@ def recovery(
     """
     target = canonical(architecture, target)
     learned = matched(architecture, canonical(architecture, learned), target)
-    found: dict[tuple[str, str], float] = {}
+    recovered: dict[tuple[str, str], float] = {}
     for name, ours, theirs in zip(architecture.matrices, learned, target, strict=True):
         a, b = ours[:, :-1], theirs[:, :-1]
         measured = dict(errors(a, b))
@@ -170,5 +170,5 @@ def recovery(
             reduced = errors(across @ a, across @ b)
             measured |= {component: reduced[component] for component in SPECTRAL}
         free = gauge(architecture, name)
-        found |= {(name, c): float(e) for c, e in measured.items() if c not in free}
-    return found
+        recovered |= {(name, c): float(e) for c, e in measured.items() if c not in free}
+    return recovered
