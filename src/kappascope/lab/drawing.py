@@ -101,7 +101,7 @@ class Series:
 
     @classmethod
     def of(cls, rows: Table, name: str, by: str, column: str = "error") -> Series:
-        """The magnitudes of a component, or the ratio of two: ``"a / b"``, trial by trial."""
+        """Read the magnitudes of a component, or the ratio of two: ``"a / b"``, trial by trial."""
         above, _, below = name.partition(" / ")
         colour = COLOURS.get(above, SPARE[0])
         if not len(rows) or not len(rows.where(component=above)):
@@ -116,7 +116,7 @@ class Series:
         return cls(name, colour, tuple(levels), np.where(finite, trials, np.nan), missing)
 
     def ordered(self, levels: object) -> Series:
-        """The same with its levels in the order of a tuple, if it is one."""
+        """Put the levels into the order of a tuple, if it is one."""
         if not isinstance(levels, tuple):
             return self
         places = [self.levels.index(level) for level in levels if level in self.levels]
@@ -171,7 +171,7 @@ def with_common_zero(series: Iterable[Series]) -> list[Series]:
 
 
 def blank(panels: int, columns: int) -> Figure:
-    """A figure of empty panels, row by row, with room for a caption below."""
+    """Make a figure of empty panels, row by row, with room for a caption below."""
     from matplotlib.figure import Figure
 
     rows = -(-panels // columns)
@@ -206,7 +206,7 @@ def caption(figure: Figure, notes: Sequence[str], marks: str) -> Figure:
 
 
 def note(axes: Axes, series: Sequence[Series]) -> str:
-    """The n of a panel for its caption; an empty panel says that it is."""
+    """Give the n of a panel for its caption; an empty panel says that it is."""
     notes = list(dict.fromkeys(each.note for each in series))
     if notes == ["no trials"]:
         empty(axes)
@@ -241,14 +241,14 @@ def cloud(axes: Axes, x: Values, y: Values, colour: str) -> None:
 
 
 def quartile_band(axes: Axes, x: Values, series: Series) -> None:
-    """The quartile band and the median line."""
+    """Draw the quartile band and the median line."""
     low, median, high = series.quartiles
     axes.fill_between(x, low, high, color=series.colour, alpha=0.18, linewidth=0)
     axes.plot(x, median, color=series.colour, linewidth=1.8)
 
 
 def lanes(row: int, count: int) -> Values:
-    """The heights of ``count`` strips within one row of a panel.
+    """Place ``count`` strips within one row of a panel.
 
     >>> lanes(0, 1), lanes(3, 2)
     (array([0.]), array([2.8, 3.2]))
@@ -257,7 +257,7 @@ def lanes(row: int, count: int) -> Values:
 
 
 def strip(axes: Axes, heights: Values, series: Series, printed: Printed | None = None) -> None:
-    """The trials of each level at its height: points, quartile bar, median, mean."""
+    """Draw the trials of each level at its height: points, quartile bar, median, mean."""
     low, median, high = series.quartiles
     if len(heights) and not np.isfinite(median).any():
         at: Any = axes.get_yaxis_transform()
@@ -404,7 +404,7 @@ def _spread(group: Sequence[float], gap: float) -> list[float]:
 
 
 def svg(figure: Figure) -> str:
-    """The figure as an SVG document: same rows, same bytes.
+    """Write the figure as an SVG document: same rows, same bytes.
 
     No comments, no line breaks, hundredths of a point: half the bytes, the same picture.
     """
@@ -414,12 +414,12 @@ def svg(figure: Figure) -> str:
 
 
 def png(figure: Figure) -> bytes:
-    """The figure as a PNG file: same rows, same bytes."""
+    """Write the figure as a PNG file: same rows, same bytes."""
     return _saved(figure, "png")
 
 
 def cells(figure: Figure, document: str) -> tuple[str, ...]:
-    """Each panel of a figure's document as one of its own, for a page that lays them out.
+    """Cut each panel out of a figure's document, for a page that lays them out.
 
     They have no ground, and are cut out, not drawn again, which would take as long as all the rest.
     """
@@ -447,7 +447,7 @@ def cells(figure: Figure, document: str) -> tuple[str, ...]:
 
 
 def _saved(figure: Figure, kind: str) -> bytes:
-    """The bytes of a file without a date."""
+    """Write the bytes of a file without a date."""
     import matplotlib as mpl
 
     undated = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}[kind]

@@ -39,7 +39,7 @@ CHEAP = 128  # up to this size as many trials are run as the user asks for
 
 
 def grid(**values: Iterable[Any]) -> tuple[Setting, ...]:
-    """Every combination of the values, the last one varying fastest.
+    """Combine the values in every way, the last one varying fastest.
 
     >>> grid(size=(32, 64), optimizer=("sgd",))
     ({'size': 32, 'optimizer': 'sgd'}, {'size': 64, 'optimizer': 'sgd'})
@@ -98,11 +98,11 @@ class Experiment:
         return Path(str(sys.modules[self.trials.__module__].__file__))
 
     def quickly(self) -> Self:
-        """The experiment with the fewer trials of a quick run."""
+        """Return the experiment with the fewer trials of a quick run."""
         return replace(self, **self.quick)
 
     def count(self, setting: Setting, stream: str, asked: int | None = None) -> int:
-        """How many trials of a setting are run; ``asked`` replaces their number on own streams.
+        """Count the trials of a setting; ``asked`` replaces their number on own streams.
 
         It can only lower it above size 128, where trials are too dear for the asking.
         """
@@ -159,12 +159,12 @@ class Study(Experiment):
         return f"{self.name}: {self.title}"
 
     def continued(self, rows: Table) -> Study:
-        """The study with the settings that its first rows lead to added."""
+        """Add the settings that the first rows of the study lead to."""
         further = tuple(self.then(rows)) if self.then else ()
         return replace(self, grid=(*self.grid, *further), then=None)
 
     def on(self, text: str) -> Study:
-        """The same study of another text, where it is one of texts."""
+        """Ask the same of another text, where the study is one of texts."""
         usual = {setting.get("text") for setting in self.grid} - {None}
         if not usual:
             return self
@@ -176,7 +176,7 @@ class Study(Experiment):
 
 
 def size_of(setting: Setting) -> int:
-    """The size of a setting's matrices; 64, the paper's own, where it names none."""
+    """Read the size of a setting's matrices; 64, the paper's own, where it names none."""
     return int(setting.get("size") or 64)
 
 
@@ -203,19 +203,19 @@ class Pages(Mapping[int, Experiment]):
 
 
 def discover() -> Mapping[int, Experiment]:
-    """The experiments of the paper by number: every file ``e01_...`` has an ``EXPERIMENT``."""
+    """Find the experiments by number: every file ``e01_...`` has an ``EXPERIMENT``."""
     return Pages()
 
 
 def studies() -> dict[str, Study]:
-    """The studies of real networks by name, in their order: every folder has a ``STUDY``."""
+    """Find the studies by name, in their order: every folder has a ``STUDY``."""
     folders = [file.name for file in pkgutil.iter_modules(import_module(STUDIES).__path__)]
     members: list[Study] = [import_module(f"{STUDIES}.{name}.study").STUDY for name in folders]
     return {study.name: study for study in sorted(members, key=lambda study: study.number)}
 
 
 def verdicts(experiments: Iterable[Experiment], rows: Table) -> dict[str, list[dict[str, Any]]]:
-    """Every printed figure beside ours and every claim judged, as ``verdicts.json`` keeps them.
+    """Compare every printed figure and judge every claim, as ``verdicts.json`` keeps them.
 
     A figure or claim is measured on the rows of its own experiment; a claim about ``all`` of them
     on all rows. What cannot be measured, because its trials were not run, says so.
@@ -245,5 +245,5 @@ def _checked(figure: Printed, rows: Table) -> dict[str, Any]:
 
 
 def _reason(error: Exception) -> str:
-    """What a measure says of rows that are not there, or what went wrong in it."""
+    """Say what a measure says of rows that are not there, or what went wrong in it."""
     return str(error) if type(error) is LookupError else f"{type(error).__name__}: {error}"

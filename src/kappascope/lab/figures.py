@@ -62,7 +62,7 @@ PAIRS = "Dashed: target; solid: learned; one colour a trial."
 
 
 def sheet(*panels: Panel, columns: int = 2, marks: str = MARKS) -> Plot:
-    """A figure of lettered panels; its caption explains the marks and tells the n of each.
+    """Make a figure of lettered panels; its caption explains the marks and tells the n of each.
 
     >>> sheet(spectrum_lines(), marks=PAIRS)(NOTHING, NOTHING).get_supxlabel()
     'Dashed: target; solid: learned; one colour a trial. 0 trials.'
@@ -104,7 +104,7 @@ def paths(
     title: str = "",
     **where: Any,
 ) -> Panel:
-    """Every trial's way through training; with ``split``, one line a value of that setting."""
+    """Draw every trial's way through training, or with ``split`` a line for each value of it."""
 
     def draw(axes: Axes, rows: Table, spectra: Table) -> str:
         unit = _unit(components) if column == "error" else words(components[0])
@@ -131,7 +131,7 @@ def paths(
 def strips(
     *components: str, by: str, printed: Printed | None = None, title: str = "", **where: Any
 ) -> Panel:
-    """The trials under each value of a setting that has names, one strip a component.
+    """Draw the trials under each value of a setting that has names, one strip a component.
 
     The rows stand in rising order, or as a tuple says: ``by="strategy", strategy=("sgd", ...)``.
     """
@@ -144,7 +144,7 @@ def strips(
 
 
 def arms(*components: str, by: str, title: str = "", **where: Any) -> Panel:
-    """Each component under the arms of a comparison; a thin line joins the points of one trial."""
+    """Draw each component under the arms of a comparison; thin lines join the points of a trial."""
 
     def draw(axes: Axes, rows: Table, spectra: Table) -> str:
         drawing.entitle(axes, title or f"Error by {words(by)}", _unit(components))
@@ -163,7 +163,7 @@ def arms(*components: str, by: str, title: str = "", **where: Any) -> Panel:
 
 
 def tail(component: str, by: str, title: str = "", **where: Any) -> Panel:
-    """The share of trials whose error exceeds x; a quantity without a mean falls like 1/x."""
+    """Draw the share of trials whose error exceeds x; without a mean it falls like 1/x."""
 
     def draw(axes: Axes, rows: Table, spectra: Table) -> str:
         name = title or f"Tail of the {words(component)} error"
@@ -210,7 +210,7 @@ def spectrum_lines(title: str = "Singular values", **where: Any) -> Panel:
 
 
 def gallery(spectra: Table) -> Figure:
-    """The representative spectra of an experiment, a panel for each of its settings."""
+    """Draw the representative spectra of an experiment, a panel for each of its settings."""
     rows, fixed = spectra.rows, ("experiment", "stream", "seed", "which", "values")
     varied = [n for n in rows.column_names if n not in fixed and len(rows[n].unique()) > 1]
     settings = {tuple(row.items()): row for row in rows.select(varied).to_pylist()}
@@ -233,12 +233,12 @@ def _unit(components: Iterable[str]) -> str:
 
 
 def _level(name: str, value: object) -> str:
-    """A value with its name, unless it is one itself: ``size 32``, but ``Adam``."""
+    """Write a value with its name, unless it is one itself: ``size 32``, but ``Adam``."""
     return words(value) if isinstance(value, str) else f"{words(name)} {words(value)}"
 
 
 def _where(rows: Table, where: Mapping[str, Any]) -> Table:
-    """The rows of a setting: none where no trial of it was run, and its column is not there."""
+    """Select the rows of a setting: none where no trial of it was run."""
     known = set(where) <= set(rows.rows.column_names)
     return rows.where(**where) if known else NOTHING
 

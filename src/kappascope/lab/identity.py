@@ -31,7 +31,7 @@ EFFECTS = ""  # the name under which the statements of a module stand that defin
 
 @cache
 def trial_digest(trials: Callable[..., Any], *others: str) -> str:
-    """The digest of all that a function of trials depends on.
+    """Digest all that a function of trials depends on.
 
     ``others`` name further definitions that make its rows, as ``lab.tasks:Own``.
 
@@ -53,12 +53,12 @@ class SourceTree:
     root: Path
 
     def file(self, module: str) -> Path:
-        """The file of a module, which is named from the package on: ``lab.tasks``."""
+        """Return the file of a module, which is named from the package on: ``lab.tasks``."""
         path = self.root.joinpath(*module.split("."))
         return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
     def dependencies(self, *roots: tuple[Path, str]) -> dict[str, str]:
-        """The digests of all definitions and folders that the roots reach, by their place.
+        """Digest all definitions and folders that the roots reach, by their place.
 
         >>> places = SourceTree(PACKAGE).dependencies((PACKAGE / "lab" / "tasks.py", "start"))
         >>> list(places)
@@ -85,13 +85,13 @@ class SourceTree:
         return dict(sorted(reached.items()))
 
     def _place(self, path: Path, name: str = "") -> str:
-        """A name for a file or a definition that does not depend on where the package lies."""
+        """Name a file or a definition without regard to where the package lies."""
         inside = path.is_relative_to(self.root)
         file = path.relative_to(self.root).as_posix() if inside else path.name
         return f"{file} {name}".strip()
 
     def _used(self, path: Path, statement: ast.stmt) -> Iterator[tuple[Path, str]]:
-        """The definitions and folders that a statement uses."""
+        """Yield the definitions and folders that a statement uses."""
         imports = source_file(path).imports
         attributes = _attributes(statement)
         for name in _global_names(statement):
@@ -105,7 +105,7 @@ class SourceTree:
     def _resolved(
         self, module: str, name: str, attributes: Iterable[str]
     ) -> Iterator[tuple[Path, str]]:
-        """What is used by ``from module import name``, of which attributes are read."""
+        """Yield what ``from module import name`` uses, of which attributes are read."""
         whole = f"{module}.{name}".strip(".")
         room = whole.partition(".")[0]
         if room not in BY_NAME:
@@ -116,7 +116,7 @@ class SourceTree:
             yield self.file(module), name
 
     def _folder(self, module: str) -> Iterator[tuple[Path, str]]:
-        """The library folder in which a module stands; all, if it is a name of the package."""
+        """Yield the library folder of a module; all of them, if it is a name of the package."""
         room = module.partition(".")[0]
         if room in LIBRARY:
             yield self.root / room, ""
@@ -134,7 +134,7 @@ class SourceFile:
     imported: frozenset[tuple[str, str]]  # everywhere in the file
 
     def statements(self, name: str) -> list[ast.stmt]:
-        """The statements that define a name of the module."""
+        """Return the statements that define a name of the module."""
         return self.definitions.get(name, [])
 
 
@@ -180,7 +180,7 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements of a module, those under an ``if`` or in a ``with`` one by one."""
+    """Yield the statements of a module, those under an ``if`` or in a ``with`` one by one."""
     for statement in body:
         inner = [part for name in ("body", "orelse", "handlers", "finalbody")
                  for part in getattr(statement, name, ())]  # fmt: skip
@@ -191,7 +191,7 @@ def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _defined(statement: ast.stmt) -> set[str]:
-    """The names that a statement of a module defines or changes."""
+    """Return the names that a statement of a module defines or changes."""
     if isinstance(statement, ast.Import | ast.ImportFrom | ast.Pass):
         return set()
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -202,7 +202,7 @@ def _defined(statement: ast.stmt) -> set[str]:
 
 
 def _imports(nodes: Iterable[ast.AST]) -> dict[str, tuple[str, str]]:
-    """The names that are imported from the package: from which module, and which name of it."""
+    """List the names that are imported from the package: from which module, and which name."""
     return {
         alias.asname or alias.name: (module.partition(".")[2], alias.name)
         for node in nodes
@@ -214,7 +214,7 @@ def _imports(nodes: Iterable[ast.AST]) -> dict[str, tuple[str, str]]:
 
 
 def _global_names(statement: ast.stmt) -> set[str]:
-    """The names of its module that a statement uses, inside functions too."""
+    """Return the names of its module that a statement uses, inside functions too."""
     todo = [symtable.symtable(ast.unparse(statement), "<source>", "exec")]
     names: set[str] = set()
     while todo:
@@ -226,7 +226,7 @@ def _global_names(statement: ast.stmt) -> set[str]:
 
 
 def _attributes(statement: ast.stmt) -> dict[str, set[str]]:
-    """The attributes that a statement reads of names."""
+    """Return the attributes that a statement reads of names."""
     attributes: dict[str, set[str]] = {}
     for node in ast.walk(statement):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):

@@ -34,13 +34,13 @@ class Source:
     draw: Callable[[Random, int], Tensor]
 
     def batches(self, task: Regression, random: Random) -> Iterator[LinearBatch]:
-        """Batches of a task that shows these inputs."""
+        """Yield batches of a task that shows these inputs."""
         while True:
             inputs = self.draw(random, task.rows)
             yield LinearBatch(inputs, random.normal(task.rows, task.target.shape[-2]), task)
 
     def loss(self, target: Tensor) -> Callable[[Tensor], Tensor]:
-        """The expected squared error of a weight's answers, in units of the answers themselves."""
+        """Return the expected squared error of a weight's answers, in units of the answers."""
 
         def squared(weight: Tensor) -> Float[Tensor, " trials"]:
             return (weight * (weight @ self.moments)).sum((-2, -1))
@@ -49,13 +49,13 @@ class Source:
         return lambda weight: squared(weight - target) / whole
 
     def directions(self) -> tuple[Float[Tensor, " size"], Float[Tensor, "size size"]]:
-        """The variances of the principal directions, largest first, and these as columns."""
+        """Return the variances of the principal directions, largest first, and these as columns."""
         values, vectors = torch.linalg.eigh(self.moments)
         return values.flip(0).clamp(min=0), vectors.flip(1)
 
 
 def white(size: int) -> Source:
-    """Independent standard normal entries: the paper's.
+    """Show independent standard normal entries, as the paper does.
 
     >>> white(3).directions()[0]
     tensor([1., 1., 1.], dtype=torch.float64)
@@ -66,7 +66,7 @@ def white(size: int) -> Source:
 
 
 def power_law_inputs(size: int, exponent: float = 1.0) -> Source:
-    """Normal, with variances that fall like k^-exponent along cosines.
+    """Show normal inputs whose variances fall like k^-exponent along cosines.
 
     >>> values, _ = power_law_inputs(4).directions()
     >>> values / values[0]
@@ -85,14 +85,14 @@ def power_law_inputs(size: int, exponent: float = 1.0) -> Source:
 
 
 def _cosines(size: int) -> Tensor:
-    """An orthogonal matrix whose rows are waves."""
+    """Return an orthogonal matrix whose rows are waves."""
     k = torch.arange(size, dtype=torch.float64)
     waves = torch.cos(torch.pi / size * k[:, None] * (k + 0.5))
     return waves / torch.linalg.vector_norm(waves, dim=1, keepdim=True)
 
 
 def digits(size: int = 64) -> Source:
-    """Pixels of handwritten digits, centred; some pixels are never written on.
+    """Show pixels of handwritten digits, centred; some pixels are never written on.
 
     >>> int((digits().directions()[0] < 1e-12).sum())
     3
@@ -110,7 +110,7 @@ def _pixels() -> Tensor:
 
 
 def tokens(size: int) -> Source:
-    """Embeddings of words as a language model has them at its start, in a text's frequencies.
+    """Show embeddings of words as a language model starts with them, in a text's frequencies.
 
     The k-th word has frequency ~ 1/k (Zipf) and an embedding of independent normal entries.
 
@@ -125,7 +125,7 @@ def tokens(size: int) -> Source:
 
 
 def _listed(items: Tensor, shares: Tensor) -> Source:
-    """Rows of a list, each drawn with its share."""
+    """Show rows of a list, each drawn with its share."""
     moments = items.mT @ (shares[:, None] * items)
     scale = moments.diagonal().mean().rsqrt()
     upto = shares.cumsum(0)

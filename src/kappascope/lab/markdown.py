@@ -18,7 +18,7 @@ from kappascope.text import markdown_table
 
 
 def studies_page(publications: Sequence[Publication], docs: Path) -> str:
-    """All published studies, as a Markdown page that stands in the folder ``docs``."""
+    """Write all published studies as a Markdown page that stands in the folder ``docs``."""
     studies = [
         (publication, study) for publication in publications for study in publication.studies
     ]
@@ -39,7 +39,7 @@ def studies_page(publications: Sequence[Publication], docs: Path) -> str:
 
 
 def _section(publication: Publication, study: Study, docs: Path) -> Iterator[str]:
-    """A study with its origin, question, tables, figure and claims."""
+    """Write a study with its origin, question, tables, figure and claims."""
     provenance = publication.results.provenance
     machine = [f"{provenance['cpu']}"] if "cpu" in provenance else []
     machine += [

@@ -139,7 +139,7 @@ class Publication:
         return [each for each in self.experiments if isinstance(each, Study)]
 
     def claims_of(self, experiment: Experiment) -> list[Record]:
-        """The verdicts on the claims of one experiment."""
+        """Return the verdicts on the claims of one experiment."""
         return [claim for claim in self.claims if claim["experiment"] == experiment.id]
 
     def files(self, engine: Engine) -> Iterator[tuple[str, bytes]]:
@@ -154,7 +154,7 @@ def files(
     verdicts: Mapping[str, Sequence[Record]],
     engine: Engine | None = None,
 ) -> Iterator[tuple[str, bytes]]:
-    """The report and its figures: paths below the folder of results, and what to write there."""
+    """Yield the report and its figures: paths below the folder of results, and their bytes."""
     experiments = list(experiments)
     failed = results.provenance.get("failed", ())
     missing = [f"{block['trials']}: {block['reason']}" for block in failed]
@@ -217,7 +217,7 @@ def section(experiment: Experiment, rows: Table, pictures: Mapping[str, Picture]
 
 
 def exhibits(experiment: Experiment, rows: Table) -> Iterator[Exhibit]:
-    """The tables of a study; what cannot be made of its rows is left out with the reason."""
+    """Yield the tables of a study; one that cannot be made says why."""
     if not isinstance(experiment, Study) or not experiment.exhibits:
         return
     try:
@@ -227,7 +227,7 @@ def exhibits(experiment: Experiment, rows: Table) -> Iterator[Exhibit]:
 
 
 def trial_groups(rows: Table) -> Iterator[TrialGroup]:
-    """The trials by setting, stream and component, at the end of training.
+    """Group the trials by setting, stream and component, at the end of training.
 
     >>> rows = Table.of(
     ...     {"size": 8, "stream": "own", "seed": k, "component": "row_norms", "error": k / 10}
@@ -258,7 +258,7 @@ def trial_groups(rows: Table) -> Iterator[TrialGroup]:
 
 
 def repetitions(printed: Printed, rows: Table) -> list[float]:
-    """What the paper would have printed with other seeds: its figure on each set of own trials.
+    """Measure what the paper would have printed with other seeds, on each set of own trials.
 
     The trials on own streams are cut into sets as large as the paper's; only figures that are one
     number, with trials of every setting they need, can be repeated.
@@ -278,7 +278,7 @@ def repetitions(printed: Printed, rows: Table) -> list[float]:
 
 
 def _placed(record: Record, printed: Iterable[Printed], rows: Table) -> Record:
-    """A figure that differs from the printed one, with the distribution in which that one falls."""
+    """Place a printed figure that differs in the distribution over other seeds."""
     figure = next((each for each in printed if each.id == record["id"]), None)
     if record["matches"] or not figure or not isinstance(record["measured"], float):
         return record
@@ -296,7 +296,7 @@ def _placed(record: Record, printed: Iterable[Printed], rows: Table) -> Record:
 
 
 def picture(svg: str) -> Markup:
-    """An SVG document as the address of an image, a sixth shorter than in base 64.
+    """Write an SVG document as the address of an image, a sixth shorter than in base 64.
 
     What could end the attribute it stands in is escaped or gone.
 
@@ -309,7 +309,7 @@ def picture(svg: str) -> Markup:
 
 
 def paragraphs(text: str) -> list[str]:
-    """The question a page's docstring asks, then the rest of it: no title, no marks of code.
+    """Split a page's docstring: the question it asks, then the rest, without marks of code.
 
     >>> paragraphs("What does ``depth`` do? Layers learn together.")
     ['What does depth do?', 'Layers learn together.']
@@ -322,7 +322,7 @@ def paragraphs(text: str) -> list[str]:
 
 
 def report_page(report: Report) -> str:
-    """One HTML page that asks the network for nothing; every name in it is shown as text."""
+    """Write one HTML page that asks the network for nothing; every name in it is text."""
     further = {each.experiment.id for each in report.sections if each.experiment.beyond}
     beyond = [claim for claim in report.claims if claim["experiment"] in further]
     paper = [claim for claim in report.claims if claim["experiment"] not in further]

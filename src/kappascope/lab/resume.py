@@ -38,7 +38,7 @@ class Stateful(Protocol):
     """What has a state: a model, an optimizer, the handle of a correction."""
 
     def state_dict(self) -> Any:
-        """Everything that a later step depends on."""
+        """Return everything that a later step depends on."""
 
     def load_state_dict(self, state: Any, /) -> Any:
         """Take over the state that another one had."""
@@ -54,7 +54,7 @@ class ResumePoint:
     def steps(
         self, total: int, log: list[Any], **parts: Stateful | torch.Generator
     ) -> Iterator[int]:
-        """The steps that are left of ``total``, with ``log`` and ``parts`` as they were saved.
+        """Yield the steps left of ``total``, with ``log`` and ``parts`` as they were saved.
 
         Everything that later steps depend on must be among the parts; the log holds plain values.
         """
@@ -89,7 +89,7 @@ class ResumePoint:
         return step
 
     def _saved(self) -> dict[str, Any] | None:
-        """The state in the file, if it is whole; only tensors and plain values are read."""
+        """Read the state in the file, if it is whole: only tensors and plain values."""
         body = read_sealed(self.path) if self.path else None
         if body is None:
             return None

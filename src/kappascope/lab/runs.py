@@ -107,7 +107,7 @@ class Block:
         return Paper(self.seeds) if self.stream == "paper" else Own(self.seeds, self.key)
 
     def without(self, done: set[int]) -> Iterator[Block]:
-        """The trials whose seeds are not done, in blocks of a size that does not depend on them."""
+        """Yield the trials whose seeds are not done, in blocks of one and the same size."""
         side = 1 if self.alone else min(64, max(1, STACK // size_of(self.setting) ** 2))
         for first in range(self.seeds.start, self.seeds.stop, side):
             left = [k for k in range(first, min(first + side, self.seeds.stop)) if k not in done]
@@ -153,7 +153,7 @@ class StoredBlock(NamedTuple):
 
 
 def plan_runs(experiments: Iterable[Experiment], asked: int | None = None) -> RunPlan:
-    """Every setting of every experiment on both streams, as many trials as they say or ``asked``.
+    """Plan every setting on both streams, with as many trials as they say or ``asked``.
 
     >>> from kappascope.lab.experiment import Experiment, grid
     >>> toy = Experiment(1, "Toy", "", "", grid(size=(8, 256)), grid, paper=2, own=9)
@@ -205,7 +205,7 @@ def _unfinished(plan: RunPlan, stored: Mapping[str, Sequence[StoredBlock]]) -> I
 
 
 def _stored(plan: RunPlan, store: Store) -> tuple[dict[str, list[StoredBlock]], list[str]]:
-    """The undamaged units of each group of the plan, by rising seeds, and the names of others."""
+    """Read the undamaged units of each group, by rising seeds, and the names of others."""
     groups: dict[str, list[StoredBlock]] = {block.group: [] for block in plan.blocks}
     damaged = []
     for name in store.names():
@@ -219,7 +219,7 @@ def _stored(plan: RunPlan, store: Store) -> tuple[dict[str, list[StoredBlock]], 
 
 
 def _read_back(name: str, group: str, store: Store) -> StoredBlock | None:
-    """A unit if it is what its name says: a seal proves only that it was written to the end."""
+    """Read a unit if it is what its name says: a seal proves only that it was written whole."""
     header, rows = store.take(name) or ({}, EMPTY)
     try:
         seeds = range(*header["seeds"])
@@ -271,7 +271,7 @@ def work(store: Store, block: Block) -> None:
 
 
 def tabulate(batches: Iterable[Rows], block: Block) -> pa.Table:
-    """The rows of stacked trials, each with its experiment, setting, stream and seed."""
+    """Tabulate the rows of stacked trials, with experiment, setting, stream and seed."""
     seeds = np.array(block.seeds)
     parts = [EMPTY]
     for batch in batches:
@@ -283,7 +283,7 @@ def tabulate(batches: Iterable[Rows], block: Block) -> pa.Table:
 
 
 def tabulate_network(batches: Iterable[Rows], block: Block) -> pa.Table:
-    """The rows of one network, each of plain values, with experiment, setting, stream and seed."""
+    """Tabulate the rows of one network, with experiment, setting, stream and seed."""
     [seed] = block.seeds
     rows: list[dict[str, Any]] = []
     for batch in batches:
@@ -306,7 +306,7 @@ def _named(rows: pa.Table, block: Block) -> pa.Table:
 
 
 def _column(value: Any, rows: int) -> Any:
-    """One value for each row, from one for all or one for each."""
+    """Make a column of one value for each row, from one for all or one for each."""
     array = np.asarray(value.detach() if hasattr(value, "detach") else value)
     if array.ndim == 0:
         return pa.repeat(pa.scalar(array.item()), rows)
@@ -337,7 +337,7 @@ class Results:
 
 
 def gather(plan: RunPlan, store: Store, failures: Sequence[Done[Block]] = ()) -> Results:
-    """Everything stored of a plan; what is not there, and why, is in the provenance."""
+    """Gather all that is stored of a plan; the provenance says what is missing, and why."""
     stored, _ = _stored(plan, store)
     reasons = {done.item.name: done.failure for done in failures}
     failed = [
@@ -371,7 +371,7 @@ def gather(plan: RunPlan, store: Store, failures: Sequence[Done[Block]] = ()) ->
 
 
 def _wanted(block: Block, stored: Iterable[StoredBlock]) -> Iterator[pa.Table]:
-    """The rows of the block's seeds, each seed once, in order."""
+    """Yield the rows of the block's seeds, each seed once, in order."""
     had: set[int] = set()
     for part in stored:
         new = [k for k in part.seeds if k in block.seeds and k not in had]
@@ -395,7 +395,7 @@ def publish(results: Results, store: Store, verdicts: Mapping[str, Any]) -> None
 
 
 def published(folder: Path) -> Results:
-    """The results that :func:`publish` wrote to a folder; its timings are not read."""
+    """Read the results that :func:`publish` wrote to a folder; its timings are not read."""
     rows = _published(folder / "trials.parquet")
     times = folder / "times.parquet"
     return Results(
@@ -436,5 +436,5 @@ def verify(
 
 
 def _lasting(rows: pa.Table) -> list[dict[str, Any]]:
-    """The rows without those of seconds, which are never the same twice."""
+    """Drop the rows of seconds, which are never the same twice."""
     return [row for row in rows.to_pylist() if row["component"] != TIMED]

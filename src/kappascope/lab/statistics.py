@@ -61,7 +61,7 @@ class Estimate:
         return None if self.low is None or self.high is None else (self.low, self.high)
 
     def map(self, function: Callable[[float], float], what: str) -> Estimate:
-        """The estimate of a monotone function of this quantity; its interval covers as well.
+        """Estimate a monotone function of this quantity; its interval covers as well.
 
         >>> print(median([0.2, 0.3, 0.3, 0.4, 0.2, 0.3]).map(lambda left: 1 - left, "reduction"))
         reduction 0.7 [0.6, 0.8] (n = 6)
@@ -85,14 +85,14 @@ class Estimate:
 
 
 def _finite(values: ArrayLike) -> tuple[Floats, int]:
-    """The finite values in rising order, and how many are missing."""
+    """Sort the finite values, and count the missing ones."""
     everything = floats(values).ravel()
     finite = np.sort(everything[np.isfinite(everything)])
     return finite, everything.size - finite.size
 
 
 def exactly(value: float, n: int, what: str) -> Estimate:
-    """A fact counted over all ``n`` cases rather than estimated from a sample.
+    """Return a fact counted over all ``n`` cases rather than estimated from a sample.
 
     >>> print(exactly(0, 15, "targets that differ"))
     targets that differ 0 [0, 0] (n = 15; counted, not sampled)
@@ -101,7 +101,7 @@ def exactly(value: float, n: int, what: str) -> Estimate:
 
 
 def quantile(values: ArrayLike, q: float) -> Estimate:
-    """The ``q`` quantile, with the exact interval between two order statistics.
+    """Estimate the ``q`` quantile, with the exact interval between two order statistics.
 
     The interval covers for every distribution: the number of values below the quantile is
     binomial, whatever they are. With missing values it is widened until it holds wherever they lie.
@@ -125,7 +125,7 @@ def quantile(values: ArrayLike, q: float) -> Estimate:
 
 
 def median(values: ArrayLike) -> Estimate:
-    """The middle value, with its exact interval from 6 values on.
+    """Estimate the middle value, with its exact interval from 6 values on.
 
     >>> print(median([0.1, 0.1, 0.2, 0.3, 0.3, 40.0]))
     median 0.25 [0.1, 40] (n = 6)
@@ -151,7 +151,7 @@ def _too_few(n: int, missing: int, q: float, what: str) -> str:
 
 
 def mean(values: ArrayLike) -> Estimate:
-    """The arithmetic mean, without an interval: one more value from a heavy tail can move it.
+    """Estimate the mean, without an interval: one more value of a heavy tail can move it.
 
     >>> print(mean([1, 2, 6]))
     mean 3 (n = 3; no interval: heavy tails possible: see the median)
@@ -165,7 +165,7 @@ def mean(values: ArrayLike) -> Estimate:
 
 
 def proportion(hits: int, n: int) -> Estimate:
-    """The share of ``n`` trials that are hits, with the exact interval of Clopper and Pearson.
+    """Estimate the share of ``n`` trials that are hits, with Clopper and Pearson's interval.
 
     >>> print(proportion(15, 15))
     proportion 1 [0.782, 1] (n = 15)
@@ -177,7 +177,7 @@ def proportion(hits: int, n: int) -> Estimate:
 
 
 def paired_difference(ours: ArrayLike, theirs: ArrayLike) -> Estimate:
-    """The median of ``ours - theirs``, trial by trial, with its exact interval.
+    """Estimate the median of ``ours - theirs``, trial by trial, with its exact interval.
 
     >>> print(paired_difference([3, 5, 4, 8, 6, 7], [1, 2, 3, 4, 5, 6]))
     median paired difference 1.5 [1, 4] (n = 6)
@@ -186,7 +186,7 @@ def paired_difference(ours: ArrayLike, theirs: ArrayLike) -> Estimate:
 
 
 def paired_ratio(ours: ArrayLike, theirs: ArrayLike) -> Estimate:
-    """The median of ``ours / theirs``, trial by trial; a division by zero counts as missing.
+    """Estimate the median of ``ours / theirs``, trial by trial; division by zero is missing.
 
     >>> print(paired_ratio([1, 2, 3, 4, 5, 6], [2, 2, 2, 2, 2, 2]))
     median paired ratio 1.75 [0.5, 3] (n = 6)
@@ -197,7 +197,7 @@ def paired_ratio(ours: ArrayLike, theirs: ArrayLike) -> Estimate:
 
 
 def wins(ours: ArrayLike, theirs: ArrayLike) -> Estimate:
-    """The share of pairs in which ours is smaller; above one half is the exact sign test.
+    """Estimate the share of pairs in which ours is smaller; above one half is the exact sign test.
 
     A tie is no win. A missing partner counts against us at one end of the interval and for us at
     the other.
@@ -211,7 +211,7 @@ def wins(ours: ArrayLike, theirs: ArrayLike) -> Estimate:
 
 
 def falls(curves: ArrayLike) -> Estimate:
-    """The share of curves (one a line) that fall at every step.
+    """Estimate the share of curves (one a line) that fall at every step.
 
     >>> print(falls([[3, 2, 1], [3, 1, 2]]))
     curves that fall throughout 0.5 [0.0126, 0.987] (n = 2)
@@ -227,7 +227,7 @@ def falls(curves: ArrayLike) -> Estimate:
 
 
 def _share(hits: int, n: int, missing: int, what: str) -> Estimate:
-    """A proportion whose interval holds whether the missing cases are hits or not."""
+    """Estimate a proportion, with an interval that holds whether missing cases are hits or not."""
     share = replace(proportion(hits, n), what=what, missing=missing)
     if not n or not missing:
         return share
@@ -236,7 +236,7 @@ def _share(hits: int, n: int, missing: int, what: str) -> Estimate:
 
 
 def contrast(estimates: Sequence[Estimate], weights: Sequence[float], what: str) -> Estimate:
-    """The weighted sum of independent estimates, with an interval recovered from theirs.
+    """Estimate the weighted sum of independent estimates, with an interval recovered from theirs.
 
     Each end is as far away as the root of the summed squares of the distances to the ends that
     would move it there (Zou and Donner's MOVER); skewed intervals stay skewed. ``n`` is that of
@@ -260,7 +260,7 @@ def contrast(estimates: Sequence[Estimate], weights: Sequence[float], what: str)
 
 
 def ratio(ours: ArrayLike, theirs: ArrayLike) -> Estimate:
-    """The ratio of the medians of two independent groups of positive values.
+    """Estimate the ratio of the medians of two independent groups of positive values.
 
     >>> print(ratio(range(10, 20), range(1, 11)))
     ratio of medians 2.64 [1.5, 7.42] (n = 10)
@@ -270,7 +270,7 @@ def ratio(ours: ArrayLike, theirs: ArrayLike) -> Estimate:
 
 
 def growth_exponent(groups: Mapping[float, ArrayLike]) -> Estimate:
-    """The power of x with which the median of independent groups grows; 1 is linear.
+    """Estimate the power of x with which the median of independent groups grows; 1 is linear.
 
     The least-squares slope of log median on log x over all groups, each with the same weight.
 
@@ -355,7 +355,7 @@ def rank_correlation(
 
 
 def _of_many(value: float, n: int) -> float:
-    """What a positive rank correlation of n values would be with many more of them, below 1.
+    """Estimate what a positive rank correlation of n values would be with many more, below 1.
 
     On average that of n is too small by 3 (rho - tau) / (n + 1) (Hoeffding 1948); of normal
     variables tau, Kendall's correlation, follows from rho.
@@ -365,7 +365,7 @@ def _of_many(value: float, n: int) -> float:
 
 
 def _rank_products(columns: Floats, names: NDArray[Any]) -> Floats:
-    """Sums over each group of two values or more of the products of centred ranks."""
+    """Sum the products of centred ranks over each group of two values or more."""
     _, group, sizes = np.unique(names, return_inverse=True, return_counts=True)
     ranks = scipy.stats.rankdata(columns, axis=1) + group * (group.size + 1)  # group after group
     ranks = scipy.stats.rankdata(ranks, axis=1) if sizes.size > 1 else ranks
@@ -377,7 +377,7 @@ def _rank_products(columns: Floats, names: NDArray[Any]) -> Floats:
 
 
 def _partial(products: Floats) -> Floats:
-    """The correlation of the first two variables, given the others; of each matrix of a stack."""
+    """Correlate the first two variables, given the others, for each matrix of a stack."""
     across = products[..., :2, 2:]
     explained = across @ np.linalg.pinv(products[..., 2:, 2:]) @ across.swapaxes(-1, -2)
     left = products[..., :2, :2] - explained
@@ -388,7 +388,7 @@ def _partial(products: Floats) -> Floats:
 
 
 def _reach(value: float, n: int, products: Floats | None, level: float) -> tuple[float, str | None]:
-    """Half the width of the interval of Fisher's z, or the reason why there is none."""
+    """Return half the width of the interval of Fisher's z, or the reason why there is none."""
     least = 8 if products is None else 10  # the fewest for which coverage is simulated
     count = n if products is None else len(products)
     if not abs(value) < 1:  # NaN too
@@ -407,7 +407,7 @@ def _reach(value: float, n: int, products: Floats | None, level: float) -> tuple
 
 
 def tail_index(values: ArrayLike) -> Estimate:
-    """The power with which large values become rare: P(X > x) ~ x^-index. No mean at 1 or less.
+    """Estimate the power by which large values become rare, P(X > x) ~ x^-index; at 1, no mean.
 
     The value is Hill's, from the k = n^0.6 largest: few enough for the bias of a Cauchy or t3
     body to stay below the noise, many enough for the noise at n = 500 (k = 41) to be 16 %. Hill
@@ -436,13 +436,13 @@ def tail_index(values: ArrayLike) -> Estimate:
 
 
 def _hill_interval(logs: Floats) -> tuple[float, float]:
-    """Exact for a Pareto tail: the sum of the log excesses is gamma distributed."""
+    """Take the exact interval of a Pareto tail: summed log excesses are gamma distributed."""
     low, high = scipy.stats.gamma.interval(LEVEL, logs.size)
     return float(low / logs.sum()), float(high / logs.sum())
 
 
 def _moment_interval(logs: Floats) -> tuple[float, float]:
-    """Asymptotic, through the extreme value index g = 1 / index, which may be zero or negative."""
+    """Take the asymptotic interval of the extreme value index g = 1 / index, of any sign."""
     first, second = logs.mean(), (logs**2).mean()
     g = first + 1 - 0.5 / (1 - first**2 / second)
     m = min(g, 0.0)
@@ -455,7 +455,7 @@ def _moment_interval(logs: Floats) -> tuple[float, float]:
 
 
 def largest_share(values: ArrayLike) -> Estimate:
-    """How much of a mean is one trial: the largest share that one value has in their sum.
+    """Measure how much of a mean is one trial: the largest share of one value in their sum.
 
     Values count by their magnitude. A single value is all of its mean.
 
@@ -486,7 +486,7 @@ class SampleSummary:
 
 
 def summary(values: ArrayLike) -> SampleSummary:
-    """Everything a table says of one group of trials.
+    """Sum up everything a table says of one group of trials.
 
     >>> round(summary(range(9)).share.value, 2)
     0.22

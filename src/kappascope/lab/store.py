@@ -31,7 +31,7 @@ from kappascope.system.files import (
 
 
 def parquet_bytes(table: pa.Table) -> bytes:
-    """The bytes of a Parquet file; the same table gives the same bytes.
+    """Write the bytes of a Parquet file; the same table gives the same bytes.
 
     >>> table = pa.table({"error": [0.5, 0.25]})
     >>> parquet_bytes(table) == parquet_bytes(pa.concat_tables([table[:1], table[1:]]))
@@ -43,7 +43,7 @@ def parquet_bytes(table: pa.Table) -> bytes:
 
 
 def read_parquet(source: Path | pa.NativeFile) -> pa.Table:
-    """What :func:`parquet_bytes` made, read by this thread alone.
+    """Read what :func:`parquet_bytes` wrote, by this thread alone.
 
     Arrow's own threads, if the program ends soon after they read, end it with an abort.
 
@@ -164,7 +164,7 @@ class Store:
         write_sealed(self.units / name, body)
 
     def take(self, name: str) -> tuple[dict[str, Any], pa.Table] | None:
-        """The header and rows of a unit; None if it is not there, or not what was put there."""
+        """Read the header and rows of a unit; None if it is not there, or not what was put."""
         body = read_sealed(self.units / name)
         if body is None:
             return None
@@ -177,5 +177,5 @@ class Store:
         return (described, table) if isinstance(described, dict) else None
 
     def names(self) -> list[str]:
-        """The names of all units that may be there, in order."""
+        """List the names of all units that may be there, in order."""
         return sorted(path.name for path in self.units.iterdir() if path.suffix == ".unit")

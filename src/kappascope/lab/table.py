@@ -48,7 +48,7 @@ class Table:
         return int(self.rows.num_rows)
 
     def where(self, **equal: Any) -> Table:
-        """The rows whose columns equal these values, or one of a tuple (list, range) of them.
+        """Select rows whose columns equal these values, or one of a tuple (list, range) of them.
 
         >>> table = Table.of([{"optimizer": "sgd", "error": 0.1}, {"error": 0.2}])
         >>> len(table.where(optimizer="sgd")), len(table.where(optimizer=("sgd", None)))
@@ -64,13 +64,13 @@ class Table:
         return Table(rows)
 
     def by(self, name: str) -> dict[Any, Table]:
-        """One table for every value of a column, in rising order; rows without one are last."""
+        """Split by a column, its values in rising order; rows without a value come last."""
         values = self._column(name).unique().to_pylist()
         present = sorted(value for value in values if value is not None)
         return {v: self.where(**{name: v}) for v in (*present, *([None] * (None in values)))}
 
     def values(self, column: str = "error") -> Floats:
-        """One column in the order of seeds; what is absent is NaN.
+        """Read one column in the order of seeds; what is absent is NaN.
 
         A row that occurs twice (same setting, stream, seed, component) is an error: counting it
         twice would be one too.
@@ -82,7 +82,7 @@ class Table:
         return self._floats(column, rows)
 
     def paired(self, other: Table, column: str = "error") -> tuple[Floats, Floats]:
-        """Both columns joined on stream and seed; a trial only one side has is NaN on the other.
+        """Join both columns on stream and seed; a trial only one side has is NaN on the other.
 
         >>> table = Table.of(
         ...     {"arm": arm, "seed": k, "error": k + shift}
@@ -99,7 +99,7 @@ class Table:
         )
 
     def curves(self, along: str, column: str = "error") -> Floats:
-        """One line of values for every trial, in rising order of ``along``; NaN where absent.
+        """Read a line of values for every trial, in rising order of ``along``; NaN where absent.
 
         >>> Table.of(
         ...     {"seed": k, "epoch": t, "error": k / t} for t in (2, 1) for k in (1, 2)

@@ -29,10 +29,10 @@ class Random(ABC):
 
     @abstractmethod
     def normal(self, *shape: int) -> Float[Tensor, "trials ..."]:
-        """Independent standard normal numbers, ``shape`` of them for every trial."""
+        """Draw independent standard normal numbers, ``shape`` of them for every trial."""
 
     def pairs(self, rows: int, size: int) -> Iterator[Pair]:
-        """Inputs and label noise of one batch after another, without end."""
+        """Yield inputs and label noise of one batch after another, without end."""
         ahead = max(1, AHEAD // (2 * rows * size))
         while True:
             block = self.normal(ahead, 2, rows, size)
@@ -72,7 +72,7 @@ class Generators(Random):
         return drawn.to(self.dtype)
 
     def condensed(self, rows: int, size: int) -> Iterator[Pair]:
-        """The triangle R of X = QR, and Q'E, where that has fewer rows than X.
+        """Yield the triangle R of X = QR, and Q'E, where that has fewer rows than X.
 
         A gradient needs X'X = R'R and X'E = R'Q'E alone. R is Bartlett's: normal above the
         diagonal, chi with ``rows``, ``rows - 1``, ... degrees on it; Q'E is normal again.
@@ -105,7 +105,7 @@ class Streams(ABC):
 
     @abstractmethod
     def random(self, offset: int = 0, dtype: torch.dtype = torch.float64) -> Random:
-        """A fresh source for every trial; another ``offset`` gives independent ones."""
+        """Return a fresh source for every trial; another ``offset`` gives independent ones."""
 
 
 @final
@@ -144,7 +144,7 @@ class Own(Streams):
 
 
 def generator(*key: str | int) -> torch.Generator:
-    """A Mersenne twister whose whole state is mixed from the key: a seed would keep 32 bits.
+    """Seed a Mersenne twister with its whole state from the key: a seed would keep 32 bits.
 
     >>> draws = [torch.rand((), generator=generator("data", seed)).item() for seed in (0, 0, 1)]
     >>> draws[0] == draws[1], draws[0] == draws[2]
@@ -169,19 +169,19 @@ Structure = Callable[[Random, int], Tensor]
 
 
 def heterogeneous(random: Random, size: int) -> Float[Tensor, "trials size size"]:
-    """Gaussian with log-normal row scales: the paper's target."""
+    """Draw Gaussian matrices with log-normal row scales: the paper's targets."""
     entries, scales = random.normal(size, size), random.normal(size)
     return (2 / size) ** 0.5 * (0.5 * scales).exp()[..., None] * entries
 
 
 def low_rank(random: Random, size: int) -> Float[Tensor, "trials size size"]:
-    """Product of two Gaussian factors of rank ``size / 4``; its condition number is infinite."""
+    """Multiply two Gaussian factors of rank ``size / 4``; the condition number is infinite."""
     left, right = random.normal(size, size // 4), random.normal(size // 4, size)
     return 2 / size * left @ right
 
 
 def block_diagonal(random: Random, size: int) -> Float[Tensor, "trials size size"]:
-    """Four Gaussian blocks, each with a log-normal scale.
+    """Draw four Gaussian blocks, each with a log-normal scale.
 
     The paper does not say what its blocks are; this is one of several that print its 93 %.
     """
@@ -198,7 +198,7 @@ STRUCTURES: dict[str, Structure] = {
 
 
 def start(random: Random, size: int, scale: float = 0.1) -> Float[Tensor, "trials size size"]:
-    """The random matrix from which training starts."""
+    """Draw the random matrix from which training starts."""
     return scale * (2 / size) ** 0.5 * random.normal(size, size)
 
 
@@ -220,17 +220,17 @@ class LinearBatch(Batch):
     task: Regression
 
     def residual(self, weight: Tensor) -> Float[Tensor, "trials rows out"]:
-        """The answers of ``weight`` minus the noisy ones that are to be learned."""
+        """Return the answers of ``weight`` minus the noisy ones that are to be learned."""
         # X (W - T)' and not XW' - XT': one product less
         answer = torch.bmm(self.inputs, (weight - self.task.target).mT)
         return answer.sub_(self.noise, alpha=self.task.noise)
 
     def gradient(self, weight: Tensor) -> Float[Tensor, "trials out in"]:
-        """The gradient of the loss at ``weight``."""
+        """Return the gradient of the loss at ``weight``."""
         return torch.bmm(self.residual(weight.detach()).div_(self.task.rows).mT, self.inputs)
 
     def loss(self, weight: Tensor) -> Float[Tensor, " trials"]:
-        """Half the mean squared error at ``weight``, one number a trial."""
+        """Return half the mean squared error at ``weight``, one number a trial."""
         return self.residual(weight).square().sum((-2, -1)) / (2 * self.task.rows)
 
     def backward(self, model: nn.Module) -> None:  # noqa: D102 - as in Batch
@@ -247,7 +247,7 @@ class Regression:
     noise: float = 0.01
 
     def batches(self, random: Random) -> Iterator[LinearBatch]:
-        """Batches of fresh rows without end."""
+        """Yield batches of fresh rows without end."""
         size = self.target.shape[-1]
         return (LinearBatch(x, e, self) for x, e in random.condensed(self.rows, size))
 
@@ -279,10 +279,10 @@ class Teacher:
         return TeacherBatch(x, self.network(x) + self.noise * e)
 
     def batches(self, random: Random) -> Iterator[TeacherBatch]:
-        """Batches of fresh rows without end."""
+        """Yield batches of fresh rows without end."""
         return (self._batch(x, e) for x, e in random.pairs(self.rows, self.size))
 
 
 def noiseless(batches: Iterator[LinearBatch]) -> Iterator[LinearBatch]:
-    """The same inputs, answered without label noise."""
+    """Yield the same inputs, answered without label noise."""
     return (replace(batch, task=replace(batch.task, noise=0.0)) for batch in batches)

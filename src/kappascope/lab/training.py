@@ -35,7 +35,7 @@ class Matrix(nn.Module):
         self.weight = nn.Parameter(start.clone())
 
     def forward(self) -> Float[Tensor, "trials out in"]:
-        """The matrices of all trials."""
+        """Return the matrices of all trials."""
         return self.weight.view_as(self.weight)  # a leaf would copy the gradient it is handed
 
 
@@ -56,7 +56,7 @@ class DeepLinear(_Layers):
     """Layers without anything between them: in the end, a matrix."""
 
     def forward(self) -> Float[Tensor, "trials out in"]:
-        """The matrix that the layers amount to."""
+        """Return the matrix that the layers amount to."""
         return self.product
 
 
@@ -64,7 +64,7 @@ class Perceptron(_Layers):
     """Layers with a rectifier between them."""
 
     def forward(self, inputs: Float[Tensor, "trials rows in"]) -> Float[Tensor, "trials rows out"]:
-        """The answers of the last layer."""
+        """Return the answers of the last layer."""
         first, *others = self.layers
         hidden = inputs @ first.mT
         for layer in others:
@@ -133,7 +133,7 @@ class Arrival:
 def arrivals(
     steps: Iterable[Step], loss: Callable[[Tensor], Tensor], levels: Sequence[float]
 ) -> dict[float, Arrival]:
-    """What was learned when a quadratic loss of the weight has come down to each level.
+    """Find what was learned when a quadratic loss has come down to each level.
 
     The step that crosses a level is shortened to end on it, so that all who arrive have the same
     loss; training ends when every trial has arrived at every level.
@@ -168,7 +168,7 @@ def arrivals(
 def _crossing(
     before: Tensor, after: Tensor, loss: Callable[[Tensor], Tensor], level: float
 ) -> Tensor:
-    """The point between two weights at which a quadratic loss has a value."""
+    """Find the point between two weights at which a quadratic loss has a value."""
     start, half, end = (loss(torch.lerp(before, after, part)) for part in (0.0, 0.5, 1.0))
     a, b = 2 * (start - 2 * half + end), 4 * half - 3 * start - end  # start + b x + a x^2
     root = (b.square() - 4 * a * (start - level)).clamp(min=0).sqrt()
@@ -177,14 +177,14 @@ def _crossing(
 
 
 def last(steps: Iterable[T]) -> T:
-    """The final one; the others, and their batches, are let go as they pass."""
+    """Take the final step; the others, and their batches, are let go as they pass."""
     return deque(steps, maxlen=1).pop()
 
 
 def rows(
     learned: Tensor | Components, target: Tensor | Components, **columns: Any
 ) -> Iterator[dict[str, Any]]:
-    """One batch of rows per component: its error, and its value and the target's if it is a number.
+    """Yield the error of every component, and where it is a number its value and the target's.
 
     Pass the target's :class:`Components` to have its singular values computed once for many calls.
     """
@@ -199,7 +199,7 @@ def rows(
 def outcome(
     learned: Tensor | Components, target: Tensor | Components, **columns: Any
 ) -> Iterator[dict[str, Any]]:
-    """The rows of what was learned in the end, and both spectra."""
+    """Yield the rows of what was learned in the end, and both spectra."""
     ours, theirs = _components(learned), _components(target)
     yield from rows(ours, theirs, **columns)
     yield {**columns, "which": "learned", "values": ours.singular_values}
@@ -209,7 +209,7 @@ def outcome(
 def floored(
     learned: Tensor | Components, target: Tensor | Components, **columns: Any
 ) -> Iterator[dict[str, Any]]:
-    """Rows of the paper's own condition number, ``s1 / (sd + 1e-10)``.
+    """Yield rows of the paper's own condition number, ``s1 / (sd + 1e-10)``.
 
     It differs from kappa where sd is tiny: in products of layers, and for singular targets.
     """

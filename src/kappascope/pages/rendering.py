@@ -19,7 +19,7 @@ from kappascope.text import bracketed, error_text, first_few, number, plural, wo
 
 
 def fill(name: str, filters: Iterable[Callable[..., Any]] = (), **content: Any) -> str:
-    """The page that a template makes of its content; functions in ``filters`` go by their names.
+    """Fill a template with its content; functions in ``filters`` go by their names.
 
     >>> from kappascope.clinic.diagnosis import Diagnosis  # which has a page
     >>> html = Diagnosis("<hr>").html()
@@ -57,7 +57,7 @@ def fill(name: str, filters: Iterable[Callable[..., Any]] = (), **content: Any) 
 
 
 def guarded(caller: Callable[[], str]) -> str:
-    """A panel of a page, or, where it cannot be made, a line that says why: the others stand.
+    """Render a panel, or, where that fails, a line that says why: the others stand.
 
     >>> guarded(lambda: {}["<b>"])
     Markup('<p class="absent">This could not be shown (KeyError: &#39;&lt;b&gt;&#39;).</p>')
@@ -70,7 +70,7 @@ def guarded(caller: Callable[[], str]) -> str:
 
 
 def legible(text: str) -> str:
-    r"""The same with nothing that a browser cannot show: escapes for what does not print.
+    r"""Escape the characters that a browser cannot show.
 
     Direction marks could make one name look like another.
 

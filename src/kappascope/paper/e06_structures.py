@@ -49,7 +49,7 @@ class Multiplied(Matrix):
         self.columns = nn.Parameter(torch.ones_like(start[..., 0, :]))
 
     def forward(self) -> Float[Tensor, "trials out in"]:
-        """The matrices with their factors applied."""
+        """Return the matrices with their factors applied."""
         return scaled(self.weight, self.rows, self.columns)
 
 

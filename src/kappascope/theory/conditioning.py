@@ -33,7 +33,7 @@ Array = NDArray[np.float64]
 
 
 def hard_edge_scale(row_deviations: ArrayLike) -> float:
-    """The s of sigma_min = y s / d for diag(a) Z / sqrt(d), Z normal: s^2 = 1 / mean(1 / a^2).
+    """Return s of sigma_min = y s / d for diag(a) Z / sqrt(d), Z normal: s^2 = 1 / mean(1 / a^2).
 
     The density of singular values at 0 is d / (pi s), from the Dyson equation of these variances.
 
@@ -50,7 +50,7 @@ HETEROGENEOUS = math.sqrt(2) * math.exp(-1 / 4)  # hard_edge_scale of the paper'
 
 
 def smallest_value_quantile(probability: ArrayLike) -> Array:
-    """The y = sigma_min d / s of a large square random matrix: sqrt(1 - 2 log(1 - P)) - 1.
+    """Return the y = sigma_min d / s of a large square random matrix: sqrt(1 - 2 log(1 - P)) - 1.
 
     Its density is 1 at y = 0: nothing keeps a singular value away from zero.
 
@@ -63,7 +63,7 @@ def smallest_value_quantile(probability: ArrayLike) -> Array:
 def disturbance(
     relaxation: Relaxation, step: float, start: float = 0.1, scale: float = HETEROGENEOUS
 ) -> float:
-    """The r = tau d / s, tau^2 = ((2/d) start^2 q^t + noise variance) / (1 - p)^2.
+    """Return the r = tau d / s, tau^2 = ((2/d) start^2 q^t + noise variance) / (1 - p)^2.
 
     The start's part grows as sqrt(d), the noise's as d.
 
@@ -94,7 +94,7 @@ def kappa_error_cdf(error: ArrayLike, disturbance: float) -> Array:
 
 
 def kappa_error_quantile(probability: float, disturbance: float) -> float:
-    """The error of kappa that is not exceeded with this probability.
+    """Return the error of kappa that is not exceeded with this probability.
 
     Its median is 1.23 r for small r, whatever the reason for r.
 
@@ -113,7 +113,7 @@ def kappa_error_quantile(probability: float, disturbance: float) -> float:
 
 
 def kappa_error_tail(disturbance: float) -> float:
-    """The c of P(error > x) -> c / x, 2 E[phi(y/r) y/r]: a tail index of 1, and no mean.
+    """Return the c of P(error > x) -> c / x, 2 E[phi(y/r) y/r]: a tail index of 1, and no mean.
 
     The learned sigma_min has a positive density at 0, and kappa is its reciprocal.
 
@@ -155,7 +155,7 @@ def log_kappa_bound(
     step: float,
     risk: float = 0.05,
 ) -> Float[Tensor, "*stack"]:
-    """What |log kappa_t - log kappa*| exceeds with a probability of ``risk`` at most.
+    """Bound |log kappa_t - log kappa*|, which exceeds it with probability ``risk`` at most.
 
     `weyl_bound` with e = (p |W_0| + sqrt(2 (q^t - p^2) / risk) |W_0 - W*|_F + n) / (1 - p), where
     n = noise sqrt(h / (B (2 - h s))) (sqrt(out) + sqrt(in) + sqrt(2 log(4 / risk))) and
@@ -177,7 +177,7 @@ def log_kappa_bound(
 
 
 def _noise_norm(relaxation: Relaxation, shape: tuple[int, ...], step: float, risk: float) -> float:
-    """What the norm of N exceeds with a probability of half the risk at most."""
+    """Bound the norm of N, which exceeds it with a probability of half the risk at most."""
     (out, inputs), h, rows = shape[-2:], relaxation.learning_rate, relaxation.rows
     largest = 1 + math.sqrt(inputs / rows) + math.sqrt(2 * math.log(4 * step / risk) / rows)
     room = 2 - h * largest**2

@@ -39,7 +39,7 @@ def mode_speed(strength: ArrayLike, target: ArrayLike, depth: int) -> Array:
 
 
 def learning_time(target: float, start: float, depth: int, share: float = 0.01) -> float:
-    """When a mode has come within ``share`` of its target: the integral of ds / speed.
+    """Integrate ds / speed: the time until a mode has come within ``share`` of its target.
 
     Divide by the learning rate for steps. Depth 1: log((1 - start/target) / share), alike for
     every strength. From depth 2 on, a mode of half the strength takes about twice as long.
@@ -67,7 +67,7 @@ def learning_time(target: float, start: float, depth: int, share: float = 0.01) 
 
 
 def mode_path(targets: ArrayLike, starts: ArrayLike, depth: int, times: ArrayLike) -> Array:
-    """Strengths of the modes at each time, (times, modes), from aligned and balanced layers.
+    """Follow the strengths of modes, (times, modes), from aligned and balanced layers.
 
     >>> mode_path([2.0, 0.5], [0.01, 0.01], depth=2, times=[0, 2, 10]).round(2)
     array([[0.01, 0.01],
@@ -96,7 +96,7 @@ def mode_path(targets: ArrayLike, starts: ArrayLike, depth: int, times: ArrayLik
 
 
 def mode_kappa(targets: ArrayLike, starts: ArrayLike, depth: int, times: ArrayLike) -> Array:
-    """Condition number of the product at each time: the strongest mode over the weakest.
+    """Divide the strongest mode by the weakest: kappa of the product at each time.
 
     >>> mode_kappa([2.0, 0.5], [0.01, 0.01], depth=2, times=[0, 2, 10]).round(1)  # kappa* = 4
     array([ 1. , 28.6,  4. ])
@@ -121,7 +121,7 @@ def product(layers: Sequence[Array]) -> Array:
 
 
 def flow(layers: Sequence[Array], target: Array, times: ArrayLike) -> list[list[Array]]:
-    """The layers at each of the rising times, along the gradient flow from any start.
+    """Follow the layers along the gradient flow from any start, to each of the rising times.
 
     It conserves W_l+1' W_l+1 - W_l W_l', so imbalance of the start stays for ever.
 
@@ -148,7 +148,7 @@ def flow(layers: Sequence[Array], target: Array, times: ArrayLike) -> list[list[
 
 
 def _descent(layers: list[Array], target: Array) -> list[Array]:
-    """Minus the gradient of half the squared error, for every layer."""
+    """Return minus the gradient of half the squared error, for every layer."""
     before = [np.eye(layers[0].shape[1])]
     for layer in layers:
         before.append(layer @ before[-1])

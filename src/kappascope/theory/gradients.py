@@ -21,7 +21,7 @@ Array = NDArray[np.float64]
 
 
 def gradient_bounds(layers: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Least and greatest |W' g| / |g|: the products of sigma_min and of sigma_max over the layers.
+    """Bound |W' g| / |g| by the products of sigma_min and of sigma_max over the layers.
 
     Square layers, or such that narrow towards the input. The greatest over the least is the product
     of the layers' kappas: well-conditioned layers cannot make gradients vanish in one direction and
@@ -40,7 +40,7 @@ def gradient_bounds(layers: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def lyapunov_exponents(size: int, gain: float = 1.0) -> Array:
-    """Growth of log sigma_k per layer: log gain + (log(2/d) + psi((d - k + 1) / 2)) / 2.
+    """Return growth of log sigma_k per layer, log gain + (log(2/d) + psi((d - k + 1) / 2)) / 2.
 
     Newman 1986, for square layers with entries of deviation gain / sqrt(d).
 
@@ -52,10 +52,11 @@ def lyapunov_exponents(size: int, gain: float = 1.0) -> Array:
 
 
 def log_gradient_norm(size: int, depth: int, gain: float = 1.0) -> tuple[float, float]:
-    """Mean and deviation of log(|W' g| / |g|): N times the first exponent, sqrt(N psi'(d/2)) / 2.
+    """Return mean, N times the first exponent, and deviation of log(|W' g| / |g|).
 
-    Exact at every depth, since each layer multiplies by an independent chi / sqrt(d). A gain other
-    than 1 explodes or vanishes exponentially; so does a gain of 1 in the end, as -N / (2 d).
+    The deviation is sqrt(N psi'(d/2)) / 2. Both are exact at every depth, since each layer
+    multiplies by an independent chi / sqrt(d). A gain other than 1 explodes or vanishes
+    exponentially; so does a gain of 1 in the end, as -N / (2 d).
 
     >>> mean, deviation = log_gradient_norm(64, depth=50)
     >>> round(mean, 3), round(deviation, 3)
@@ -66,7 +67,7 @@ def log_gradient_norm(size: int, depth: int, gain: float = 1.0) -> tuple[float, 
 
 
 def log_kappa_rate(size: int) -> float:
-    """Growth of log kappa of a product per layer: (psi(d/2) - psi(1/2)) / 2.
+    """Return the growth of log kappa of a product per layer: (psi(d/2) - psi(1/2)) / 2.
 
     About log(1.89 sqrt(d)).
     Exponential in depth at any gain. A single layer has log kappa = log d + 1.537 on average

@@ -29,7 +29,7 @@ Array = NDArray[np.float64]
 def steps_to_learn(
     eigenvalues: ArrayLike, share: float = 0.01, learning_rate: float = 0.01
 ) -> Array:
-    """Steps until ``share`` of a direction's mean error is left: log(share) / log|1 - h c_j|.
+    """Count steps until ``share`` of a direction's error is left: log(share) / log|1 - h c_j|.
 
     >>> steps_to_learn([1.0, 0.1, 0.01]).round()
     array([   458.,   4603.,  46049.])
@@ -88,7 +88,7 @@ class Directions:
         return target + left @ v.mT
 
     def squares(self, target: Tensor, start: Tensor, step: int) -> Float[Tensor, "*stack in"]:
-        """The m_j = E|(W_t - W*) v_j|^2 of every direction, by their recursion.
+        """Return the m_j = E|(W_t - W*) v_j|^2 of every direction, by their recursion.
 
         >>> one = Directions(torch.eye(1), noise=0.0)  # (1-h)^2 + 2 h^2 / B a step, as `Relaxation`
         >>> one.squares(torch.ones(1, 1), torch.zeros(1, 1), step=1)
@@ -104,12 +104,12 @@ class Directions:
         return m
 
     def overall_error(self, target: Tensor, start: Tensor, step: int) -> Float[Tensor, "*stack"]:
-        """Root of E|W_t - W*|^2 / |W*|^2, exactly."""
+        """Return the root of E|W_t - W*|^2 / |W*|^2, exactly."""
         square = self.squares(target, start, step).sum(-1)
         return (square / target.double().square().sum((-2, -1))).sqrt()
 
     def factors(self, span: float) -> int:
-        """Enough for the batches' noise, h^2 c_max tr(C) / B a step, to stay small in each.
+        """Count factors in which the batches' noise, h^2 c_max tr(C) / B a step, stays small.
 
         >>> Directions(torch.eye(512)).factors(1000)
         8
@@ -119,7 +119,7 @@ class Directions:
         return max(FEWEST, math.ceil(span * growth / COARSE))
 
     def factor(self, span: float, normal: Normal) -> Float[Tensor, "*trials in in"]:
-        """One coarse factor: its mean, and its fluctuation to first order in the batches'.
+        """Draw one coarse factor: its mean, and its fluctuation to first order in the batches'.
 
         With a_i = 1 - h c_i, entry (i, j) has in the eigenbasis the variance
         (h^2 c_i c_j / B) (a_i^2k - a_j^2k) / (a_i^2 - a_j^2) over k steps, and the covariance
@@ -136,7 +136,7 @@ class Directions:
         return v @ (torch.diag(a**span) + even + odd) @ v.mT
 
     def advance(self, left: Tensor, span: float, normal: Normal) -> Tensor:
-        """The error after one factor, and the label noise that joins meanwhile."""
+        """Return the error after one factor, and the label noise that joins meanwhile."""
         (c, v), h = self._basis, self.learning_rate
         left = left.double() @ self.factor(span, normal)
         keep = (1 - h * c) ** 2

@@ -45,7 +45,7 @@ def square_limit_cdf(ratio: ArrayLike) -> Array:
 
 
 def square_limit_quantile(probability: ArrayLike) -> Array:
-    """The kappa / n that a large square Gaussian matrix stays below with this probability.
+    """Return the kappa / n that a large square Gaussian matrix stays below with this probability.
 
     >>> float(square_limit_quantile(0.5))  # the median
     3.671...
@@ -56,7 +56,7 @@ def square_limit_quantile(probability: ArrayLike) -> Array:
 
 
 def tail_bounds(condition_number: ArrayLike, rows: int, columns: int) -> tuple[Array, Array]:
-    """Proven bounds of P(kappa > x) from x = max(rows, columns) on; 0 and 1 below.
+    """Bound P(kappa > x), as is proven, from x = max(rows, columns) on; 0 and 1 below.
 
     Chen & Dongarra 2005: (c d / x)^k / sqrt(2 pi) with k = |rows - columns| + 1, d = max(rows,
     columns) / k and c = 0.245 or 6.414, for two rows and columns or more.
@@ -89,7 +89,7 @@ def tracy_widom_cdf(value: ArrayLike) -> Array:
 
 
 def hard_edge_log_cdf(value: ArrayLike, order: float) -> Array:
-    """The log of P(R < r) = 1 - det(I - K) on (0, 1), K(x, y) = r J_order(r sqrt(xy)) / 2.
+    """Return the log of P(R < r) = 1 - det(I - K) on (0, 1), K(x, y) = r J_order(r sqrt(xy)) / 2.
 
     R is 2 sqrt(n) sigma_min of a large n x (n + order) Gaussian matrix (Forrester 2006, Bornemann
     2010); order 0 is Edelman's 1 - exp(-r/2 - r^2/8). P goes as r^(order + 1), hence the log.
@@ -107,7 +107,7 @@ def hard_edge_log_cdf(value: ArrayLike, order: float) -> Array:
 
 
 def _log_determinant(kernel: Array, weights: Array) -> Array:
-    """The log of det(I - kernel) by quadrature, Bornemann 2010."""
+    """Return the log of det(I - kernel) by quadrature, Bornemann 2010."""
     root = np.sqrt(weights)
     # from eigenvalues, because log1p keeps the digits of a tiny kernel that I - K would round away
     k = np.linalg.eigvalsh(root[..., :, None] * kernel * root[..., None, :])
@@ -150,7 +150,7 @@ class GaussianNull:
         return _moments(*_long_and_short(self.rows, self.columns))[1]
 
     def z(self, condition_number: ArrayLike) -> Array:
-        """How many spreads log kappa lies above its expectation.
+        """Count the spreads by which log kappa lies above its expectation.
 
         Not normal: near-square shapes have a long right tail. `tail` gives the probability.
 
@@ -171,7 +171,7 @@ class GaussianNull:
         return np.asarray(tail(np.log(np.asarray(condition_number, dtype=float))))
 
     def quantile(self, probability: ArrayLike) -> Array:
-        """The kappa that a random matrix stays below with this probability, less than 1.
+        """Return the kappa that a random matrix stays below with this probability, less than 1.
 
         >>> round(float(GaussianNull(5000, 5000).quantile(0.5)) / 5000, 2)  # square_limit_quantile
         3.67
@@ -205,7 +205,7 @@ def _tail(long: int, short: int) -> Callable[[Values], Values]:
 
 
 def _largest(m: float, n: float) -> tuple[Array, Array]:
-    """The law of log sigma_max as points and weights; m and n are the sizes less one half."""
+    """Return the law of log sigma_max as points and weights; m, n are the sizes less one half."""
     s, weight = _tracy_widom()
     edge = np.sqrt(m) + np.sqrt(n)
     scale = np.cbrt(1 / np.sqrt(m) + 1 / np.sqrt(n)) / edge  # of sigma_max^2 / edge^2
@@ -230,7 +230,7 @@ def _tracy_widom() -> tuple[Array, Array]:
 
 
 def _smallest(m: float, n: float, exponent: int) -> Callable[[Array], Array]:
-    """The log of P(log sigma_min < x) as a function of x; m and n are the sizes less one half."""
+    """Return log P(log sigma_min < x) as a function of x; m, n are the sizes less one half."""
     unit = 2 * (m * n) ** 0.25
     order = unit * (np.sqrt(m) - np.sqrt(n))
     # from P = 1e-6 for order 0, a pure power below, or 1e-20 for a large order, to 1 - P = 1e-14
@@ -248,7 +248,7 @@ def _smallest(m: float, n: float, exponent: int) -> Callable[[Array], Array]:
 
 @cache
 def _moments(long: int, short: int) -> tuple[float, float]:
-    """Mean and standard deviation of log kappa, as integrals of its tail."""
+    """Integrate the tail of log kappa: its mean and standard deviation."""
     tail = _tail(long, short)
     low, high = _solve(tail, np.array([1 - 1e-10, 1e-10]), high=700.0)
     x = np.linspace(0.0, high - low, 1000)
@@ -258,7 +258,7 @@ def _moments(long: int, short: int) -> tuple[float, float]:
 
 
 def _solve(falling: Callable[[Values], Values], value: Values, high: float) -> Array:
-    """Where in (0, high) a falling function crosses each value, by bisection."""
+    """Find where in (0, high) a falling function crosses each value, by bisection."""
     low, top = np.zeros_like(value), np.full_like(value, high)
     for _ in range(64):  # halvings: to the last digit
         middle = (low + top) / 2
@@ -293,7 +293,7 @@ class MarchenkoPastur:
         return float(self.deviation * (m - n)), float(self.deviation * (m + n))
 
     def density(self, singular_value: ArrayLike) -> Array:
-        """The share of singular values per unit: sqrt((b^2 - x^2) (x^2 - a^2)) / (pi n s^2 x).
+        """Count singular values per unit, in shares: sqrt((b^2 - x^2) (x^2 - a^2)) / (pi n s^2 x).
 
         >>> round(float(MarchenkoPastur(25, 25).density(6.0)) * np.pi, 2)  # a quarter circle
         0.32
@@ -307,7 +307,7 @@ class MarchenkoPastur:
         return np.where(value < 0, 0.0, height / (np.pi * n * self.deviation**2))
 
     def cdf(self, singular_value: ArrayLike) -> Array:
-        """The share of them below x.
+        """Return the share of singular values below x.
 
         >>> MarchenkoPastur(400, 100).cdf([10, 20, 30]).round(3)
         array([0.   , 0.553, 1.   ])
@@ -317,7 +317,7 @@ class MarchenkoPastur:
         return self._share(2 * np.arctan2(np.sqrt((x - a) * (x + a)), np.sqrt((b - x) * (b + x))))
 
     def quantile(self, probability: ArrayLike) -> Array:
-        """The x below which this share of them lies.
+        """Return the x below which this share of singular values lies.
 
         >>> round(float(MarchenkoPastur(400, 100).quantile(0.553)), 1)
         20.0
@@ -328,7 +328,7 @@ class MarchenkoPastur:
         return np.asarray(np.hypot(a * np.cos(half), b * np.sin(half)))
 
     def _share(self, angle: Values) -> Array:
-        """The density's integral up to x^2 = s^2 (m + n - 2 sqrt(mn) cos(angle))."""
+        """Return the density's integral up to x^2 = s^2 (m + n - 2 sqrt(mn) cos(angle))."""
         m, n = _long_and_short(self.rows, self.columns)
         p, q, half = np.sqrt(m), np.sqrt(n), angle / 2
         turn = np.arctan2((p + q) * np.sin(half), (p - q) * np.cos(half))

@@ -40,10 +40,10 @@ class WeightModel(Protocol):
     """
 
     def factors(self, span: float) -> int:
-        """How many coarse factors stand for the batches of so many steps."""
+        """Count the coarse factors that stand for the batches of so many steps."""
 
     def advance(self, left: Tensor, span: float, normal: Normal) -> Tensor:
-        """The error after one of them, and the label noise that joins meanwhile."""
+        """Advance the error by one factor, with the label noise that joins meanwhile."""
 
 
 COARSE = 0.1  # the growth of E|P|^2 / |E P|^2 that one factor may carry; halving it changes nothing
@@ -114,7 +114,7 @@ class Relaxation:
         return self._square**step
 
     def spread(self, step: float) -> tuple[float, float]:
-        """Deviations of the entries of P off the diagonal and on it.
+        """Return the deviations of the entries of P off the diagonal and on it.
 
         L multiplies I by q and the other symmetric matrices by r = (1-h)^2 + h^2 / B, hence
 
@@ -130,7 +130,7 @@ class Relaxation:
         return math.sqrt(off), math.sqrt(off + other - mean)
 
     def noise_variance(self, step: float) -> float:
-        """Mean square of an entry of N: h^2 noise^2 / B times (1 - q^t) / (1 - q).
+        """Return the mean square of an entry of N: h^2 noise^2 / B times (1 - q^t) / (1 - q).
 
         >>> f"{Relaxation(64).noise_variance(200) ** 0.5:.2e}"
         '8.80e-05'
@@ -154,7 +154,7 @@ class Relaxation:
         start: Float[Tensor, "*stack out in"],
         step: float,
     ) -> Float[Tensor, "*stack"]:
-        """Root of E|W_t - W*|^2 / |W*|^2, exactly: q^t |W_0 - W*|^2 plus the noise's entries.
+        """Take the root of E|W_t - W*|^2 / |W*|^2: q^t |W_0 - W*|^2 plus the noise's entries.
 
         >>> eye = torch.eye(64, dtype=torch.float64)
         >>> Relaxation(64).overall_error(eye, 0 * eye, step=200)
@@ -165,7 +165,7 @@ class Relaxation:
         return (square / target.square().sum((-2, -1))).sqrt()
 
     def factors(self, span: float) -> int:
-        """How many coarse factors stand for the batches of so many steps.
+        """Count the coarse factors that stand for the batches of so many steps.
 
         >>> Relaxation(32).factors(500), Relaxation(512).factors(500), Relaxation(2048).factors(500)
         (4, 5, 17)
@@ -174,7 +174,7 @@ class Relaxation:
         return max(FEWEST, math.ceil(span * growth / COARSE))
 
     def factor(self, span: float, normal: Normal) -> Float[Tensor, "*trials size size"]:
-        """One coarse factor F = a (I + s H) for so many steps, a = (1-h)^span.
+        """Draw one coarse factor F = a (I + s H) for so many steps, a = (1-h)^span.
 
         s is such that E[F F'] = q^span I; H = (Z + Z') / sqrt(2) with normal entries Z.
 
@@ -193,7 +193,7 @@ class Relaxation:
         return factor
 
     def advance(self, left: Tensor, span: float, normal: Normal) -> Tensor:
-        """The error after one factor; the label noise of its span has the exact mean square."""
+        """Advance the error by one factor, with the label noise that joins meanwhile."""
         left = left @ self.factor(span, normal)
         deviation = math.sqrt(self.noise_variance(span))
         return torch.add(left, normal(*left.shape[-2:]), alpha=deviation) if deviation else left
@@ -202,7 +202,7 @@ class Relaxation:
 def walk(
     model: WeightModel, left: Float[Tensor, "trials out in"], steps: Sequence[float], normal: Normal
 ) -> Iterator[Float[Tensor, "trials out in"]]:
-    """Draws of W_t - W* at rising ``steps``, from ``left`` = W_0 - W*.
+    """Draw W_t - W* at rising ``steps``, from ``left`` = W_0 - W*.
 
     A few matrix products instead of hundreds of batches.
 
@@ -226,7 +226,7 @@ def predicted_weights(
     normal: Normal,
     model: WeightModel | None = None,
 ) -> Iterator[Float[Tensor, "trials out in"]]:
-    """What SGD makes of ``start`` by each of the steps, drawn from the model: no batch is seen.
+    """Draw what SGD makes of ``start`` by each of the steps: no batch is seen.
 
     ``model`` is the paper's :class:`Relaxation` unless given. ``kappascope.errors`` of the draws
     predicts the error of every component, ``statistics.summary`` of those its median and quartiles.

@@ -31,7 +31,7 @@ def singular_value_change(
 
 
 def sgd_update(gradient: Tensor, learning_rate: float = 0.01) -> Tensor:
-    """The step of plain gradient descent: - h G.
+    """Return the step of plain gradient descent: - h G.
 
     >>> sgd_update(torch.tensor([[2.0]]))
     tensor([[-0.0200]])
@@ -80,7 +80,7 @@ def full_gradient_change(
 
 
 def blind_change(update: Float[Tensor, "*stack out in"]) -> Float[Tensor, "*stack"]:
-    """Deviation of u' dW v for directions that the update knows nothing of: |dW|_F / sqrt(out in).
+    """Return the deviation of u' dW v for unrelated directions: |dW|_F / sqrt(out in).
 
     Adam's entries are h, so every singular value diffuses by h; Muon's by h / sqrt(longer side).
 
@@ -93,7 +93,7 @@ def blind_change(update: Float[Tensor, "*stack out in"]) -> Float[Tensor, "*stac
 
 
 def adam_leading_change(shape: tuple[int, int], learning_rate: float = 0.001) -> float:
-    """What Adam's first step adds along a gradient of one direction u v': (2 / pi) h sqrt(out in).
+    """Return what Adam's first step adds along a gradient u v': (2 / pi) h sqrt(out in).
 
     u' sign(u v') v = sum|u_i| sum|v_j|, and normal entries have sum|u_i| = sqrt(2 out / pi). Muon
     adds h there as everywhere: Adam favours the leading direction of a large matrix.

@@ -35,7 +35,7 @@ class Networks:
     columns: Mapping[tuple[str, str], Floats]
 
     def of(self, component: str, matrix: str = "mean") -> Floats:
-        """The logarithms of a component over the matrices, or, if there are none, an outcome."""
+        """Read the logarithms of a component over the matrices, or else an outcome."""
         key = (component, matrix)
         return self.columns[key if key in self.columns else (component, "")]
 
@@ -96,7 +96,7 @@ def medians(nets: Networks, values: Floats) -> Floats:
 
 
 def largest(measures: Iterable[Measure]) -> Measure:
-    """The largest size among correlations whose intervals cover at once; so does its own."""
+    """Measure the largest size among correlations whose intervals cover at once."""
 
     def measure(rows: Table) -> Estimate:
         estimates = [each(rows) for each in measures]
@@ -113,13 +113,13 @@ def largest(measures: Iterable[Measure]) -> Measure:
 
 
 def inherited(rows: Table) -> Estimate:
-    """The rank correlation of the first matrix's kappa with its initial value, between seeds."""
+    """Correlate the first matrix's kappa with its initial value, by ranks, between seeds."""
     nets = arrived(rows)
     return rank_correlation(nets.of(KAPPA, "start"), nets.of(KAPPA, "0"), within=nets.draw)
 
 
 def unwritten(rows: Table) -> Estimate:
-    """The factor by which pixels that are never written on change kappa of the first matrix."""
+    """Measure the factor by which blank pixels change kappa of the first matrix."""
     nets = arrived(rows)
     gap = nets.of(KAPPA, "0") - nets.of(KAPPA, "written")
     return median(np.exp(np.abs(medians(nets, gap))))

@@ -60,7 +60,7 @@ def optimizers(
 
 
 def log_kappa(matrix: Tensor) -> float:
-    """The natural logarithm of the condition number."""
+    """Return the natural logarithm of the condition number."""
     return Components(matrix.detach()).log_condition_number.item()
 
 
@@ -113,12 +113,12 @@ def outcomes(model: nn.Sequential) -> dict[str, float]:
 
 
 def error_rate(scores: Tensor, labels: Tensor) -> float:
-    """The share of images that are taken for another digit."""
+    """Return the share of images that are taken for another digit."""
     return (scores.argmax(1) != labels).double().mean().item()
 
 
 def calibration(probabilities: Tensor, labels: Tensor) -> float:
-    """The expected calibration error: how far confidence is from accuracy, bin by bin.
+    """Compute the expected calibration error: how far confidence is from accuracy, by bins.
 
     >>> calibration(torch.tensor([[0.75, 0.25]] * 4), torch.tensor([0, 0, 0, 1]))
     0.0

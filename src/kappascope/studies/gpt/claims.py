@@ -34,7 +34,7 @@ MIN_SEEDS = 3  # for an interval
 
 
 def losses(rows: Table, optimizer: str, correction: str, stage: str = "compare") -> Table:
-    """The validation losses of an arm, one a seed."""
+    """Select the validation losses of an arm, one a seed."""
     arm = {"optimizer": optimizer, "correction": correction, "stage": stage}
     return select(rows, **arm, component=LOSS)
 
@@ -77,7 +77,7 @@ def over_seeds(values: ArrayLike, what: str = "mean difference") -> Estimate:
 
 
 def loss_change(optimizer: str, correction: str, stage: str = "compare", base: str = "") -> Measure:
-    """The validation loss less that of the optimizer alone (or of ``base``), seed by seed."""
+    """Subtract the loss of the optimizer alone (or of ``base``) from an arm's, seed by seed."""
 
     def measure(rows: Table) -> Estimate:
         ours = losses(rows, optimizer, correction, stage)
@@ -88,7 +88,7 @@ def loss_change(optimizer: str, correction: str, stage: str = "compare", base: s
 
 
 def kappa_change(optimizer: str, correction: str, base: str = "") -> Measure:
-    """The largest log kappa of the blocks, less that of the optimizer alone, seed by seed."""
+    """Subtract the largest log kappa of the optimizer alone from an arm's, seed by seed."""
 
     def measure(rows: Table) -> Estimate:
         arms = kappas(rows, optimizer, correction), kappas(rows, base or optimizer, "alone")
@@ -100,7 +100,7 @@ def kappa_change(optimizer: str, correction: str, base: str = "") -> Measure:
 
 
 def kappa_with_loss(rows: Table, optimizers: Sequence[str] = OPTIMIZERS) -> float:
-    """The rank correlation, over the arms, of the blocks' median log kappa and the loss.
+    """Return the rank correlation, over the arms, of the blocks' median log kappa and the loss.
 
     Each arm is one point, the mean over its seeds. Arms are chosen, no sample of anything: there is
     no interval.
@@ -112,7 +112,7 @@ def kappa_with_loss(rows: Table, optimizers: Sequence[str] = OPTIMIZERS) -> floa
 
 
 def beyond_random(rows: Table) -> Estimate:
-    """The excess of the square matrices' log kappa over a Gaussian matrix's, AdamW alone."""
+    """Measure by how much the square matrices' log kappa exceeds chance under AdamW alone."""
     kinds = ("query", "key", "value", "output")
     width = int(select(rows, stage="compare").rows["width"].to_pylist()[0])
     null = GaussianNull(width, width).log_condition_number
@@ -133,7 +133,7 @@ def unstable_runs(rows: Table) -> list[Table]:
 
 
 def predicted_by(predictor: str) -> Measure:
-    """The share of windows before a spike that a predictor tells from others of the same run."""
+    """Measure how well a predictor tells windows before a spike from others of the run."""
 
     def measure(rows: Table) -> Estimate:
         pairs_by_seed: dict[int, list[tuple[float, int]]] = {}
@@ -154,7 +154,7 @@ def runs_by_warmup(rows: Table) -> list[dict[bool, Table]]:
 
 
 def warmup_change(component: str, summary: Callable[[Floats], float]) -> Measure:
-    """The difference that warmup makes, seed by seed, as the mean over both optimizers.
+    """Measure the difference that warmup makes, seed by seed, as the mean over both optimizers.
 
     They share start and batches: sixteen differences would not be independent.
     """
@@ -173,7 +173,7 @@ def warmup_change(component: str, summary: Callable[[Floats], float]) -> Measure
 
 
 def share_with(component: str, warm: bool) -> Measure:
-    """The share of runs, with warmup or without, in which something happened."""
+    """Measure the share of runs, with warmup or without, in which something happened."""
 
     def measure(rows: Table) -> Estimate:
         parts = [by[warm].where(component=component) for by in runs_by_warmup(rows)]
@@ -186,7 +186,7 @@ def share_with(component: str, warm: bool) -> Measure:
 
 
 def largest_finite(values: Floats) -> float:
-    """The largest of the values that are finite."""
+    """Return the largest of the values that are finite."""
     return float(np.max(values[np.isfinite(values)], initial=-math.inf))
 
 

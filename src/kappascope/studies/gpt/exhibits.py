@@ -169,7 +169,7 @@ def loss_curves(rows: Table, optimizer: str, correction: str) -> tuple[Floats, F
 
 
 def milliseconds(rows: Table, optimizer: str, correction: str) -> Floats:
-    """The median CPU time of a step, one a seed; none where times are not among the rows."""
+    """Read the median CPU time of a step, one a seed; none where times are not among the rows."""
     arm = {"stage": "compare", "optimizer": optimizer, "correction": correction}
     return 1000 * rows.where(**arm, component="seconds").values("value")
 
@@ -303,7 +303,7 @@ def pareto(x: Callable[[Table, str, str], Floats]) -> Callable[[Axes, Table], st
 
 
 def largest_kappas(rows: Table, optimizer: str, correction: str) -> Floats:
-    """The largest log10 kappa of the blocks' matrices after training, one a seed."""
+    """Return the largest log10 kappa of the blocks' matrices after training, one a seed."""
     seeds = kappas(rows, optimizer, correction).values()
     return np.array([values.max() / math.log(10) for values in seeds])
 

@@ -90,7 +90,7 @@ class GPT(nn.Module):
         return self.head(self.norm(x))
 
     def loss(self, windows: Tensor) -> Tensor:
-        """The mean cross-entropy, in nats a character, of windows one longer than what is seen."""
+        """Average the cross-entropy, in nats a character, of windows one longer than a context."""
         logits = self(windows[:, :-1])
         return functional.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
 
@@ -111,7 +111,7 @@ def optimizers(model: GPT, name: str) -> dict[str, Optimizer]:
 
 
 def schedule(step: int, steps: int, warmup: int, decay: bool = True) -> float:
-    """The share of the learning rate at a step: a linear rise, then half a cosine to a tenth.
+    """Return the share of the learning rate at a step: a linear rise, then a cosine to a tenth.
 
     Without ``decay`` the rate stays where the rise ends.
 
@@ -170,5 +170,5 @@ class Corpus:
 
 @torch.no_grad()
 def validation(model: GPT, windows: Tensor) -> float:
-    """The mean loss of held-out windows, computed in parts."""
+    """Return the mean loss of held-out windows, computed in parts."""
     return float(torch.stack([model.loss(part) for part in windows.split(64)]).double().mean())

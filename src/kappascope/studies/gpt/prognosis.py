@@ -131,7 +131,7 @@ def warning_pairs(values: Floats, follows: Floats) -> tuple[float, int]:
 
 
 def area(pairs_by_seed: Mapping[int, Sequence[tuple[float, int]]]) -> Estimate:
-    """The share of pairs won within runs, by seed; its interval is a jackknife over the seeds.
+    """Estimate the share of pairs won within runs; the interval is a jackknife over seeds.
 
     >>> print(area({seed: [(3.0 + seed % 2 / 2, 4)] for seed in range(8)}))
     area under the curve 0.812 [0.757, 0.868] (n = 8)

@@ -154,7 +154,7 @@ def matrix_rows(weights: Mapping[str, Tensor]) -> Iterator[dict[str, Any]]:
 
 
 def largest_log_kappa(model: GPT) -> float:
-    """The largest log kappa of the matrices in the blocks."""
+    """Return the largest log kappa of the matrices in the blocks."""
     hidden = [p.detach() for p in model.blocks.parameters() if p.ndim == 2]
     if not all(bool(p.isfinite().all()) for p in hidden):
         return math.nan

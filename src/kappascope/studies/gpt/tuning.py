@@ -19,7 +19,7 @@ LOSS = "validation_loss"
 
 
 def losses_by_rate(rows: Table, optimizer: str, correction: str) -> dict[float, float]:
-    """The validation loss of an arm at every rate that was tried; infinite if it diverged."""
+    """List the validation loss of an arm at every rate tried; infinite if it diverged."""
     arm = {"stage": "tune", "optimizer": optimizer, "correction": correction}
     rates = select(rows, **arm, component=LOSS).by("rate").items()
     return {
@@ -29,12 +29,12 @@ def losses_by_rate(rows: Table, optimizer: str, correction: str) -> dict[float, 
 
 
 def best_rate(rows: Table, optimizer: str, correction: str) -> float:
-    """The rate with the lowest validation loss; of two alike, the lower rate."""
+    """Return the rate with the lowest validation loss; of two alike, the lower rate."""
     losses = losses_by_rate(rows, optimizer, correction)
     return min(losses, key=lambda rate: (losses[rate], rate))
 
 
 def best_correction(rows: Table) -> str:
-    """The correction, Hybrid aside, with the lowest tuned loss under AdamW."""
+    """Return the correction, Hybrid aside, with the lowest tuned loss under AdamW."""
     others = [name for name in REMEDIES if name != "hybrid"]
     return min(others, key=lambda name: min(losses_by_rate(rows, "AdamW", name).values()))

@@ -39,7 +39,7 @@ class Factors:
         return cls(name, matrix.float(), u.float(), s, vt.float())
 
     def lowered(self, by: Float[Tensor, " rank"]) -> Tensor:
-        """The matrix whose singular values are smaller by so much, with the same directions."""
+        """Lower singular values by so much, with the same directions."""
         moved = by.nonzero().ravel()  # a part is taken away: the rest is as exact as it was
         return self.matrix - (self.u[:, moved] * by[moved].float()) @ self.vt[moved]
 

@@ -54,12 +54,12 @@ def over_matrices(rows: Table, component: str, column: str = "value", **where: A
 
 
 def median_over_matrices(component: str, **where: Any) -> Measure:
-    """The median of a component over matrices."""
+    """Measure the median of a component over matrices."""
     return lambda rows: median(over_matrices(rows, component, **where))
 
 
 def share(component: str, above: float, column: str, **where: Any) -> Measure:
-    """The share of matrices in which a column is above a bound."""
+    """Measure the share of matrices in which a column is above a bound."""
 
     def measure(rows: Table) -> Estimate:
         values = over_matrices(rows, component, column, **where)
@@ -69,7 +69,7 @@ def share(component: str, above: float, column: str, **where: Any) -> Measure:
 
 
 def moved_by_bf16(resolved: float) -> Measure:
-    """The share whose kappa bf16 moves by over 1 %, where bf16 resolves it or does not."""
+    """Measure the share whose kappa bf16 moves by over 1 %, where bf16 resolves it or does not."""
 
     def measure(rows: Table) -> Estimate:
         error = over_matrices(rows, "kappa_rounded", "error", change="bf16")
@@ -80,7 +80,7 @@ def moved_by_bf16(resolved: float) -> Measure:
 
 
 def depth_correlation(rows: Table) -> Estimate:
-    """The rank correlation of kappa with depth, within the matrices of a kind and model."""
+    """Measure the rank correlation of kappa with depth, within the matrices of a kind and model."""
     chosen = matrix_rows(rows, KAPPA, model=("stories15m", "minilm"))
     deep = [row for row in chosen if row["depth"] is not None]
     depth, kappa = (floats([row[name] for row in deep]) for name in ("depth", "value"))
@@ -88,13 +88,13 @@ def depth_correlation(rows: Table) -> Estimate:
 
 
 def bottom_over_top(rows: Table) -> Estimate:
-    """The e-folds by which the smallest value adds more to kappa than the largest does."""
+    """Measure the e-folds by which the smallest value adds more to kappa than the largest does."""
     top, bottom = (np.log(over_matrices(rows, name)) for name in ("top", "bottom"))
     return paired_difference(-bottom, top)
 
 
 def heads_over_random(rows: Table) -> Estimate:
-    """The ratio of kappa of the products of heads to that of products of random factors."""
+    """Measure the ratio of kappa of the products of heads to that of products of random factors."""
     chosen = select(rows, part="spectra", component=KAPPA, kind=PRODUCTS).rows
     return paired_ratio(*(floats(chosen[name].to_pylist()) for name in ("value", "target")))
 
@@ -106,12 +106,12 @@ def costs(rows: Table, network: Where, **change: Any) -> Table:
 
 
 def median_cost(change: str, **more: Any) -> Measure:
-    """The median over texts of what a change costs the Llama."""
+    """Measure the median over texts of what a change costs the Llama."""
     return lambda rows: median(costs(rows, LLAMA, change=change, **more).values("value"))
 
 
 def cost_ratio(ours: str, theirs: str, network: Where = LLAMA, scope: str = "all") -> Measure:
-    """The ratio of what one change costs to what another does, text by text."""
+    """Measure the ratio of what one change costs to what another does, text by text."""
 
     def measure(rows: Table) -> Estimate:
         arms = (costs(rows, network, change=change, scope=scope) for change in (ours, theirs))
@@ -121,19 +121,19 @@ def cost_ratio(ours: str, theirs: str, network: Where = LLAMA, scope: str = "all
 
 
 def energy_of_smallest(component: str) -> Measure:
-    """The share of the embedding's energy that its smallest tenth of values holds."""
+    """Measure the share of the embedding's energy that its smallest tenth of values holds."""
     where = {"model": LLAMA["model"], "change": "smallest", "scope": "embedding", "part": "whole"}
     return lambda rows: median(select(rows, component=component, **where).values("value"))
 
 
 def singly(rows: Table, **where: Any) -> dict[str, float]:
-    """The mean over texts of what the change of one matrix does, by its name."""
+    """Average over texts what the change of one matrix does, by its name."""
     chosen = select(rows, part="single", change=SINGLE, **where).by("scope").items()
     return {name: float(np.mean(texts.values("value"))) for name, texts in chosen}
 
 
 def cost_correlation(predictor: str, network: Where = LLAMA, alike: bool = False) -> Measure:
-    """The rank correlation over matrices of a predictor with what rounding that one costs.
+    """Measure the rank correlation of a predictor with what rounding that matrix costs.
 
     It is taken among matrices that are ``alike``, of one kind, or among all.
     """

@@ -38,7 +38,7 @@ class Network(ABC):
     config: Mapping[str, Any]
 
     def altered(self, changes: State) -> Self:
-        """The same network with some of its weights replaced."""
+        """Replace some of the network's weights."""
         return replace(self, state={**self.state, **changes})
 
     def _heads(self, x: Tensor) -> Float[Tensor, "batch heads place size"]:

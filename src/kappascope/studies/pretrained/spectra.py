@@ -100,7 +100,7 @@ def _rounded(row: Examination, matrix: Tensor) -> Iterator[Rows]:
 
 @cache
 def random_product(shape: tuple[int, int], size: int) -> float:
-    """The median kappa of products of Gaussian factors of these shapes."""
+    """Return the median kappa of products of Gaussian factors of these shapes."""
     random = generator("pretrained factors", *shape, size)
     left = torch.randn(DRAWS, shape[0], size, generator=random, dtype=torch.float64)
     right = torch.randn(DRAWS, size, shape[1], generator=random, dtype=torch.float64)

@@ -102,7 +102,7 @@ def trials(
 
 
 def squared_error(model: Network, inputs: torch.Tensor, answers: torch.Tensor) -> torch.Tensor:
-    """The mean over inputs of the squared error, summed over the outputs."""
+    """Return the mean over inputs of the squared error, summed over the outputs."""
     return (model(inputs) - answers).square().sum() / len(inputs)
 
 

@@ -24,23 +24,23 @@ SPECTRAL = (
 
 
 def rows_of(architecture: Architecture) -> tuple[int | None, ...]:
-    """The group of each matrix's rows."""
+    """Return the group of each matrix's rows."""
     hidden = range(architecture.depth - 1)
     return (*(0 if architecture.variant == "residual" else place for place in hidden), None)
 
 
 def columns_of(architecture: Architecture) -> tuple[int | None, ...]:
-    """The group of each matrix's columns."""
+    """Return the group of each matrix's columns."""
     return (None, *rows_of(architecture)[:-1])
 
 
 def groups_of(architecture: Architecture) -> tuple[int, ...]:
-    """All groups, from the input on."""
+    """Return all groups, from the input on."""
     return tuple(dict.fromkeys(g for g in rows_of(architecture) if g is not None))
 
 
 def permuted(architecture: Architecture, matrices: Matrices, orders: Orders) -> Matrices:
-    """The same function with the units of each group in another order."""
+    """Put the units of each group into another order, which leaves the function as it is."""
     sides = zip(matrices, rows_of(architecture), columns_of(architecture), strict=True)
     return tuple(_columns(_rows(w, orders, row), orders, column) for w, row, column in sides)
 
@@ -59,7 +59,7 @@ def _columns(matrix: Tensor, orders: Orders, group: int | None) -> Tensor:
 def rescaled(
     architecture: Architecture, matrices: Matrices, scales: Mapping[int | None, Tensor]
 ) -> Matrices:
-    """The same function of ReLU units, each multiplied by its positive scale."""
+    """Multiply each ReLU unit by its positive scale, which leaves the function as it is."""
     scaled = []
     sides = zip(matrices, rows_of(architecture), columns_of(architecture), strict=True)
     for matrix, row, column in sides:
@@ -71,7 +71,7 @@ def rescaled(
 
 
 def canonical(architecture: Architecture, matrices: Matrices) -> Matrices:
-    """The representative of all networks with this function, but for the order of units.
+    """Represent all networks with this function by one, but for the order of units.
 
     ReLU: the first matrix into a group has rows of length one. LayerNorm sees neither what all
     rows share nor the scale: the mean row is subtracted, the norm is one; and since it couples
@@ -89,7 +89,7 @@ def canonical(architecture: Architecture, matrices: Matrices) -> Matrices:
 
 
 def matched(architecture: Architecture, learned: Matrices, target: Matrices) -> Matrices:
-    """The learned matrices with their units in the order that brings them nearest to the target.
+    """Put the learned units into the order that brings their matrices nearest to the target.
 
     One group at a time is assigned exactly, by incoming and outgoing weights, until nothing gains:
     exact for one group between fixed sides; for more, the better of two ascents, from the input
@@ -155,7 +155,7 @@ def gauge(architecture: Architecture, matrix: str) -> dict[str, str]:
 def recovery(
     architecture: Architecture, learned: Matrices, target: Matrices
 ) -> dict[tuple[str, str], float]:
-    """The errors of a network's matrices that mean something, by matrix and component.
+    """Measure the errors of a network's matrices that mean something, by matrix and component.
 
     Under LayerNorm the singular values are those across the mean row, whose own is zero.
     """
