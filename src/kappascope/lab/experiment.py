@@ -209,7 +209,8 @@ def discover() -> Mapping[int, Experiment]:
 
 def studies() -> dict[str, Study]:
     """Find the studies by name, in their order: every folder has a ``STUDY``."""
-    folders = [file.name for file in pkgutil.iter_modules(import_module(STUDIES).__path__)]
+    files = pkgutil.iter_modules(import_module(STUDIES).__path__)
+    folders = [file.name for file in files if file.ispkg]
     members: list[Study] = [import_module(f"{STUDIES}.{name}.study").STUDY for name in folders]
     return {study.name: study for study in sorted(members, key=lambda study: study.number)}
 

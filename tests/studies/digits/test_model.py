@@ -6,8 +6,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 from kappascope.lab.experiment import Setting
@@ -21,7 +19,6 @@ from kappascope.studies.digits.model import (
     images,
     network,
     outcomes,
-    quantized,
 )
 
 SMALL: Setting = {
@@ -88,18 +85,6 @@ class TestCalibration:
 
 
 class TestQuantization:
-    @settings(max_examples=50)
-    @given(st.integers(0, 10_000), st.integers(2, 8))
-    def test_takes_the_nearest_level(self, seed: int, bits: int) -> None:
-        matrix = torch.randn(4, 5, generator=torch.Generator().manual_seed(seed)).double()
-        top = 2 ** (bits - 1) - 1
-        levels = [float(matrix.abs().max()) * k / top for k in range(-top, top + 1)]
-        for ours, exact in zip(quantized(matrix, bits).ravel(), matrix.ravel(), strict=True):
-            assert ours == pytest.approx(min(levels, key=lambda level: abs(level - exact)))
-
-    def test_leaves_zeros_alone(self) -> None:
-        assert quantized(torch.zeros(2, 2), 4).equal(torch.zeros(2, 2))
-
     def test_is_of_a_copy(self) -> None:
         one = model()
         before = [p.clone() for p in one.parameters()]

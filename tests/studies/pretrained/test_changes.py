@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from kappascope.lab.tasks import generator
 from kappascope.studies.pretrained.changes import (
@@ -12,7 +10,6 @@ from kappascope.studies.pretrained.changes import (
     REMOVALS,
     Factors,
     noise,
-    rounded,
     smallest,
 )
 
@@ -44,21 +41,6 @@ def test_equal_energies_are_equal(share: float, factors: Factors) -> None:
         assert torch.allclose(REMOVALS[what](factors.s, share).square().sum(), energy)
     added = noise(factors, share, seed=0) - factors.matrix
     assert torch.allclose(added.double().square().sum(), energy, rtol=1e-4)
-
-
-@settings(max_examples=50)
-@given(st.lists(st.lists(st.floats(-8, 8, width=32), min_size=3, max_size=3), min_size=1),
-       st.sampled_from([4, 8]), st.sampled_from([None, 1]))  # fmt: skip
-def test_rounding_takes_the_nearest_multiple_of_a_step(entries, bits, dim) -> None:
-    matrix = torch.tensor(entries, dtype=torch.float64)
-    found, top = rounded(matrix, bits, dim), 2 ** (bits - 1) - 1
-    for row, line in zip(found.tolist(), matrix.tolist(), strict=True):
-        largest = max(map(abs, line if dim else matrix.ravel().tolist()))
-        step = largest / top if largest else 1.0
-        for after, before in zip(row, line, strict=True):
-            assert abs(after - before) <= step / 2 * (1 + 1e-9)
-            assert after == pytest.approx(round(after / step) * step)
-            assert abs(after) <= largest * (1 + 1e-12)
 
 
 def test_bf16_keeps_eight_bits() -> None:

@@ -14,6 +14,7 @@ from kappascope.lab.experiment import Rows
 from kappascope.lab.optimizers import Muon
 from kappascope.lab.tasks import generator
 from kappascope.matrix.components import Components
+from kappascope.studies.quantization import quantized
 
 TRAIN = 900  # of 1,797 images; the other 897 put the standard error of an accuracy of 97 % at 0.6 %
 TRAIN_LOSS = 0.01  # cross-entropy at which a network is done, as in Jiang et al. 2020
@@ -127,13 +128,3 @@ def calibration(probabilities: Tensor, labels: Tensor) -> float:
     bins = (confidence * BINS).long().clamp(max=BINS - 1)
     gap = confidence - (answer == labels).double()
     return (torch.zeros(BINS).double().index_add_(0, bins, gap).abs().sum() / len(gap)).item()
-
-
-def quantized(matrix: Tensor, bits: int) -> Tensor:
-    """Round entries to evenly spaced levels, zero among them, that reach as far on both sides.
-
-    >>> quantized(torch.tensor([[-1.0, 0.4, 0.6]]), bits=2)
-    tensor([[-1.,  0.,  1.]])
-    """
-    step = matrix.abs().max() / (2 ** (bits - 1) - 1)
-    return matrix if step == 0 else (matrix / step).round() * step

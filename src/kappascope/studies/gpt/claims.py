@@ -26,30 +26,18 @@ from kappascope.lab.statistics import (
 )
 from kappascope.lab.table import Floats, Table
 from kappascope.studies.gpt.prognosis import HIGHEST, area, predictions, warning_pairs
-from kappascope.studies.gpt.tuning import ARMS, LOSS, OPTIMIZERS, REMEDIES, best_correction
+from kappascope.studies.gpt.tuning import ARMS, OPTIMIZERS, REMEDIES, arm_rows, best_correction
 from kappascope.theory import GaussianNull
 
 HIDDEN = ("query", "key", "value", "output", "up", "down")  # kinds of matrices in the blocks
 MIN_SEEDS = 3  # for an interval
 
 
-def losses(rows: Table, optimizer: str, correction: str, stage: str = "compare") -> Table:
-    """Select the validation losses of an arm, one a seed."""
-    arm = {"optimizer": optimizer, "correction": correction, "stage": stage}
-    return select(rows, **arm, component=LOSS)
-
-
-def at_best_rate(rows: Table, optimizer: str, correction: str, component: str) -> Table:
-    """Select a component of an arm's runs at its best rate."""
-    arm = {"stage": "compare", "optimizer": optimizer, "correction": correction}
-    return select(rows, **arm, component=component)
-
-
 def kappas(
     rows: Table, optimizer: str, correction: str, kinds: tuple[str, ...] = HIDDEN
 ) -> dict[int, Floats]:
     """Collect log kappa of the matrices (or products) of these kinds after training, by seed."""
-    chosen = at_best_rate(rows, optimizer, correction, LOG_KAPPA).where(kind=kinds)
+    chosen = arm_rows(rows, optimizer, correction, LOG_KAPPA).where(kind=kinds)
     last = chosen.where(epoch=max(chosen.rows["epoch"].to_pylist()))
     return {seed: part.values("value") for seed, part in last.by("seed").items()}
 
@@ -80,8 +68,8 @@ def loss_change(optimizer: str, correction: str, stage: str = "compare", base: s
     """Subtract the loss of the optimizer alone (or of ``base``) from an arm's, seed by seed."""
 
     def measure(rows: Table) -> Estimate:
-        ours = losses(rows, optimizer, correction, stage)
-        theirs = losses(rows, base or optimizer, "alone", stage)
+        ours = arm_rows(rows, optimizer, correction, stage=stage)
+        theirs = arm_rows(rows, base or optimizer, "alone", stage=stage)
         return over_seeds(np.subtract(*ours.paired(theirs, "value")))
 
     return measure
@@ -107,7 +95,7 @@ def kappa_with_loss(rows: Table, optimizers: Sequence[str] = OPTIMIZERS) -> floa
     """
     arms = [arm for arm in ARMS if arm[0] in optimizers]
     kappa = [np.mean([np.median(v) for v in kappas(rows, *arm).values()]) for arm in arms]
-    loss = [losses(rows, *arm).values("value").mean() for arm in arms]
+    loss = [arm_rows(rows, *arm).values("value").mean() for arm in arms]
     return rank_correlation(kappa, loss).value
 
 

@@ -17,18 +17,23 @@ from kappascope.lab.statistics import Estimate
 from kappascope.lab.table import Floats, Table
 from kappascope.studies.gpt.claims import (
     HIDDEN,
-    at_best_rate,
     kappa_with_loss,
     kappas,
     largest_finite,
     loss_change,
-    losses,
     over_seeds,
     predicted_by,
     unstable_runs,
 )
 from kappascope.studies.gpt.prognosis import HIGHEST, PREDICTORS
-from kappascope.studies.gpt.tuning import ARMS, OPTIMIZERS, REMEDIES, best_rate, losses_by_rate
+from kappascope.studies.gpt.tuning import (
+    ARMS,
+    OPTIMIZERS,
+    REMEDIES,
+    arm_rows,
+    best_rate,
+    losses_by_rate,
+)
 from kappascope.text import number
 from kappascope.theory import GaussianNull
 
@@ -76,7 +81,7 @@ def comparison(rows: Table) -> Exhibit:
     def line(optimizer: str, correction: str) -> Iterator[str]:
         yield name_of(optimizer, correction)
         yield f"{best_rate(rows, optimizer, correction):g}"
-        yield with_reach(over_seeds(losses(rows, optimizer, correction).values("value")), ".4f")
+        yield with_reach(over_seeds(arm_rows(rows, optimizer, correction).values("value")), ".4f")
         change = loss_change(optimizer, correction)(rows)
         yield NONE if correction == "alone" else with_reach(change, "+.4f")
         steps, curves = loss_curves(rows, optimizer, correction)
@@ -85,7 +90,7 @@ def comparison(rows: Table) -> Exhibit:
         yield f"{np.median(own) / np.median(plain):.2f}"
 
     columns = ("arm", "rate", "validation loss", "against alone", f"steps to {level:.2f}", "cost")
-    seeds = len(losses(rows, *arms[0]))
+    seeds = len(arm_rows(rows, *arms[0]))
     tried = {arm: losses_by_rate(rows, *arm) for arm in arms}
     at_an_end = [
         " ".join(arm)
@@ -164,7 +169,7 @@ def _crossing(steps: Floats, curve: Floats, level: float) -> float:
 
 def loss_curves(rows: Table, optimizer: str, correction: str) -> tuple[Floats, Floats]:
     """Read the steps at which the validation loss was taken, and the losses, a line a seed."""
-    chosen = at_best_rate(rows, optimizer, correction, "loss_on_the_way")
+    chosen = arm_rows(rows, optimizer, correction, "loss_on_the_way")
     return np.array(list(chosen.by("epoch")), float), chosen.curves("epoch", "value")
 
 
@@ -221,18 +226,18 @@ def confirmation(rows: Table) -> Exhibit:
     arms = arms_of(rows, "confirm")
     lines = []
     for arm in arms:
-        own = losses(rows, *arm, "confirm")
+        own = arm_rows(rows, *arm, stage="confirm")
         change = loss_change(*arm, "confirm", "AdamW")(rows)
         against = NONE if arm == ARMS[0] else with_reach(change, "+.4f")
         rate = own.rows["rate"][0].as_py()
         loss = with_reach(over_seeds(own.values("value")), ".4f")
         lines.append((name_of(*arm), f"{rate:g}", loss, against))
+    seeds = len(arm_rows(rows, *arms[0], stage="confirm"))
     first = select(rows, stage="confirm").rows.slice(0, 1).to_pylist()[0]
     note = (
         f"{first['layers']} layers of width {first['width']}, {first['steps']} steps, "
-        f"{len(losses(rows, *arms[0], 'confirm'))} seeds; rates are half of the best of the small "
-        "model's, its width being half. Arms: Hybrid, the other correction that tuned best under "
-        "AdamW, and Muon alone."
+        f"{seeds} seeds; rates are half of the best of the small model's, its width being half. "
+        "Arms: Hybrid, the other correction that tuned best under AdamW, and Muon alone."
     )
     columns = ("arm", "rate", "validation loss", "against AdamW alone")
     return Exhibit("A larger model", columns, tuple(lines), note)
@@ -293,7 +298,7 @@ def pareto(x: Callable[[Table, str, str], Floats]) -> Callable[[Axes, Table], st
 
     def draw(axes: Axes, rows: Table) -> str:
         for arm in arms_of(rows):
-            at, y = x(rows, *arm), losses(rows, *arm).values("value")
+            at, y = x(rows, *arm), arm_rows(rows, *arm).values("value")
             how: Any = {"color": COLOURS[arm[1]], "marker": MARKERS[arm[0]], "linestyle": ""}
             axes.plot(at, y, markersize=3, alpha=0.5, markeredgewidth=0, **how)
             axes.plot(np.median(at), y.mean(), markersize=7, **how)
@@ -334,7 +339,7 @@ def progress(axes: Axes, rows: Table) -> str:
 def conditioning(axes: Axes, rows: Table) -> str:
     """Draw the median log kappa of the matrices in the blocks, as the mean over seeds."""
     for arm in arms_of(rows):
-        steps = at_best_rate(rows, *arm, LOG_KAPPA).where(kind=HIDDEN).by("epoch")
+        steps = arm_rows(rows, *arm, LOG_KAPPA).where(kind=HIDDEN).by("epoch")
         medians = [
             np.mean([np.median(seed.values("value")) for seed in seeds.by("seed").values()])
             for seeds in steps.values()
@@ -359,7 +364,7 @@ def unstable_losses(axes: Axes, rows: Table) -> str:
 
 
 def _seeds(rows: Table) -> str:
-    return f"n = {len(losses(rows, *arms_of(rows)[0]))}"
+    return f"n = {len(arm_rows(rows, *arms_of(rows)[0]))}"
 
 
 def _line(arm: tuple[str, str]) -> Any:

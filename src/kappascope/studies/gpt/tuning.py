@@ -18,10 +18,17 @@ ARMS = tuple((o, c) for o in OPTIMIZERS for c in ("alone", *REMEDIES))
 LOSS = "validation_loss"
 
 
+def arm_rows(
+    rows: Table, optimizer: str, correction: str, component: str = LOSS, stage: str = "compare"
+) -> Table:
+    """Select a component of an arm's runs in a stage: at all rates, or at the best one."""
+    arm = {"stage": stage, "optimizer": optimizer, "correction": correction}
+    return select(rows, **arm, component=component)
+
+
 def losses_by_rate(rows: Table, optimizer: str, correction: str) -> dict[float, float]:
     """List the validation loss of an arm at every rate tried; infinite if it diverged."""
-    arm = {"stage": "tune", "optimizer": optimizer, "correction": correction}
-    rates = select(rows, **arm, component=LOSS).by("rate").items()
+    rates = arm_rows(rows, optimizer, correction, stage="tune").by("rate").items()
     return {
         rate: float(np.nan_to_num(trials.values("value")[0], nan=math.inf))
         for rate, trials in rates

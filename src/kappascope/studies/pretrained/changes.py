@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kappascope.lab.tasks import generator
 from kappascope.matrix.spectra import decomposition
+from kappascope.studies.quantization import quantized
 
 DECILE = 0.1  # the share of singular values that most changes remove
 SINGLE = "int8 by row"  # the change of one matrix at a time
@@ -106,23 +107,11 @@ def noise(factors: Factors, share: float, seed: int) -> Tensor:
     return factors.matrix + drawn * (size / drawn.norm()).float()
 
 
-def rounded(matrix: Tensor, bits: int, dim: int | None) -> Tensor:
-    """Round entries to whole multiples of a step, with ``bits`` bits and a sign.
-
-    There is one step for the matrix, or one along ``dim``. It is the largest magnitude over the
-    largest integer: symmetric, nothing is clipped.
-    """
-    top = 2 ** (bits - 1) - 1
-    largest = matrix.abs().amax() if dim is None else matrix.abs().amax(dim, keepdim=True)
-    step = torch.where(largest > 0, largest, 1.0) / top
-    return (matrix / step).round() * step
-
-
 FORMATS: dict[str, Callable[[Tensor], Tensor]] = {
     "bf16": lambda matrix: matrix.bfloat16().to(matrix.dtype),
-    "int8": partial(rounded, bits=8, dim=None),
-    "int8 by row": partial(rounded, bits=8, dim=1),
-    "int4 by row": partial(rounded, bits=4, dim=1),
+    "int8": partial(quantized, bits=8),
+    "int8 by row": partial(quantized, bits=8, dim=1),
+    "int4 by row": partial(quantized, bits=4, dim=1),
 }
 
 
