@@ -51,7 +51,7 @@ print(json.dumps({"version": weightwatcher.__version__, "fits": fits.to_dict("in
 
 
 def families(rows: int, columns: int, random: np.random.Generator) -> Iterator[tuple[str, Any]]:
-    """Layers as fresh, as trained, and as no training leaves them."""
+    """Yield layers as fresh, as trained, and as no training leaves them."""
     short = min(rows, columns)
     gauss = random.standard_normal((rows, columns)) / np.sqrt(columns)
     u, _, vt = np.linalg.svd(random.standard_normal((rows, columns)), full_matrices=False)
@@ -72,8 +72,8 @@ def families(rows: int, columns: int, random: np.random.Generator) -> Iterator[t
     yield "low rank", gauss[:, : short // 2] @ random.standard_normal((short // 2, columns))
 
 
-def made() -> Iterator[tuple[str, Matrix]]:
-    """Every family in every shape, three of each."""
+def synthetic() -> Iterator[tuple[str, Matrix]]:
+    """Yield every family in every shape, three of each."""
     for rows, columns in SHAPES:
         for seed in range(3):
             random = np.random.default_rng((rows, columns, seed))
@@ -84,7 +84,7 @@ def made() -> Iterator[tuple[str, Matrix]]:
 
 
 def stored(path: Path) -> Iterator[tuple[str, Matrix]]:
-    """The float32 matrices of a safetensors file: a header in JSON, then the numbers."""
+    """Yield the float32 matrices of a safetensors file: a header in JSON, then the numbers."""
     raw = path.read_bytes()
     start = 8 + int.from_bytes(raw[:8], "little")
     for name, entry in json.loads(raw[8:start]).items():
@@ -99,18 +99,18 @@ def stored(path: Path) -> Iterator[tuple[str, Matrix]]:
 
 
 def theirs(matrices: dict[str, Matrix], python: str) -> dict[str, Any]:
-    """WeightWatcher's fits by name."""
+    """Ask WeightWatcher for its fits, by name."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "matrices.npz"
         np.savez(file, **matrices)
-        told = subprocess.run(
+        process = subprocess.run(
             [python, "-c", PEER, str(file)], check=True, capture_output=True, text=True
         )
-    return json.loads(told.stdout.splitlines()[-1])
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def compared(name: str, matrix: Matrix, fit: dict[str, float]) -> dict[str, Any]:
-    """One row: both exponents, and how far apart they are."""
+    """Compare both exponents of a matrix: how far apart they are."""
     values = spectra.singular_values(torch.from_numpy(matrix)).numpy()
     start = time.process_time()
     ours = powerlaw.power_law(values**2)
@@ -123,18 +123,18 @@ def compared(name: str, matrix: Matrix, fit: dict[str, float]) -> dict[str, Any]
 
 
 def main() -> None:
-    """Compare, print, keep."""
+    """Compare all matrices, print a summary and write the rows to a file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--peer", default=sys.executable, help="the Python with weightwatcher")
     parser.add_argument("--checkpoint", type=Path, action="append", default=[])
     parser.add_argument("--out", type=Path, default=HERE / "results" / "alpha.json")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    matrices = dict(made())
+    matrices = dict(synthetic())
     for path in options.checkpoint:
         matrices |= dict(stored(path))
-    told = theirs(matrices, options.peer)
-    rows = [compared(name, matrices[name], fit) for name, fit in told["fits"].items()]
+    peer = theirs(matrices, options.peer)
+    rows = [compared(name, matrices[name], fit) for name, fit in peer["fits"].items()]
     good = [row for row in rows if 0 <= row["peer_distance"] < GOOD]
     agree = [r for r in good if r["difference"] is not None and r["difference"] <= AGREE]
     summary = {
@@ -150,7 +150,7 @@ def main() -> None:
         print(f"{what:32s}{value:.3g}")
     for row in [r for r in rows if r["difference"] is None or r["difference"] > AGREE]:
         print(row)
-    environment = {"python": platform.python_version(), "weightwatcher": told["version"]}
+    environment = {"python": platform.python_version(), "weightwatcher": peer["version"]}
     report = {
         "what": (__doc__ or "").splitlines()[0],
         "environment": environment,

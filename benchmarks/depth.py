@@ -33,19 +33,19 @@ Array = NDArray[np.float64]
 
 
 def log_kappa(weight: Tensor | Array) -> Array:
-    """One number a matrix."""
+    """Compute log kappa of every matrix of a stack."""
     return Components(torch.as_tensor(weight)).log_condition_number.numpy()
 
 
 def sgd(streams: Own, target: Tensor, layers: list[Tensor], rate: float) -> Array:
-    """Log kappa of the product, (looks, trials)."""
+    """Train, and return log kappa of the product, (looks, trials)."""
     batches = Regression(target).batches(streams.random(8))
     steps = descend(DeepLinear(layers), batches, rate, steps=LOOKS[-1])
     return np.stack([log_kappa(step.weight) for step in steps if step.index in LOOKS])
 
 
 def by_flow(target: Tensor, layers: list[Tensor], rate: float) -> Array:
-    """The same along the gradient flow."""
+    """Return log kappa of the product along the gradient flow, (looks, trials)."""
     times = rate * np.array(LOOKS)
     trials = zip(target.numpy(), *(layer.numpy() for layer in layers), strict=True)
     paths = [flow(begin, goal, times) for goal, *begin in trials]
@@ -53,7 +53,7 @@ def by_flow(target: Tensor, layers: list[Tensor], rate: float) -> Array:
 
 
 def by_modes(target: Tensor, layers: list[Tensor], rate: float) -> tuple[Array, Array]:
-    """The same by the mode equations; and the steps until the weakest mode is learned to 1 %."""
+    """Return log kappa by the mode equations, and the steps until the weakest mode is learned."""
     u, s, vt = (part.numpy() for part in torch.linalg.svd(target))
     begin = DeepLinear(layers)().detach().numpy()
     starts = np.abs(np.einsum("koi,koj,kij->ki", u, begin, vt))
@@ -65,7 +65,7 @@ def by_modes(target: Tensor, layers: list[Tensor], rate: float) -> tuple[Array, 
 
 
 def measure(depth: int, trials: int) -> list[dict[str, Any]]:
-    """One row a look."""
+    """Compare SGD with both predictions at one depth, a row a look."""
     streams = Own(range(trials), f"depth {depth}")
     target, random = heterogeneous(streams.random(), SIZE), streams.random(7)
     layers = [start(random, SIZE, scale=0.1 ** (1 / depth)) for _ in range(depth)]
@@ -91,7 +91,7 @@ def measure(depth: int, trials: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure every depth, print the rows and write them to a file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=24)
     default = Path(__file__).parent / "results" / "depth.json"

@@ -52,24 +52,24 @@ TRIALS = 32
 
 
 def spiked(random: Random, size: int) -> Tensor:
-    """Gaussian with three strong directions: what a trained layer looks like."""
+    """Draw a Gaussian matrix with three strong directions, as a trained layer has them."""
     left, right = random.normal(size, 3), random.normal(3, size)
     return random.normal(size, size) / size**0.5 + 3 * left @ right / size
 
 
 def _with_values(random: Random, values: Tensor) -> Tensor:
-    """Random singular vectors with these singular values."""
+    """Draw random singular vectors for these singular values."""
     left, right = (torch.linalg.qr(random.normal(len(values), len(values)))[0] for _ in "lr")
     return (left * values) @ right
 
 
 def power_law(random: Random, size: int) -> Tensor:
-    """Singular values that fall as 1, 1/2, 1/3, ..."""
+    """Draw targets whose singular values fall as 1, 1/2, 1/3, ..."""
     return _with_values(random, 3 / torch.arange(1.0, size + 1, dtype=torch.float64))
 
 
 def well_conditioned(random: Random, size: int) -> Tensor:
-    """Singular values between 1 and 3."""
+    """Draw targets with singular values between 1 and 3."""
     return _with_values(random, torch.linspace(3, 1, size, dtype=torch.float64))
 
 
@@ -84,12 +84,12 @@ class Problem:
 
     @property
     def name(self) -> str:
-        """What is learned, and how."""
+        """The name says what is learned, and how."""
         return f"{self.target.__name__} {self.size}, {self.optimizer.__name__}"
 
     @cache  # noqa: B019 - a dozen of them
     def learned(self, correction: Correction | None) -> dict[str, Tensor]:
-        """Errors by component, and whether kappa ends beyond the limit, one a trial."""
+        """Return errors by component, and whether kappa ends beyond the limit, one a trial."""
         streams = Own(range(TRIALS), f"hybrid {self.target.__name__}")
         target, random = self.target(streams.random(), self.size), streams.random(1)
         model = Matrix(start(random, self.size))
@@ -103,7 +103,7 @@ class Problem:
         return {**errors(step.weight, target), "beyond": beyond.double()}
 
     def gain(self, correction: Correction, component: str = "overall_matrix") -> float:
-        """How many times smaller the error becomes."""
+        """Measure how many times smaller the error becomes."""
         before, after = self.learned(None)[component], self.learned(correction)[component]
         return float((before.log() - after.log()).mean().exp())
 
@@ -118,18 +118,18 @@ CHOICE = PARTS["chosen on"]
 
 
 def mean_gain(problems: Iterable[Problem], correction: Correction) -> float:
-    """The geometric mean of the gains."""
+    """Take the geometric mean of the gains."""
     logs = [math.log(problem.gain(correction)) for problem in problems]
     return math.exp(sum(logs) / len(logs))
 
 
 def hybrid(rate: float, clip: float) -> Hybrid:
-    """With factors of this rate and a penalty of this clip."""
+    """Make a Hybrid with factors of this rate and a penalty of this clip."""
     return Hybrid(Multipliers(rate=rate), SpectralPenalty(clip=clip, every=EVERY))
 
 
 def chosen() -> tuple[dict[str, float], Hybrid]:
-    """The rule of the first lines."""
+    """Choose rate and clip by the rule of this file's first lines."""
     rates = {rate: mean_gain(CHOICE, Multipliers(rate=rate)) for rate in RATES}
     rate = max(rates, key=lambda r: rates[r])
     clips = {clip: mean_gain(CHOICE, hybrid(rate, clip)) for clip in CLIPS}
@@ -140,7 +140,7 @@ def chosen() -> tuple[dict[str, float], Hybrid]:
 
 
 def row(part: str, problem: Problem, correction: Hybrid) -> dict[str, Any]:
-    """What it does to one problem."""
+    """Measure what the choice does to one problem."""
     shares = [float(problem.learned(c)["beyond"].mean()) for c in (None, correction)]
     return {
         "part": part,
@@ -153,7 +153,7 @@ def row(part: str, problem: Problem, correction: Hybrid) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Choose, check, print, keep."""
+    """Choose, check on other problems, print and write the rows to a file."""
     parser = argparse.ArgumentParser(description=__doc__)
     default = Path(__file__).parent / "results" / "hybrid.json"
     parser.add_argument("--out", type=Path, default=default)
@@ -165,10 +165,8 @@ def main() -> None:
     for name, value in table.items():
         print(f"{name}: {value:.3f}")
     print(f"chosen: rate {rate}, clip {clip}; the defaults: {best == Hybrid()}")
-    for found in rows:
-        print(
-            ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{v}" for k, v in found.items())
-        )
+    for row in rows:
+        print(", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{v}" for k, v in row.items()))
     report = {"what": __doc__.splitlines()[0], "trials": TRIALS, "mean_gains": table}
     report |= {"chosen": {"rate": rate, "clip": clip, "every": EVERY}, "problems": rows}
     options.out.parent.mkdir(exist_ok=True)

@@ -56,7 +56,7 @@ Array = NDArray[np.float64]
 
 
 def sgd(random: Random, left: Tensor, noise: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """What SGD on fresh batches makes of P and N; in place, one pair a step."""
+    """Yield what SGD on fresh batches makes of P and N; in place, one pair a step."""
     for x, e in random.condensed(ROWS, left.shape[-1]):
         left.baddbmm_((x @ left.mT).mT, x, alpha=-RATE / ROWS)
         residual = torch.baddbmm(e, x, noise.mT, beta=-NOISE)
@@ -65,14 +65,14 @@ def sgd(random: Random, left: Tensor, noise: Tensor) -> Iterator[tuple[Tensor, T
 
 
 def looks(random: Random, runs: int, size: int, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
-    """P and N at each of the steps."""
+    """Yield P and N at each of the steps."""
     left = torch.eye(size, dtype=dtype).repeat(runs, 1, 1)
     path = islice(sgd(random, left, torch.zeros_like(left)), STEPS[-1])
     return [(p.clone(), n.clone()) for t, (p, n) in enumerate(path, 1) if t in STEPS]
 
 
-def found(weights: Iterator[Tensor], target: Components) -> Array:
-    """Errors by step, component and trial."""
+def errors_of(weights: Iterator[Tensor], target: Components) -> Array:
+    """Return errors by step, component and trial."""
     each = (errors(weight, target) for weight in weights)
     return torch.stack([torch.stack(list(e.values())) for e in each]).numpy()
 
@@ -80,7 +80,7 @@ def found(weights: Iterator[Tensor], target: Components) -> Array:
 def block(
     seeds: range, size: int, targets: int, draws: int, dtype: torch.dtype = torch.float32
 ) -> tuple[Array, Array, Array, float]:
-    """Measured and predicted errors, further draws of late ones (draws last); SGD's seconds.
+    """Return measured and predicted errors, further draws of late ones (draws last); SGD's seconds.
 
     float32 suffices: at sizes 32, 128 and 256 float64 moved no median by more than 0.01 %.
     """
@@ -93,17 +93,17 @@ def block(
     for number in range(targets):
         target, begin = heterogeneous(given, size), start(given, size)
         wanted = Components(target)
-        measured.append(found((target + (begin - target) @ p + n for p, n in path), wanted))
+        measured.append(errors_of((target + (begin - target) @ p + n for p, n in path), wanted))
         first, *others = (streams.random(2 + number + targets * i, dtype) for i in range(draws))
-        predicted.append(found(predicted_weights(target, begin, STEPS, first.normal), wanted))
+        predicted.append(errors_of(predicted_weights(target, begin, STEPS, first.normal), wanted))
         late = (predicted_weights(target, begin, LATE, other.normal) for other in others)
-        further += [found(weights, wanted)[:, NAMES.index(KAPPA)] for weights in late]
+        further += [errors_of(weights, wanted)[:, NAMES.index(KAPPA)] for weights in late]
     more = np.concatenate([np.empty((len(LATE), 0)), *further], -1)
     return np.stack(measured, -1), np.stack(predicted, -1), more, seconds
 
 
 def holm(p: list[float]) -> list[float]:
-    """Holm's adjusted p-values: some is below 0.05 in one family of 20 at most."""
+    """Adjust p-values as Holm does: some is below 0.05 in one family of 20 at most."""
     order = np.argsort(p)
     stepped = np.array(p)[order] * np.arange(len(p), 0, -1)
     adjusted = np.empty(len(p))
@@ -112,14 +112,14 @@ def holm(p: list[float]) -> list[float]:
 
 
 def shared(above: NDArray[np.bool_]) -> float:
-    """Correlation between two trials of one run, of whether they exceed their prediction."""
+    """Correlate two trials of one run, of whether they exceed their prediction."""
     x = above - 0.5
     pairs = (x.sum(-1) ** 2 - (x**2).sum(-1)) / (above.shape[-1] * (above.shape[-1] - 1))
     return float(pairs.mean() / 0.25)
 
 
 def law(values: Array) -> dict[str, Any]:
-    """Median, quartiles and tail index of a sample."""
+    """Sum up median, quartiles and tail index of a sample."""
     middle, quartiles = median(values), [quantile(values, q).value for q in (0.25, 0.75)]
     index = tail_index(values)
     return {
@@ -132,7 +132,7 @@ def law(values: Array) -> dict[str, Any]:
 
 
 def cell(measured: Array, predicted: Array, further: Array) -> dict[str, Any]:
-    """What one size and step say; arrays by component, run and target, and further draws."""
+    """Judge one size and step; arrays by component, run and target, and further draws."""
     ours, theirs = (errors[NAMES.index(KAPPA)] for errors in (measured, predicted))
     drawn = np.concatenate([theirs.ravel(), further])
     above = ours > theirs
@@ -157,7 +157,7 @@ def cell(measured: Array, predicted: Array, further: Array) -> dict[str, Any]:
 
 
 def measure(size: int) -> tuple[list[dict[str, Any]], float]:
-    """The cells of one size, and the seconds of SGD."""
+    """Measure the cells of one size, and the seconds of SGD."""
     runs, targets, together, draws = PLAN[size]
     starts = range(0, runs, together)
     blocks = [block(range(i, min(runs, i + together)), size, targets, draws) for i in starts]
@@ -171,7 +171,7 @@ def measure(size: int) -> tuple[list[dict[str, Any]], float]:
 
 
 def judged(cells: list[dict[str, Any]]) -> dict[str, Any]:
-    """The grid as a whole: worst ratios, and the tests corrected for their number."""
+    """Sum up the grid: worst ratios, and the tests corrected for their number."""
     for row in cells:
         r = disturbance(Relaxation(row["size"]), row["step"])
         row |= {"disturbance": r, "closed_form": kappa_error_quantile(0.5, r)}
@@ -191,7 +191,7 @@ def judged(cells: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def shown(row: dict[str, Any]) -> str:
-    """A cell on one line."""
+    """Write a cell on one line."""
     ours, theirs = row["measured"], row["predicted"]
     low, high = ours["interval"]
     return (
@@ -204,7 +204,7 @@ def shown(row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure every size, print the cells and write them to a file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sizes", nargs="*", type=int, default=list(PLAN))
     default = Path(__file__).parent / "results" / "prediction.json"

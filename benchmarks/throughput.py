@@ -22,7 +22,7 @@ SIZES = (32, 64, 128, 256, 512)
 
 
 def straightforward(size: int, seed: int) -> np.ndarray:
-    """One trial as one would write it: NumPy, float64, a loop."""
+    """Run a trial as anybody would write it: NumPy, float64, a loop."""
     random = np.random.default_rng(seed)
     entries = random.standard_normal((size, size))
     scales = np.exp(0.5 * random.standard_normal((size, 1)))
@@ -37,7 +37,7 @@ def straightforward(size: int, seed: int) -> np.ndarray:
 
 
 def compare(size: int, rounds: int) -> dict[str, float]:
-    """CPU milliseconds per trial, either way."""
+    """Measure CPU milliseconds per trial, either way."""
     stack, few = min(64, max(1, STACK // size**2)), max(1, 512 // size)
     ours, theirs = [], []
     for turn in range(rounds):
@@ -51,7 +51,7 @@ def compare(size: int, rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure, print, keep."""
+    """Measure every size, print the rows and write them to a file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     default = Path(__file__).parent / "results" / "throughput.json"

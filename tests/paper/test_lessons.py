@@ -1,5 +1,8 @@
 """A lesson is told if, and only if, the verdicts it stands on are there."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from kappascope.lab.claims import Claim
@@ -54,3 +57,12 @@ def test_claims_stand_under_their_verdict_and_beyond_apart() -> None:
     assert "| `e1.norms-flat` |" not in before and "| `e1.norms-flat` |" in after
     assert "| `e12.floor` |" in text.split("## Beyond the paper")[1]
     assert "\\|e12.floor\\|" in text
+
+
+def test_the_committed_findings_list_claims_in_the_order_of_the_pages() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "findings.md").read_text(encoding="utf-8")
+    order = [claim.id for claim in all_claims()]
+    listed = [re.findall(r"^\| `([^`]+)` \|", part, re.MULTILINE) for part in text.split("\n## ")]
+    for names in listed:
+        assert names == sorted(names, key=order.index)
+    assert {name for names in listed for name in names} == set(order)
