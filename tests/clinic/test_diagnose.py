@@ -254,7 +254,7 @@ def test_a_worker_may_use_what_large_matrices_need(size, dtype) -> None:
     matrix = torch.ones(1, 1, dtype=dtype).expand(size, size)
     (task,) = case({"w": matrix}).tasks
     stored = size * size * dtype.itemsize
-    assert task.memory.at_most(1) >= stored + spectra.bytes_needed((size, size), dtype)
+    assert task.memory.at_most(1) >= stored + spectra.bytes_needed((size, size))
     assert task.memory.at_least(1) <= 2 * (8 * size * size) + 2**30  # twice in float64, and buffers
 
 

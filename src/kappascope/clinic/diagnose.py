@@ -165,11 +165,11 @@ class TensorTask:
     def memory(self) -> Memory:
         """The tensor as stored, and what its largest matrix needs beside it."""
         parts = [part for part in self.unit.parts if part.name in self.chosen]
-        shapes = [((part.shape[0], part.shape[1]), part.dtype) for part in parts]
+        shapes = [(part.shape[0], part.shape[1]) for part in parts]
         return Memory(
             stored=_stored_bytes(self.units),
-            usual=max(spectra.bytes_needed(*one) for one in shapes),
-            least=max(spectra.least_bytes_needed(*one) for one in shapes),
+            usual=max(map(spectra.bytes_needed, shapes)),
+            least=max(map(spectra.least_bytes_needed, shapes)),
         )
 
     def rows(self, model: Opened, reference: Opened | None, spectrum: Extent) -> Iterator[Row]:

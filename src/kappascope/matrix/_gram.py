@@ -30,6 +30,7 @@ POLISHED_VECTORS = 8  # the wanted ones, and a few more that separate them from 
 L2_CACHE_ENTRIES = 2**16  # of a panel that is used several times: half a megabyte of float64
 PANEL_ROWS = 256  # of a panel for a product with a few vectors
 SYRK_ROWS = 2048  # of a panel for a product with itself: enough for BLAS to reach its speed
+SYRK_BUFFER_ROWS = 1024  # of such a panel that is copied to be multiplied
 QR_ROWS = 512  # of a panel that is reflected into a triangle, and copied for that
 FLUSHED_BELOW = 1e-30  # of the largest entry: what is smaller may be subnormal in float32, and slow
 NULL_SPACE_ITERATIONS = 2  # each takes all the digits that there are
@@ -133,7 +134,7 @@ def gram(a: Matrix, dtype: torch.dtype | None = None) -> Float[Tensor, "p p"]:
             [2., 4.]])
     """
     dtype, total = dtype or a.dtype, None
-    for panel in a.split(SYRK_ROWS, dtype) if isinstance(a, Panels) else a.split(SYRK_ROWS):
+    for panel in a.split(SYRK_BUFFER_ROWS, dtype) if isinstance(a, Panels) else a.split(SYRK_ROWS):
         entries = panel.to(dtype)
         if dtype == torch.float32 and not (isinstance(a, Tensor) and a.dtype == dtype):
             # as as_dense() does
@@ -295,6 +296,8 @@ class Gram:
 
     def factorized(self, kind: type[Factors], shift: float = 0.0) -> Factors:
         """Factors of the Gram matrix less a shift; from panels, in its place."""
+        if not self.tall:
+            self.release()  # the matrix and its factors: room for the Gram matrix
         lower = self.lower
         self.release()
         return kind.of(lower, shift, overwrite=self.in_panels)

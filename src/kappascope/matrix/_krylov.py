@@ -288,11 +288,16 @@ def share(uncertainty: float, tolerance: float) -> float:
 
 @failures_unresolved()
 def extremes(
-    a: Matrix, threshold: float, certify: bool, precisions: Sequence[torch.dtype]
+    a: Matrix,
+    threshold: float,
+    certify: bool,
+    precisions: Sequence[torch.dtype],
+    singular: bool = False,
 ) -> Extremes:
     """The two ends from two Krylov spaces, each in the first of the precisions that verifies it.
 
-    With float32 alone, nothing is tried where float32 has no inverse.
+    With float32 alone, nothing is tried where float32 has no inverse. The bottom of a matrix that
+    is known to be ``singular`` is zero: it is not looked for, and nothing is factorized for it.
 
     >>> a = torch.diag(torch.cat([torch.tensor([3.0, 2.0]), torch.ones(60), torch.tensor([0.5])]))
     >>> both = extremes(a.double(), 0.01, certify=False, precisions=[torch.float32])
@@ -301,20 +306,21 @@ def extremes(
     """
     rough, exact = Gram(a, torch.float32), Gram(a, torch.float64)
     squares = [square for square in (rough, exact) if square.dtype in precisions]
-    if len(squares) == 1:
+    if len(squares) == 1 and not singular:
         _ = rough.factor  # raises Unresolved, where nothing else is worth its time
-    begun = _first_steps(rough)
+    begun = None if singular else _first_steps(rough)
     try:
         top = _first_verified(_top, squares)
     except Unresolved as problem:
         blurred = problem.blurred or (begun is not None and _squaring_blurs(begun, rough))
         raise Unresolved(str(problem), crowded=problem.crowded, blurred=blurred) from problem
     largest, cut = top.values[0], threshold * top.values[0]
-    if begun and _crowded(begun):
+    if singular:
+        bottom = _End([0.0], top.method)
+    elif begun and _crowded(begun):
         bottom = _first_verified(lambda square: _crowd(square, begun, largest), [rough, exact])
     else:
         bottom = _bottom_or_null(squares, exact, begun, largest, cut)
-    rough.release()
     exact.release()
     smallest, below, method = bottom.values[0], bottom.below, f"krylov, {bottom.method}"
     clear = smallest > cut * (1 + 1e-6)
@@ -325,6 +331,7 @@ def extremes(
     if below is None and not certify and cut > FLOAT32_COUNTS_ABOVE * largest:
         below = count_below_in_float32(rough, cut)
         method = method if below is None else f"{method}, inertia float32"
+    rough.release()
     if below is None or certify:
         below, certify, method = count_below(exact, cut), True, f"{method}, inertia"
     return Extremes(largest, top.values[1], smallest, below, certify, method)
@@ -400,7 +407,7 @@ def _top(square: Gram) -> _End:
     triplets = _Triplets.within(square.matrix, ritz.vectors(POLISHED_VECTORS))
     if not triplets.largest_squares.uncertainty(2) < 2 * TOLERANCE:
         raise Unresolved("residual of the largest singular values")
-    return _End(triplets.values[:2].tolist(), str(square))
+    return _End(triplets.values[:2].tolist(), square.precision)
 
 
 def _bottom(square: Gram, exact: Gram, begun: Space | None, largest: float, cut: float) -> _End:

@@ -113,33 +113,32 @@ QR_FROM_ROWS_PER_COLUMN = 1.2  # from which a QR factorization before the SVD sa
 # Beside the matrix itself :func:`vitals` and :func:`spectrum` hold at most (benchmarks/memory.py):
 COPIES_OF_SMALL = 7  # of a matrix that is copied to float64: that copy, factors, Gram matrices
 COPIES_OF_LARGE = 1  # in panels: one matrix in float64, or two in float32
-SHORT_VECTORS = 4096  # as long as the shorter side: rows of panels, bases of Krylov spaces
+SHORT_VECTORS = 3072  # as long as the shorter side: rows of panels, bases of Krylov spaces
 LONG_VECTORS = 512  # as long as the longer side: images of a few vectors
 
 
-def bytes_needed(shape: tuple[int, int], dtype: torch.dtype) -> int:
+def bytes_needed(shape: tuple[int, int]) -> int:
     """The bytes that the vitals or the spectrum of a matrix take at most, beside the matrix itself.
 
-    For large matrices about one copy in float64, and what dead rows or columns leave of the stored
-    one. Benchmarks measure it; ``docs/spectra.md`` has a figure for every size.
+    For large matrices that is about one copy in float64. Benchmarks measure it, and
+    ``docs/spectra.md`` has a figure for every size.
 
-    >>> bytes_needed((16384, 16384), torch.bfloat16) / (8 * 16384**2) < 1.7
+    >>> bytes_needed((16384, 16384)) / (8 * 16384**2) < 1.3
     True
     """
-    least = least_bytes_needed(shape, dtype)
+    least = least_bytes_needed(shape)
     copy = 8 * math.prod(shape)
     return least if copy >= MAX_COPY_BYTES else max(least, COPIES_OF_SMALL * copy)
 
 
-def least_bytes_needed(shape: tuple[int, int], dtype: torch.dtype) -> int:
+def least_bytes_needed(shape: tuple[int, int]) -> int:
     """The same where memory is short: a small matrix is read in panels then, as large ones are.
 
-    >>> least_bytes_needed((5000, 5000), torch.float32) < bytes_needed((5000, 5000), torch.float32)
+    >>> least_bytes_needed((5000, 5000)) < bytes_needed((5000, 5000))
     True
     """
     long, short = max(shape), min(shape)
-    live = dtype.itemsize * long * short  # what dead rows or columns leave of the stored matrix
-    return 8 * (COPIES_OF_LARGE * short**2 + SHORT_VECTORS * short + LONG_VECTORS * long) + live
+    return 8 * (COPIES_OF_LARGE * short**2 + SHORT_VECTORS * short + LONG_VECTORS * long)
 
 
 def _chosen(table: tuple[Limit, ...], columns: int) -> Method:
@@ -545,30 +544,25 @@ def _non_zero_extremes(
 ) -> Extremes:
     """The ends of the spectrum of a scaled, finite, non-zero matrix of any shape.
 
-    Rows and columns of zeros, which dead neurons leave, stand for values that are zero. Where these
-    are all that makes it singular, the rest is measured the fast way.
+    Rows or columns of zeros, which dead neurons leave, may make it singular. Then sigma_min is
+    known, and nothing needs to be factorized for it.
     """
     threshold = max(threshold, max(a.shape) * EPS)  # below that there is only rounding to count
-    live, missing = a, 0
-    fast = not complete and _chosen(EXTREMES, min(a.shape)) is not Method.SVD
-    if fast:
-        rows, columns = norms.rows > 0, norms.columns > 0
-        missing = min(a.shape) - int(min(rows.sum(), columns.sum()))
-    if missing:
-        stored = a.stored if isinstance(a, Panels) else a
-        if _all_zero(stored[~rows]) and _all_zero(stored[:, ~columns]):  # not even faint ones
-            stored = stored if rows.all() else stored[rows]
-            stored = stored if columns.all() else stored[:, columns]
-            live = replace(a, stored=stored) if isinstance(a, Panels) else stored
-    tall = live if live.shape[0] >= live.shape[1] else live.mT
-    ends = _extremes(tall, threshold, certify, complete, singular=live is not a)
-    if live is a:
-        return ends
-    values = ends.values
-    if values is not None:
-        values = torch.cat([values, values.new_zeros(missing)])
-    below, method = ends.below + missing, f"{ends.method} of the non-zero rows and columns"
-    return replace(ends, smallest=0.0, below=below, method=method, values=values)
+    tall = a if a.shape[0] >= a.shape[1] else a.mT
+    by_svd = complete or _chosen(EXTREMES, tall.shape[1]) is Method.SVD
+    if by_svd or not _is_dead(a, norms):
+        return _extremes(tall, threshold, certify, complete, singular=False)
+    ends = _extremes(tall, threshold, certify, complete, singular=True)
+    return replace(ends, smallest=0.0, method=f"{ends.method}, zero rows or columns")
+
+
+def _is_dead(a: Matrix, norms: _Norms) -> bool:
+    """Whether so many rows or columns are zero that the matrix is singular."""
+    rows, columns = norms.rows > 0, norms.columns > 0
+    if min(int(rows.sum()), int(columns.sum())) == min(a.shape):
+        return False
+    stored = a.stored if isinstance(a, Panels) else a  # the squares of faint entries may vanish
+    return _all_zero(stored[~rows]) and _all_zero(stored[:, ~columns])
 
 
 def _extremes(
@@ -576,20 +570,22 @@ def _extremes(
 ) -> Extremes:
     """The ends of the spectrum of a tall, scaled, finite, non-zero matrix.
 
-    The smallest value of what is part of a ``singular`` matrix need not be known.
+    The smallest value of one that is known to be ``singular`` is not looked for.
     """
     method, blurred = Method.SVD if complete else _chosen(EXTREMES, a.shape[1]), False
     try:
         match method:
             case Method.KRYLOV:
-                return _krylov.extremes(a, threshold, certify, [torch.float32, torch.float64])
+                return _krylov.extremes(
+                    a, threshold, certify, [torch.float32, torch.float64], singular
+                )
             case Method.KRYLOV_FLOAT32:
-                return _krylov.extremes(a, threshold, certify, [torch.float32])
+                return _krylov.extremes(a, threshold, certify, [torch.float32], singular)
             case Method.PIVOTS_THEN_BISECTION | Method.BISECTION:
                 return _bisected(a, threshold, singular, method)
     except Unresolved as problem:
         blurred = problem.blurred
-    values = _svd_values(a) if blurred else _values(a)
+    values = _svd_values(a) if blurred or singular else _values(a)
     second = float(values[1]) if len(values) > 1 else 0.0
     below = int((values <= threshold * values[0]).sum())
     ends = float(values[0]), second, float(values[-1])
