@@ -59,7 +59,8 @@ class Spread:
         mean = float(relative.mean())
         cv = float(relative.std(correction=0)) / mean if mean > 0 else None
         scaled, exponent = _scaled(norms)  # lest the sum of the two in the middle overflow
-        median = float(np.median(scaled.numpy(force=True)))  # torch's takes at most 2^24 numbers
+        ordered, count = scaled.sort().values, len(norms)
+        median = float(ordered[(count - 1) // 2] + ordered[count // 2]) / 2
         return cls(float(norms.min()), math.ldexp(median, exponent), largest, cv)
 
 
@@ -622,6 +623,7 @@ def _bars(norms: np.ndarray[Any, Any]) -> dict[str, list[float]]:
     return {"edges": (edges * largest).tolist(), "counts": counts.tolist()}
 
 
+@cache
 def _indices(count: int) -> np.ndarray[Any, Any]:
     return np.unique(np.geomspace(1, count, PLOT_POINTS).round().astype(int)) - 1
 
