@@ -18,6 +18,7 @@ from kappascope.clinic import source as sources
 from kappascope.clinic.diagnose import Selection, TensorTask, case, diagnose
 from kappascope.clinic.diagnosis import Diagnosis, product_document
 from kappascope.matrix import spectra
+from kappascope.matrix.status import Outcome, Status
 from kappascope.model.chains import Chain
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, acts_beside
 from kappascope.refusal import Refusal
@@ -170,7 +171,8 @@ def test_a_chain_that_fails_is_among_what_failed_and_one_left_out_is_not(
         "condition_number": reason,
         "bound": reason,
     }
-    left_out = Chain("a > b", ("a", "b"), (9, 9, 9), None, False, None, "skipped: too wide")
+    too_wide = Status(Outcome.SKIPPED, "too wide")
+    left_out = Chain("a > b", ("a", "b"), (9, 9, 9), None, False, None, too_wide)
     assert Diagnosis("toy", chains=(left_out,)).failed == ()
 
 

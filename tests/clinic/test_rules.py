@@ -25,6 +25,7 @@ from kappascope.clinic.rules import (
     judgement,
     usual_distance,
 )
+from kappascope.matrix.status import OK
 from kappascope.model.attention import Product
 from kappascope.model.chains import Chain, chain
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, unreadable
@@ -346,7 +347,7 @@ def test_equal_matrices_are_told_once() -> None:
 
 def head(kappa: float, size: int = 16) -> Product:
     values = (1.0,) * (size - 1) + (1 / kappa,)
-    return Product("attn", "QK", None, (64, 64), values, kappa, "ok", head=0)
+    return Product("attn", "QK", None, (64, 64), values, kappa, OK, head=0)
 
 
 def test_a_product_explodes_beyond_what_random_factors_do() -> None:
@@ -439,7 +440,7 @@ def test_a_product_that_cannot_be_judged_costs_no_other(monkeypatch: pytest.Monk
 
     shape = (64, 64)
     products = tuple(
-        Product("attn", "QK", 0, shape, tuple(1e-6**k for k in (0, 1)), 1e9, "ok", head=head)
+        Product("attn", "QK", 0, shape, tuple(1e-6**k for k in (0, 1)), 1e9, OK, head=head)
         for head in range(3)
     )
     monkeypatch.setattr(rules, "_explodes", fragile)
@@ -451,7 +452,7 @@ def test_a_product_that_cannot_be_judged_costs_no_other(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("layers", [130, 1000])
 def test_a_chain_of_many_layers_is_judged(layers: int) -> None:
     widths = (400,) * (layers + 1)
-    long = Chain("a > z", ("a", "z"), widths, None, True, math.inf, "ok")
+    long = Chain("a > z", ("a", "z"), widths, None, True, math.inf, OK)
     assert judgement(Measurements((), chains=(long,))) == Judgement((), ())
 
 

@@ -36,6 +36,7 @@ from kappascope.clinic.source import (
     located,
 )
 from kappascope.matrix import spectra
+from kappascope.matrix.status import Outcome, Status
 from kappascope.model.attention import Attention, Product, attention
 from kappascope.model.chains import Chain, Ends, Links, links, obstacle
 from kappascope.model.matrices import Logical, Plan, Unit
@@ -251,7 +252,9 @@ class AttentionTask:
         """One row for all products of the layer."""
         layer = self.layer
         shape = (layer.query.shape[1], layer.key.shape[1])
-        yield Product(layer.name, "QK", layer.depth, shape, (), None, f"failed: {reason}")
+        yield Product(
+            layer.name, "QK", layer.depth, shape, (), None, Status(Outcome.FAILED, str(reason))
+        )
 
 
 @final
@@ -288,7 +291,7 @@ class ChainTask:
     def failed(self, reason: Reason) -> Iterator[Row]:
         """The one row of the chain, without numbers."""
         names = tuple(one.name for one in self.layers.members)
-        name, status = f"{names[0]} > {names[-1]}", f"failed: {reason}"
+        name, status = f"{names[0]} > {names[-1]}", Status(Outcome.FAILED, str(reason))
         yield Chain(name, names, self.layers.widths, None, False, None, status)
 
 

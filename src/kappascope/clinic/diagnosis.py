@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from kappascope.clinic import SCHEMA, SEVERITIES
-from kappascope.clinic.row import Examination, Finding, detail, json_value
+from kappascope.clinic.row import Examination, Finding, json_value
 from kappascope.clinic.rules import Measurements, judgement
+from kappascope.matrix.status import Outcome
 from kappascope.model.attention import Product
 from kappascope.model.chains import Chain
 from kappascope.model.skipped import ReasonKind, Skipped, unreadable
@@ -93,9 +94,9 @@ class Diagnosis:
         rows += [Skipped(row.name, unreadable(why)) for row in self.matrices for why in row.faults]
         multiplied: tuple[Product | Chain, ...] = (*self.products, *self.chains)
         rows += [
-            Skipped(one.name, unreadable(detail(one.status)))
+            Skipped(one.name, unreadable(one.status.reason))
             for one in multiplied
-            if _has_failed(one)
+            if one.status.outcome is Outcome.FAILED
         ]
         lost = (one for one in self.skipped if one.lost)
         return (*self.faults, *rows, *self.unsound, *lost, *self.unjudged)
@@ -308,15 +309,11 @@ def _flat(row: Examination) -> dict[str, Any]:
     return flat
 
 
-def _has_failed(one: Product | Chain) -> bool:
-    """Whether a product could not be measured; one left out for its size did not fail."""
-    return one.status.startswith("failed")
-
-
 def product_document(product: Product) -> dict[str, Any]:
     """The product as strict JSON values: what follows from its singular values, not their list.
 
-    >>> product_document(Product("attn", "QK", 0, (8, 8), (3.0, 1.0), 3.0, "ok"))["sigma_min"]
+    >>> from kappascope.matrix.status import OK
+    >>> product_document(Product("attn", "QK", 0, (8, 8), (3.0, 1.0), 3.0, OK))["sigma_min"]
     1.0
     """
     told: dict[str, Any] = json_value({"name": product.name} | asdict(product) | {"reasons": {}})
@@ -329,7 +326,7 @@ def product_document(product: Product) -> dict[str, Any]:
     if values and values[0]:
         told["stable_rank"] = sum((value / values[0]) ** 2 for value in values)
     derived = "condition_number", "sigma_max", "sigma_min", "stable_rank"
-    told["reasons"] = {name: detail(product.status) for name in derived if told[name] is None}
+    told["reasons"] = {name: product.status.reason for name in derived if told[name] is None}
     if values:
         beyond = {name: RANGE for name in ("sigma_max", "sigma_min") if told[name] is None}
         told["reasons"] |= beyond
@@ -348,15 +345,17 @@ def _times_power(value: float, exponent: int) -> float | None:
 def chain_document(chain: Chain) -> dict[str, Any]:
     """The chain as strict JSON values, with reasons for what is infinite or unknown.
 
-    >>> both = Chain("a > b", ("a", "b"), (4, 4, 4), math.inf, True, 5.0, "ok")
+    >>> from kappascope.matrix.status import OK
+    >>> both = Chain("a > b", ("a", "b"), (4, 4, 4), math.inf, True, 5.0, OK)
     >>> chain_document(both)["reasons"]
     {'bound': 'kappa of a layer is not finite'}
     """
     reasons = {}
     if chain.condition_number is None or math.isinf(chain.condition_number):
-        reasons["condition_number"] = detail(chain.status)
+        reasons["condition_number"] = chain.status.reason
     if chain.bound is None:
-        reasons["bound"] = detail(chain.status) if _has_failed(chain) else RANGE
+        failed = chain.status.outcome is Outcome.FAILED
+        reasons["bound"] = chain.status.reason if failed else RANGE
     elif math.isinf(chain.bound):
         reasons["bound"] = "kappa of a layer is not finite"
     told: dict[str, Any] = json_value(asdict(chain) | {"reasons": reasons})

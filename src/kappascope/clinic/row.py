@@ -24,6 +24,7 @@ from torch import Tensor
 from kappascope.clinic import SEVERITIES, Extent, Severity
 from kappascope.matrix import components, powerlaw, spectra
 from kappascope.matrix.components import Components
+from kappascope.matrix.status import Outcome, Status
 from kappascope.model.skipped import Reason, ReasonKind, unreadable
 from kappascope.text import error_text, number
 from kappascope.theory import GaussianNull, MarchenkoPastur, tracy_widom_cdf
@@ -152,7 +153,8 @@ class Examination:
         >>> Examination.failed("w", (2, 2), "float32", unreadable("timeout")).status
         'failed: timeout'
         """
-        return cls(name, shape, dtype, f"failed: {failure}", failure=failure)
+        status = Status(Outcome.FAILED, str(failure))
+        return cls(name, shape, dtype, status, failure=failure)
 
     @property
     def is_unresolved(self) -> bool:
@@ -243,7 +245,9 @@ def json_value(value: Any) -> Any:
         value = asdict(value)
     if isinstance(value, Mapping):
         return {str(name): json_value(one) for name, one in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
+    if isinstance(value, str):
+        return str(value)  # and not a type of ours
+    if isinstance(value, Sequence):
         return [json_value(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
@@ -265,7 +269,7 @@ def examine(
     vitals = spectra.vitals(matrix, complete=complete)
     shape, dtype = (matrix.shape[0], matrix.shape[1]), str(matrix.dtype).removeprefix("torch.")
     if _has_failed(vitals):
-        failure = non_finite_entries(matrix) or unreadable(detail(vitals.status))
+        failure = non_finite_entries(matrix) or unreadable(vitals.status.reason)
         row = Examination.failed(name, shape, dtype, failure)
         return replace(row, storage=vitals.storage, method=vitals.method)
     values = vitals.singular_values
@@ -325,15 +329,6 @@ def _guarded(
 def _has_failed(vitals: spectra.Vitals) -> bool:
     """Whether nothing could be measured; even a matrix of zeros has an effective rank."""
     return vitals.effective_rank is None
-
-
-def detail(status: str) -> str:
-    """What a status tells after its first word, or else the word.
-
-    >>> detail("degenerate: zero matrix"), detail("ok")
-    ('zero matrix', 'ok')
-    """
-    return status.partition(": ")[2] or status
 
 
 @dataclass(frozen=True)
@@ -463,7 +458,7 @@ def _extremes(found: spectra.Vitals) -> dict[str, Any]:
     numbers: dict[str, Any] = {}
     for name in EXTREMES:
         value = getattr(found, name)
-        numbers[name] = _Absent(detail(found.status)) if value is None else value
+        numbers[name] = _Absent(found.status.reason) if value is None else value
         if name in KAPPAS and value == math.inf:
             numbers[name] = SINGULAR
     return numbers | {"resolved": found.resolved}

@@ -54,6 +54,7 @@ from kappascope.matrix._krylov import (
     Extremes,
     failures_unresolved,
 )
+from kappascope.matrix.status import OK, Outcome, Status
 from kappascope.system.memory import is_out_of_memory
 
 # --- which method a matrix gets -------------------------------------------------------------------
@@ -165,12 +166,12 @@ class Spectrum:
 
     ``values`` is empty when ``status`` says ``failed``.
 
-    >>> Spectrum(torch.zeros(2), "degenerate: zero matrix").status
+    >>> Spectrum(torch.zeros(2), Status(Outcome.DEGENERATE, "zero matrix")).status
     'degenerate: zero matrix'
     """
 
     values: Float[Tensor, " rank"]
-    status: str
+    status: Status
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,7 +203,7 @@ class Vitals:
     singular_values: Tensor | None = field(default=None, repr=False)
     resolution: float | None = None
     storage: str = ""
-    status: str = ""
+    status: Status = OK
     method: str = ""
 
 
@@ -223,12 +224,14 @@ def spectrum(matrix: Tensor | ArrayLike) -> Spectrum:
     elif _representable(values[:1]) is None:
         reason = "outside float64's range"
     if reason:
-        return Spectrum(values[:0], f"failed: {reason}")
+        return Spectrum(values[:0], Status(Outcome.FAILED, reason))
     if not values.any():
-        return Spectrum(values, f"degenerate: {'zero' if a.numel() else 'empty'} matrix")
+        what = f"{'zero' if a.numel() else 'empty'} matrix"
+        return Spectrum(values, Status(Outcome.DEGENERATE, what))
     if few := int(((values > 0) & (values < SMALLEST_NORMAL)).sum()):
-        return Spectrum(values, f"ok: {few} subnormal in float64, with fewer digits")
-    return Spectrum(values, "ok")
+        detail = f"{few} subnormal in float64, with fewer digits"
+        return Spectrum(values, Status(Outcome.OK, detail))
+    return Spectrum(values, OK)
 
 
 @contextlib.contextmanager
@@ -265,7 +268,7 @@ def vitals(
     given = _as_matrix(matrix)
     check_threshold(threshold)
     if reason := _unusable(given):
-        return Vitals(status=f"failed: {reason}", storage=_name(given.dtype))
+        return Vitals(status=Status(Outcome.FAILED, reason), storage=_name(given.dtype))
     if given.numel() == 0:
         return _without_entries(given, "empty matrix")
     try:
@@ -291,7 +294,7 @@ def _measured(
     try:
         extremes = _non_zero_extremes(a, norms, threshold, certify, complete)
     except ArithmeticError as problem:
-        return Vitals(status=f"failed: {problem}", storage=_name(dtype))
+        return Vitals(status=Status(Outcome.FAILED, str(problem)), storage=_name(dtype))
     return _report(given, dtype, norms, extremes, exponent)
 
 
@@ -710,8 +713,9 @@ def _report(
         singular_values=_unscaled_values(extremes.values, exponent),
         **resolution,
         storage=_name(dtype),
-        status="; ".join(
-            _notes(given, dtype, extremes, interval.low if singular else None, absent)
+        status=Status(
+            Outcome.OK,
+            "; ".join(_notes(given, dtype, extremes, interval.low if singular else None, absent)),
         ),
         method=extremes.method,
     )
@@ -721,7 +725,7 @@ def _notes(
     given: Tensor, dtype: torch.dtype, extremes: Extremes, least: float | None, absent: list[str]
 ) -> Iterator[str]:
     """How far the vitals can be trusted; ``least`` is all that is known of an infinite kappa."""
-    yield "ok: certified" if extremes.certified else "ok: verified"
+    yield "certified" if extremes.certified else "verified"
     if least is not None:
         yield f"numerically singular, condition number at least {least:.3g}"
     if given.dtype.is_floating_point and given.dtype != dtype:
@@ -738,7 +742,7 @@ def _without_entries(given: Tensor, what: str) -> Vitals:
     zeros = given.new_zeros(rows + columns, dtype=torch.float64)
     return Vitals(
         zeros[:rows], zeros[rows:], 0.0, 0.0, 0.0, 0.0, effective_rank=0,
-        storage=_name(given.dtype), status=f"degenerate: {what}",
+        storage=_name(given.dtype), status=Status(Outcome.DEGENERATE, what),
     )  # fmt: skip
 
 
