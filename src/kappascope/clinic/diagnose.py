@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias, final, get_args
@@ -53,6 +53,8 @@ from kappascope.system.workers import CORES, Done, Engine, Here, Processes
 from kappascope.text import error_text
 
 Row: TypeAlias = Examination | Product | Chain
+Readable: TypeAlias = OnDisk | Portion
+"""A model, or what is needed of it, that can be opened in whichever process."""
 MIN_WORKER_BYTES = LIBRARY_BYTES + GIGABYTE  # to parse any file that people make
 UNCHOSEN = Reason(ReasonKind.NOT_CHOSEN, "not chosen")
 LEAST_FLOPS = 2e9  # floating point operations a second: any machine does more
@@ -106,7 +108,7 @@ class Task(Protocol):
     def memory(self) -> Memory:
         """The memory that it takes."""
 
-    def rows(self, model: Opened, reference: Opened | None, spectrum: Extent) -> Iterator[Row]:
+    def rows(self, model: Opened, reference: Readable | None, spectrum: Extent) -> Iterator[Row]:
         """The rows that it measures."""
 
     def failed(self, reason: Reason) -> Iterator[Row]:
@@ -173,21 +175,23 @@ class TensorTask:
             least=max(map(spectra.least_bytes_needed, shapes)),
         )
 
-    def rows(self, model: Opened, reference: Opened | None, spectrum: Extent) -> Iterator[Row]:
+    def rows(self, model: Opened, reference: Readable | None, spectrum: Extent) -> Iterator[Row]:
         """The examination of each chosen matrix, compared with its counterpart if there is one."""
         wanted = [part.name for part in self.unit.parts if part.name in self.chosen]
-        counterparts = reference.matrices(wanted) if reference else {}
+        counterparts, fault = _counterparts(reference, wanted)
         for logical, matrix in self.unit.matrices(model.read):
             if logical.name not in self.chosen:
                 continue
             counterpart = counterparts.get(logical.name)
-            row = _examined(logical.name, matrix, spectrum, counterpart)
+            other = counterpart if isinstance(counterpart, Tensor) else None
+            row = _examined(logical.name, matrix, spectrum, other)
             if reference and row.errors is None:
-                if counterpart is None:
-                    row = replace(row, uncompared=reference.absence(logical.name))
+                if isinstance(counterpart, Reason):
+                    row = replace(row, uncompared=counterpart)
                 elif row.failure is not None:
                     row = replace(row, uncompared=unreadable(row.status))
                 row = replace(row, reasons={"errors": str(row.uncompared), **row.reasons})
+            row = replace(row, faults=(*row.faults, *fault))
             yield _described(row, logical)
 
     def failed(self, reason: Reason) -> Iterator[Row]:
@@ -195,6 +199,25 @@ class TensorTask:
         for part in self.unit.parts:
             if part.name in self.chosen:
                 yield _described(Examination.failed(part.name, (0, 0), "", reason), part)
+
+
+def _counterparts(
+    reference: Readable | None, names: Sequence[str]
+) -> tuple[Mapping[str, Tensor | Reason], tuple[str, ...]]:
+    """The matrices of a reference by their names, or why one is not there; and what went wrong."""
+    if reference is None:
+        return {}, ()
+    try:
+        opened = reference.opened()
+        matrices = opened.matrices(names)
+        absent = {name: opened.absence(name) for name in names if name not in matrices}
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        wrong = error.wrong if isinstance(error, Refusal) else error_text(error)
+        text = f"the reference cannot be read: {wrong}"
+        return dict.fromkeys(names, unreadable(text)), (f"not compared: {text}",)
+    return matrices | absent, ()
 
 
 def _examined(
@@ -244,7 +267,7 @@ class AttentionTask:
         """The tensors of its projections; a head's product is small beside them."""
         return Memory(_stored_bytes(self.units))
 
-    def rows(self, model: Opened, reference: Opened | None, spectrum: Extent) -> Iterator[Row]:
+    def rows(self, model: Opened, reference: Readable | None, spectrum: Extent) -> Iterator[Row]:
         """Two products for each head."""
         return self.layer.products(model.read)
 
@@ -284,7 +307,7 @@ class ChainTask:
         """What is known where the product is not formed: nothing needs to be read for that."""
         return self.layers.chain(lambda path: torch.empty(0), self.known)
 
-    def rows(self, model: Opened, reference: Opened | None, spectrum: Extent) -> Iterator[Row]:
+    def rows(self, model: Opened, reference: Readable | None, spectrum: Extent) -> Iterator[Row]:
         """The one row of the chain."""
         yield self.layers.chain(model.read, self.known)
 
@@ -312,18 +335,39 @@ class Inventory:
 
     @classmethod
     def of(cls, model: Location) -> Inventory:
-        """Open the model; for a file, this is to be called where it can do no harm."""
+        """Open the model; for a file, this is to be called where it can do no harm.
+
+        An error while attention or chains are looked for costs their products and no matrix.
+        """
         opened = model.opened()
-        layers, without = attention(opened.plan, opened.config)
+        layers: tuple[Attention, ...] = ()
+        chains: tuple[Links, ...] = ()
+        skipped = opened.plan.skipped
+        try:
+            layers, without = attention(opened.plan, opened.config)
+            skipped += without
+        except Exception as error:
+            skipped += (Skipped("products of attention", _not_found(error)),)
+        try:
+            chains = links(opened.plan)
+        except Exception as error:
+            skipped += (Skipped("chains of layers", _not_found(error)),)
         return cls(
             plan=opened.plan,
             attention=layers,
-            links=links(opened.plan),
-            skipped=(*opened.plan.skipped, *without),
+            links=chains,
+            skipped=skipped,
             faults=opened.faults,
             notes=opened.notes,
             unsound=tuple(opened.unsound()),
         )
+
+
+def _not_found(error: Exception) -> Reason:
+    """Why layers that act together were not found; without memory, nothing else is worth a try."""
+    if is_out_of_memory(error):
+        raise error
+    return unreadable(f"not looked for: {error_text(error)}")
 
 
 @dataclass(frozen=True)
@@ -424,13 +468,12 @@ class _Order:
     """A task with the tensors that it takes, to be done in whichever process."""
 
     task: Task
-    model: OnDisk | Portion
-    reference: OnDisk | Portion | None
+    model: Readable
+    reference: Readable | None
     spectrum: Extent
 
     def rows(self) -> list[Row]:
-        other = self.reference.opened() if self.reference else None
-        return list(self.task.rows(self.model.opened(), other, self.spectrum))
+        return list(self.task.rows(self.model.opened(), self.reference, self.spectrum))
 
 
 def _reason(done: Done[_Order], room: Room) -> Reason:

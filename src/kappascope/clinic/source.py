@@ -21,6 +21,8 @@ from kappascope.model.skipped import Reason, ReasonKind, Skipped, unreadable
 from kappascope.model.tensors import Path as Keys
 from kappascope.model.tensors import Read, refuse_meta, vectors
 from kappascope.refusal import Refusal
+from kappascope.system.memory import is_out_of_memory
+from kappascope.text import error_text
 
 Model: TypeAlias = nn.Module | Mapping[Any, Any]
 Source: TypeAlias = str | Path | Model
@@ -58,8 +60,11 @@ class Opened:
         for name, path in self.vectors.items():
             try:
                 vector = self.read(path)
-            except Refusal as refusal:
-                yield Skipped(name, unreadable(f"cannot be read: {refusal.wrong}"))
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
+                wrong = error.wrong if isinstance(error, Refusal) else error_text(error)
+                yield Skipped(name, unreadable(f"cannot be read: {wrong}"))
                 continue
             reason = non_finite_entries(vector)
             if reason and not (reason.kind is ReasonKind.MINUS_INFINITY and is_mask(name)):
