@@ -21,6 +21,7 @@ from kappascope import pages
 from kappascope.clinic import html
 from kappascope.clinic.diagnose import diagnose
 from kappascope.clinic.diagnosis import Diagnosis, trajectory_steps
+from kappascope.clinic.examination import Examination, Finding, Spread
 from kappascope.clinic.html import (
     ERROR_LEVELS,
     PLOT_LIMIT,
@@ -31,7 +32,6 @@ from kappascope.clinic.html import (
     heat_map,
     ratio_level,
 )
-from kappascope.clinic.row import Examination, Finding, Spread
 from kappascope.matrix.components import Components
 from kappascope.matrix.status import OK, Outcome, Status
 from kappascope.model.attention import Product

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from fresh_models import FAMILIES, examined, multiplied
 from kappascope.clinic import SEVERITIES, rules
-from kappascope.clinic.remedies import LEFT_ALONE, is_left_alone
-from kappascope.clinic.row import Examination, Finding, Spread, examine
+from kappascope.clinic.examination import Examination, Finding, Spread, examine
+from kappascope.clinic.prescriptions import LEFT_ALONE, is_left_alone
 from kappascope.clinic.rules import (
     MODEL_RULES,
     RULES,

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from kappascope.checkpoints import folders, safetensors, torchfiles
 from kappascope.checkpoints.formats import AGAIN, HEAD, Malformed, format_of, quoted
+from kappascope.checkpoints.locations import CheckpointFile, TensorLocation
 from kappascope.checkpoints.pickles import ForbiddenCall
 from kappascope.checkpoints.rebuild import FileContents, Tree
-from kappascope.checkpoints.tensors import CheckpointFile, TensorLocation
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, unreadable
 from kappascope.refusal import Refusal
 from kappascope.text import first_few

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from kappascope.checkpoints.formats import AGAIN, SAVE, Malformed, quoted
+from kappascope.checkpoints.locations import StorageLocation, TensorLocation
 from kappascope.checkpoints.pickles import (
     Builders,
     DictItems,
@@ -23,7 +24,6 @@ from kappascope.checkpoints.pickles import (
     build_value,
     forbidden,
 )
-from kappascope.checkpoints.tensors import StorageLocation, TensorLocation
 from kappascope.model.skipped import Reason, ReasonKind, unreadable
 from kappascope.model.tensors import REPEATED, Cycles, claimed
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kappascope.checkpoints.formats import AGAIN, LONGEST_HEADER, Malformed, quoted
-from kappascope.checkpoints.tensors import CheckpointFile, StorageLocation, TensorLocation
+from kappascope.checkpoints.locations import CheckpointFile, StorageLocation, TensorLocation
 from kappascope.model.skipped import Reason, unreadable
 
 # The names of number formats, the bits a number takes, and torch's name (None: it has none).

@@ -16,6 +16,7 @@ from typing import Any
 
 from kappascope.checkpoints import pickles
 from kappascope.checkpoints.formats import AGAIN, SAVE, Malformed, quoted
+from kappascope.checkpoints.locations import CheckpointFile, StorageLocation
 from kappascope.checkpoints.pickles import DictItems, forbidden
 from kappascope.checkpoints.rebuild import (
     BUILDERS,
@@ -24,7 +25,6 @@ from kappascope.checkpoints.rebuild import (
     TreeBuilder,
     pickled_storage,
 )
-from kappascope.checkpoints.tensors import CheckpointFile, StorageLocation
 
 _MOST_MEMBERS = 65_535  # what a zip directory counts without its extension for more
 _LONGEST_DIRECTORY = 1 << 24  # bytes: 256 for each member

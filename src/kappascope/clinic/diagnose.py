@@ -24,7 +24,7 @@ from torch import Tensor
 
 from kappascope.clinic import MODULES, Extent
 from kappascope.clinic.diagnosis import Diagnosis
-from kappascope.clinic.row import Examination, examine
+from kappascope.clinic.examination import Examination, examine
 from kappascope.clinic.source import (
     GIGABYTE,
     InMemory,

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from kappascope.clinic import SCHEMA, SEVERITIES
-from kappascope.clinic.row import Examination, Finding, json_value
+from kappascope.clinic.examination import Examination, Finding, json_value
 from kappascope.clinic.rules import Measurements, judgement
 from kappascope.matrix.status import Outcome
 from kappascope.model.attention import Product

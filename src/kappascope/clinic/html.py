@@ -1,6 +1,6 @@
 """The page of a diagnosis: the matrices by depth and kind, the findings, every matrix on demand.
 
->>> from kappascope.clinic.row import Examination
+>>> from kappascope.clinic.examination import Examination
 >>> sick = Examination("w", (3, 3), "float32", "ok", condition_number=9e5, resolved=True)
 >>> html = diagnosis_page([Diagnosis("toy.pt", (sick,))])
 >>> html.splitlines()[0], "900,000" in html
@@ -29,7 +29,7 @@ from kappascope.clinic.diagnosis import (
     short_sources,
     trajectory_steps,
 )
-from kappascope.clinic.row import Examination, Finding, Spread
+from kappascope.clinic.examination import Examination, Finding, Spread
 from kappascope.matrix.components import Components
 from kappascope.model.skipped import ReasonKind, Skipped
 from kappascope.pages.shell import fill, legible

@@ -22,8 +22,8 @@ from typing import Any, TypeAlias, TypeVar
 from scipy.special import betaincinv, chdtri, gammaincinv
 
 from kappascope.clinic import SEVERITIES, Severity
-from kappascope.clinic.remedies import Flaw, Prescription, is_left_alone, prescribe
-from kappascope.clinic.row import Examination, Finding, Spread
+from kappascope.clinic.examination import Examination, Finding, Spread
+from kappascope.clinic.prescriptions import Flaw, Prescription, is_left_alone, prescribe
 from kappascope.model.attention import Product
 from kappascope.model.chains import Chain
 from kappascope.model.names import is_mask
@@ -111,7 +111,7 @@ def findings(
     """What all rules say, worst first; see :func:`judgement` for those that fail.
 
     >>> import torch
-    >>> from kappascope.clinic.row import examine
+    >>> from kappascope.clinic.examination import examine
     >>> found = findings([examine("fc.weight", torch.tensor([[1.0, float("inf")]]))])
     >>> [(one.rule, one.severity) for one in found]
     [('non-finite', 'critical')]
@@ -450,7 +450,7 @@ def is_fresh(row: Examination) -> bool:
     layers are drawn from, too, and not have moved from those of a reference.
 
     >>> import torch
-    >>> from kappascope.clinic.row import examine
+    >>> from kappascope.clinic.examination import examine
     >>> is_fresh(examine("w", torch.eye(40))), is_fresh(examine("w", torch.ones(40, 40)))
     (True, False)
     """

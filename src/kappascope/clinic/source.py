@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from kappascope.checkpoints import open
 from kappascope.checkpoints.folders import resolved
-from kappascope.clinic.row import non_finite_entries
+from kappascope.clinic.examination import non_finite_entries
 from kappascope.corrections.saved import merged
 from kappascope.model.matrices import Plan, Unit, plan, reader
 from kappascope.model.names import is_mask, stored

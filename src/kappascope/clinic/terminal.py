@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kappascope.clinic.diagnosis import Diagnosis, before, trajectory_steps
-from kappascope.clinic.row import Examination, Finding
+from kappascope.clinic.examination import Examination, Finding
 from kappascope.model.attention import HEADLESS
 from kappascope.model.skipped import ReasonKind
 from kappascope.text import clean, error_text, first_few, number

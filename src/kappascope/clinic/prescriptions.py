@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from kappascope.clinic.row import Examination
+from kappascope.clinic.examination import Examination
 from kappascope.model.names import is_table
 from kappascope.theory import GaussianNull
 

@@ -9,8 +9,8 @@ from torch import nn
 
 from fresh_models import examined
 from kappascope import corrections
-from kappascope.clinic.remedies import LEFT_ALONE, MEASURED, Flaw, prescribe
-from kappascope.clinic.row import Examination, examine
+from kappascope.clinic.examination import Examination, examine
+from kappascope.clinic.prescriptions import LEFT_ALONE, MEASURED, Flaw, prescribe
 from kappascope.clinic.rules import findings
 
 
