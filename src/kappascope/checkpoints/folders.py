@@ -170,14 +170,14 @@ def _is_checkpoint(name: str) -> bool:
 def _only(names: list[str]) -> CheckpointFiles | None:
     """The only checkpoint of the first kind that is there."""
     for pattern in (_INDEX, r".+\.safetensors", _PICKLED):
-        found = [n for n in names if re.fullmatch(pattern, n) and _is_checkpoint(n)]
-        families = {_family(name): name for name in found}
+        candidates = [n for n in names if re.fullmatch(pattern, n) and _is_checkpoint(n)]
+        families = {_family(name): name for name in candidates}
         if len(families) > 1:
-            raise Malformed(f"several checkpoints: {_list(found)}", "give one of them")
-        if len(found) == 1 and not is_shard(found[0]):
-            return _single(found[0])
-        if found:
-            return _shards(found)
+            raise Malformed(f"several checkpoints: {_list(candidates)}", "give one of them")
+        if len(candidates) == 1 and not is_shard(candidates[0]):
+            return _single(candidates[0])
+        if candidates:
+            return _shards(candidates)
     return None
 
 
@@ -186,14 +186,14 @@ def _family(name: str) -> str:
     return f"{shard[1]}-of-{shard[2]}{shard[3]}" if shard else name
 
 
-def _shards(found: list[str]) -> CheckpointFiles:
+def _shards(shards: list[str]) -> CheckpointFiles:
     """Shards that no index lists."""
-    shard = re.fullmatch(_SHARD, found[0])
+    shard = re.fullmatch(_SHARD, shards[0])
     assert shard  # two names of one family
     stem, count, end = shard.groups()
     places = range(1, min(int(count), _MOST_ENTRIES) + 1)
-    missing = {f"{stem}-{i:05d}-of-{count}{end}" for i in places} - set(found)
-    return CheckpointFiles(None, tuple(found), tuple(sorted(missing)))
+    missing = {f"{stem}-{i:05d}-of-{count}{end}" for i in places} - set(shards)
+    return CheckpointFiles(None, tuple(shards), tuple(sorted(missing)))
 
 
 def _without(folder: Path, names: list[str]) -> Malformed:

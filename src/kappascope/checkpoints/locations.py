@@ -104,12 +104,12 @@ class StorageLocation:
 
 @cache
 def _checksum(location: StorageLocation) -> int:
-    found = 0
+    checksum = 0
     with location.file.opened() as descriptor:
         stored = _blocks(descriptor, location.begin, location.taken)
         for block in stored if location.packed is None else _inflated(stored, location.size):
-            found = zlib.crc32(block, found)
-    return found
+            checksum = zlib.crc32(block, checksum)
+    return checksum
 
 
 @dataclass(frozen=True, slots=True)

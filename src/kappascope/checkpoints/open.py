@@ -120,12 +120,12 @@ def open(path: Path | str) -> Checkpoint:
         return replace(checkpoint, notes=more + checkpoint.notes)
 
 
-def _checkpoint(path: Path, folder: Path, found: FileContents, form: str) -> Checkpoint:
-    if not found.tree:
+def _checkpoint(path: Path, folder: Path, held: FileContents, form: str) -> Checkpoint:
+    if not held.tree:
         raise Malformed("holds no tensors", "give the file with the weights")
-    notes, faults = _said(found)
+    notes, faults = _said(held)
     config, more = _config(folder)
-    return Checkpoint(str(path), form, found.tree, config, notes + more, faults)
+    return Checkpoint(str(path), form, held.tree, config, notes + more, faults)
 
 
 @contextmanager
@@ -177,14 +177,14 @@ def _oldest(file: CheckpointFile) -> FileContents:
     )
 
 
-def _said(found: FileContents) -> tuple[tuple[str, ...], tuple[Skipped, ...]]:
+def _said(held: FileContents) -> tuple[tuple[str, ...], tuple[Skipped, ...]]:
     """What the user is told of foreign classes."""
-    names = [quoted(name) for name in found.kinds]
+    names = [quoted(name) for name in held.kinds]
     asked = first_few(names)
     notes = (f"asks for {asked}: not built; {_STATE_DICT}",) if names else ()
     text = f"an object of a class: only the tensors it keeps are read; {_STATE_DICT}"
     reason = Reason(ReasonKind.FOREIGN_OBJECT, text)
-    return notes, tuple(Skipped(name, reason) for name, holds in found.kinds.items() if holds)
+    return notes, tuple(Skipped(name, reason) for name, holds in held.kinds.items() if holds)
 
 
 def _config(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -215,8 +215,8 @@ def _opened_folder(path: Path) -> Checkpoint:
     if choice.listing or len(wanted) > 1:
         checkpoint = _joined(folder, wanted, path)
     else:
-        found = _load(folders.inside(folder, choice.files[0]), choice.files[0])
-        checkpoint = _checkpoint(path, folder, *found)
+        held = _load(folders.inside(folder, choice.files[0]), choice.files[0])
+        checkpoint = _checkpoint(path, folder, *held)
     return replace(checkpoint, notes=(*choice.notes(wanted), *checkpoint.notes))
 
 
@@ -254,7 +254,7 @@ def _joined(folder: Path, wanted: _Wanted, path: Path) -> Checkpoint:
     if not loaded:
         raise Malformed(f"no shard can be read: {quoted(faults[0].name)} {faults[0].reason}", AGAIN)
     same: list[str] = []
-    united = _united([(shard, found.tree) for shard, (found, _) in loaded.items()], same)
+    united = _united([(shard, held.tree) for shard, (held, _) in loaded.items()], same)
     listed = {name: shard for shard, names in wanted.items() for name in names}
     safetensors.check_count(united)
     tree: Tree = {}
@@ -266,7 +266,7 @@ def _joined(folder: Path, wanted: _Wanted, path: Path) -> Checkpoint:
             reason = unreadable(f"not in {quoted(place)}, where the index has it")
             faults.append(Skipped(name, reason))
     more = len(tree.keys() - listed.keys()) if listed else 0
-    kinds = {name: holds for found, _ in loaded.values() for name, holds in found.kinds.items()}
+    kinds = {name: holds for held, _ in loaded.values() for name, holds in held.kinds.items()}
     form = next(form for _, form in loaded.values())
     checkpoint = _checkpoint(path, folder, FileContents(tree, kinds), form)
     notes = [f"{more} tensors in the shards that the index does not list"] if more else []
@@ -313,15 +313,15 @@ def _united(trees: list[tuple[str, Tree]], same: list[str], at: str = "") -> Tre
     return united
 
 
-def _difference(one: Any, other: Any) -> str:
+def _difference(node: Any, other: Any) -> str:
     """How two nodes of the same name differ, if they do."""
-    if not (isinstance(one, TensorLocation) and isinstance(other, TensorLocation)):
+    if not (isinstance(node, TensorLocation) and isinstance(other, TensorLocation)):
         return "of different kinds"
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
+    if (node.dtype, node.shape) != (other.dtype, other.shape):
         return "of different shapes or dtypes"
     try:
         # as bytes, for NaN is not equal to itself
-        a, b = (each.read().contiguous().flatten().view(torch.uint8) for each in (one, other))
+        a, b = (each.read().contiguous().flatten().view(torch.uint8) for each in (node, other))
     except (Malformed, OSError, MemoryError):
         return "held twice and not to be compared"
     return "" if torch.equal(a, b) else "with different values"

@@ -113,12 +113,12 @@ def check_count(names: Collection[str]) -> None:
 
 
 def _unique(pairs: list[tuple[str, Any]], tensor: type) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        named = isinstance(found[twice], tensor) and twice != _METADATA
+        named = isinstance(unique[twice], tensor) and twice != _METADATA
         raise Malformed(f"duplicate {'tensor ' if named else ''}name {quoted(twice)}", AGAIN)
-    return found
+    return unique
 
 
 def _no_number(text: str) -> float:

@@ -64,11 +64,11 @@ def zipped(file: CheckpointFile) -> FileContents:
     if any(name.startswith((f"{root}code/", f"{root}constants.pkl")) for name in members):
         raise _other_archive(members)
     order = members.get(f"{root}byteorder")  # which torch wrote from 2.1 on
-    told = b"little" if order is None else order.read() if order.size < 64 else b""
-    if told == b"big":
+    byte_order = b"little" if order is None else order.read() if order.size < 64 else b""
+    if byte_order == b"big":
         raise Malformed("its numbers are big-endian", "save it again on a little-endian machine")
-    if told != b"little":
-        raise Malformed(f"the order of its bytes is unknown: {quoted(repr(told))}", AGAIN)
+    if byte_order != b"little":
+        raise Malformed(f"the order of its bytes is unknown: {quoted(repr(byte_order))}", AGAIN)
     if data.size > pickles.MOST_BYTES:
         raise Malformed(f"its pickle has {data.size} bytes without any tensor", SAVE)
     loaded = pickles.load(data.read(), BUILDERS, pickled_storage)

@@ -127,8 +127,8 @@ def print_document(
     """
     untold = None
     try:
-        told = _document(diagnoses) if diagnoses else blank_document(source)
-        text = strict(told | _error(refusal))
+        document = _document(diagnoses) if diagnoses else blank_document(source)
+        text = strict(document | _error(refusal))
     except Exception as error:
         untold = refusal_of(error, ("diagnose", source))
         text = strict(blank_document(source) | _error(untold))
@@ -245,7 +245,11 @@ def _no_matrix(diagnosis: Diagnosis) -> Refusal | None:
 
 def _refuse_severe(diagnoses: Sequence[Diagnosis], fail_on: Severity | None) -> None:
     """End with 1 if a finding is as severe as the user said or worse."""
-    severe = [(each, one) for each in diagnoses for one in (each.above(fail_on) if fail_on else ())]
+    severe = [
+        (each, finding)
+        for each in diagnoses
+        for finding in (each.above(fail_on) if fail_on else ())
+    ]
     if severe:
         diagnosis, first = severe[0]
         count = plural(len(severe), "finding")

@@ -142,8 +142,8 @@ class Memory:
 
 
 def _stored_bytes(units: Iterable[Unit]) -> int:
-    wholes = [unit.parts[0] for unit in units]
-    return sum(math.prod(whole.shape) * whole.dtype.itemsize for whole in wholes)
+    tensors = [unit.parts[0] for unit in units]
+    return sum(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in tensors)
 
 
 @final
@@ -313,7 +313,7 @@ class ChainTask:
 
     def failed(self, reason: Reason) -> Iterator[Row]:
         """The one row of the chain, without numbers."""
-        names = tuple(one.name for one in self.layers.members)
+        names = tuple(member.name for member in self.layers.members)
         name, status = f"{names[0]} > {names[-1]}", Status(Outcome.FAILED, str(reason))
         yield Chain(name, names, self.layers.widths, None, False, None, status)
 
@@ -401,10 +401,10 @@ class Case:
                 chains.append(ChainTask(layers, {name: known[name] for name in names}))
         for chain in chains:
             if not chain.effort:
-                (told,) = Here().run(ChainTask.bound, [chain])
-                reason = unreadable(told.failure)
-                rows = list(chain.failed(reason)) if told.failure else [told.result]
-                yield Done(chain, result=rows)
+                (done_here,) = Here().run(ChainTask.bound, [chain])
+                failure = unreadable(done_here.failure)
+                failed = list(chain.failed(failure))
+                yield Done(chain, result=failed if done_here.failure else [done_here.result])
         yield from self._run(tuple(chain for chain in chains if chain.effort))
 
     def _run(self, tasks: tuple[Task, ...]) -> Generator[Done[Task]]:
@@ -427,36 +427,30 @@ class Case:
 
     def concluded(self, rows: Iterable[Row]) -> Diagnosis:
         """The diagnosis, with the rows in the order of the model and what the rules find."""
-        every, inventory, takes = list(rows), self.inventory, self.selection.takes
+        inventory, takes = self.inventory, self.selection.takes
         names = [part.name for unit in inventory.plan.units for part in unit.parts]
         layers = [layer.name for layer in inventory.attention]
-        chains = [tuple(each.name for each in one.members) for one in inventory.links]
+        chains = [tuple(member.name for member in links.members) for links in inventory.links]
+        place = {key: k for k, key in enumerate((*names, *chains))}
+        layer_place = {name: k for k, name in enumerate(layers)}
+        matrices, products, multiplied = [], [], []
+        for row in rows:
+            if isinstance(row, Examination):
+                matrices.append(row)
+            elif isinstance(row, Product):
+                products.append(row)
+            else:
+                multiplied.append(row)
         unchosen = [Skipped(name, UNCHOSEN) for name in names if not takes(name)]
         settings = vars(self.selection).items()
-        place = {name: k for k, name in enumerate(names)}
         return Diagnosis(
             source=str(self.model),
-            matrices=tuple(
-                sorted(
-                    (row for row in every if isinstance(row, Examination)),
-                    key=lambda row: place[row.name],
-                )
-            ),
-            products=tuple(
-                sorted(
-                    (row for row in every if isinstance(row, Product)),
-                    key=lambda row: layers.index(row.layer),
-                )
-            ),
-            chains=tuple(
-                sorted(
-                    (row for row in every if isinstance(row, Chain)),
-                    key=lambda row: chains.index(row.members),
-                )
-            ),
+            matrices=tuple(sorted(matrices, key=lambda row: place[row.name])),
+            products=tuple(sorted(products, key=lambda row: layer_place[row.layer])),
+            chains=tuple(sorted(multiplied, key=lambda row: place[row.members])),
             skipped=(*inventory.skipped, *unchosen),
             faults=inventory.faults,
-            unsound=tuple(one for one in inventory.unsound if takes(one.name)),
+            unsound=tuple(vector for vector in inventory.unsound if takes(vector.name)),
             notes=inventory.notes,
             reference=str(self.reference) if self.reference else None,
             settings={name: list(it) if isinstance(it, tuple) else it for name, it in settings},

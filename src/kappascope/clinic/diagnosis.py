@@ -62,8 +62,8 @@ class Diagnosis:
         said = judgement(Measurements(self.matrices, self.products, self.chains, self.unsound))
         found = said.findings
         own: dict[str, tuple[Finding, ...]] = {}
-        for one in found:
-            own[one.subject] = (*own.get(one.subject, ()), one)
+        for finding in found:
+            own[finding.subject] = (*own.get(finding.subject, ()), finding)
         rows = tuple(replace(row, findings=own.get(row.name, ())) for row in self.matrices)
         judged = replace(self, matrices=rows, unjudged=said.failed)
         place = {row.name: k for k, row in enumerate(judged.ranked)}
@@ -94,11 +94,11 @@ class Diagnosis:
         rows += [Skipped(row.name, unreadable(why)) for row in self.matrices for why in row.faults]
         multiplied: tuple[Product | Chain, ...] = (*self.products, *self.chains)
         rows += [
-            Skipped(one.name, unreadable(one.status.reason))
-            for one in multiplied
-            if one.status.outcome is Outcome.FAILED
+            Skipped(product.name, unreadable(product.status.reason))
+            for product in multiplied
+            if product.status.outcome is Outcome.FAILED
         ]
-        lost = (one for one in self.skipped if one.lost)
+        lost = (item for item in self.skipped if item.lost)
         return (*self.faults, *rows, *self.unsound, *lost, *self.unjudged)
 
     @property
@@ -108,7 +108,7 @@ class Diagnosis:
         >>> Diagnosis("x", faults=(Skipped("a.B", unreadable("its file is lost")),)).unbuilt
         ()
         """
-        return tuple(one for one in self.failed if one.unbuilt)
+        return tuple(item for item in self.failed if item.unbuilt)
 
     @property
     def analysed(self) -> tuple[Examination, ...]:
@@ -135,7 +135,7 @@ class Diagnosis:
         """
         if not self.reference or any(row.errors for row in self.matrices):
             return ""
-        if all(one.reason.kind is ReasonKind.NO_COUNTERPART for one in self.uncompared):
+        if all(item.reason.kind is ReasonKind.NO_COUNTERPART for item in self.uncompared):
             return "nothing there has the name and shape of a matrix here"
         return "no matrix could be compared"
 
@@ -146,7 +146,9 @@ class Diagnosis:
         ()
         """
         least = SEVERITIES.index(severity)
-        return tuple(one for one in self.findings if SEVERITIES.index(one.severity) >= least)
+        return tuple(
+            finding for finding in self.findings if SEVERITIES.index(finding.severity) >= least
+        )
 
     @property
     def verdict(self) -> tuple[str, ...]:
@@ -225,9 +227,9 @@ class Diagnosis:
             "matrices": rows,
             "products": products,
             "chains": chains,
-            "findings": [asdict(one) for one in self.findings],
-            "skipped": [{"name": one.name, "reason": str(one.reason)} for one in self.skipped],
-            "failed": [{"name": one.name, "reason": str(one.reason)} for one in failed],
+            "findings": [asdict(each) for each in self.findings],
+            "skipped": [{"name": each.name, "reason": str(each.reason)} for each in self.skipped],
+            "failed": [{"name": each.name, "reason": str(each.reason)} for each in failed],
             "summary": self.summary,
             "provenance": self.provenance,
         }
@@ -235,7 +237,7 @@ class Diagnosis:
     @property
     def summary(self) -> dict[str, Any]:
         """Counts and the verdict."""
-        counts = Counter(one.severity for one in self.findings)
+        counts = Counter(finding.severity for finding in self.findings)
         return {
             "matrices": len(self.matrices),
             "analysed": len(self.analysed),
@@ -296,14 +298,14 @@ def _flat(row: Examination) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in row.document().items():
         if name in ("row_norms", "column_norms", "effective_ranks", "errors"):
-            flat |= {f"{name}.{key}": one for key, one in (value or {}).items()}
+            flat |= {f"{name}.{key}": entry for key, entry in (value or {}).items()}
         elif name == "reasons":
             flat[name] = "; ".join(f"{key}: {why}" for key, why in value.items())
         elif name == "shape":
             flat["rows"], flat["columns"] = value
         elif name == "findings":
             flat["severity"] = row.severity or None
-            flat["findings"] = "; ".join(one.rule for one in row.findings)
+            flat["findings"] = "; ".join(finding.rule for finding in row.findings)
         else:
             flat[name] = value
     return flat
@@ -316,21 +318,25 @@ def product_document(product: Product) -> dict[str, Any]:
     >>> product_document(Product("attn", "QK", 0, (8, 8), (3.0, 1.0), 3.0, OK))["sigma_min"]
     1.0
     """
-    told: dict[str, Any] = json_value({"name": product.name} | asdict(product) | {"reasons": {}})
-    values, exponent = told.pop("values"), told.pop("exponent")
-    del told["layer"]
-    told |= {"sigma_max": None, "sigma_min": None, "stable_rank": None}
+    document: dict[str, Any] = json_value(
+        {"name": product.name} | asdict(product) | {"reasons": {}}
+    )
+    values, exponent = document.pop("values"), document.pop("exponent")
+    del document["layer"]
+    document |= {"sigma_max": None, "sigma_min": None, "stable_rank": None}
     if values:
         ends = {"sigma_max": values[0], "sigma_min": values[-1]}
-        told |= {name: _times_power(value, exponent) for name, value in ends.items()}
+        document |= {name: _times_power(value, exponent) for name, value in ends.items()}
     if values and values[0]:
-        told["stable_rank"] = sum((value / values[0]) ** 2 for value in values)
+        document["stable_rank"] = sum((value / values[0]) ** 2 for value in values)
     derived = "condition_number", "sigma_max", "sigma_min", "stable_rank"
-    told["reasons"] = {name: product.status.reason for name in derived if told[name] is None}
+    document["reasons"] = {
+        name: product.status.reason for name in derived if document[name] is None
+    }
     if values:
-        beyond = {name: RANGE for name in ("sigma_max", "sigma_min") if told[name] is None}
-        told["reasons"] |= beyond
-    return told
+        beyond = {name: RANGE for name in ("sigma_max", "sigma_min") if document[name] is None}
+        document["reasons"] |= beyond
+    return document
 
 
 def _times_power(value: float, exponent: int) -> float | None:
@@ -358,17 +364,17 @@ def chain_document(chain: Chain) -> dict[str, Any]:
         reasons["bound"] = chain.status.reason if failed else RANGE
     elif math.isinf(chain.bound):
         reasons["bound"] = "kappa of a layer is not finite"
-    told: dict[str, Any] = json_value(asdict(chain) | {"reasons": reasons})
-    return told
+    document: dict[str, Any] = json_value(asdict(chain) | {"reasons": reasons})
+    return document
 
 
-def severity_counts(found: Iterable[Finding]) -> str:
+def severity_counts(findings: Iterable[Finding]) -> str:
     """How many findings there are of each severity, the gravest first.
 
     >>> severity_counts([Finding("zero", "info", "w", "all entries are zero", "")])
     '1 note'
     """
-    counts = Counter(one.severity for one in found)
+    counts = Counter(finding.severity for finding in findings)
     words = {"critical": ("critical",) * 2, "warning": ("warning", "warnings")}
     words["info"] = ("note", "notes")
     known = [(counts[severity], words[severity]) for severity in reversed(SEVERITIES)]
@@ -413,8 +419,8 @@ def document(steps: Sequence[Diagnosis], plots: bool = False) -> dict[str, Any]:
     last = steps[-1].document(plots)
     if len(steps) > 1:
         names = ("source", "reference", "matrices", "findings", "failed", "summary")
-        whole = [one.document() for one in steps]
-        last["trajectory"] = [{name: one[name] for name in names} for one in whole]
+        documents = [each.document() for each in steps]
+        last["trajectory"] = [{name: each[name] for name in names} for each in documents]
         last["summary"]["verdict"] = "\n".join((*steps[-1].verdict, *before(steps)))
     return last
 
@@ -428,9 +434,9 @@ def before(steps: Sequence[Diagnosis]) -> Iterator[str]:
     >>> list(before([Diagnosis("1.pt", unsound=(bad,)).judged(), Diagnosis("2.pt")]))
     ['Before the last, in 1.pt: 1 critical; the worst is non-finite in fc.bias.']
     """
-    for one in steps[:-1]:
-        if one.above("warning"):
-            yield f"Before the last, in {one.source}: {one.ills}"
+    for step in steps[:-1]:
+        if step.above("warning"):
+            yield f"Before the last, in {step.source}: {step.ills}"
 
 
 @dataclass(frozen=True)
@@ -455,20 +461,22 @@ def trajectory_steps(steps: Sequence[Diagnosis]) -> list[TrajectoryStep]:
     >>> trajectory_steps([Diagnosis("run/1.pt")])[0].name
     '1.pt'
     """
-    return [_step(name, one) for name, one in zip(short_sources(steps), steps, strict=True)]
+    return [_step(name, step) for name, step in zip(short_sources(steps), steps, strict=True)]
 
 
-def _step(name: str, one: Diagnosis) -> TrajectoryStep:
-    kappas = [row.kappa for row in one.analysed]
-    errors = [row.errors or {} for row in one.analysed]
+def _step(name: str, diagnosis: Diagnosis) -> TrajectoryStep:
+    kappas = [row.kappa for row in diagnosis.analysed]
+    errors = [row.errors or {} for row in diagnosis.analysed]
     return TrajectoryStep(
         name,
-        len(one.analysed),
+        len(diagnosis.analysed),
         known_median(kappas),
         max((kappa for kappa in kappas if kappa is not None), default=None),
         known_median(each.get("log_condition_number") for each in errors),
         known_median(each.get("overall_matrix") for each in errors),
-        severity_counts(f for f in one.findings if f.severity == one.findings[0].severity)
+        severity_counts(
+            f for f in diagnosis.findings if f.severity == diagnosis.findings[0].severity
+        )
         or "none",
     )
 
@@ -479,9 +487,9 @@ def short_sources(steps: Sequence[Diagnosis]) -> tuple[str, ...]:
     >>> short_sources([Diagnosis("run/1.pt"), Diagnosis("run/2.pt")])
     ('1.pt', '2.pt')
     """
-    whole = tuple(one.source or str(place) for place, one in enumerate(steps, 1))
-    last = tuple(PurePath(name).name or name for name in whole)
-    return last if len(set(last)) == len(last) else whole
+    sources = tuple(step.source or str(place) for place, step in enumerate(steps, 1))
+    last = tuple(PurePath(name).name or name for name in sources)
+    return last if len(set(last)) == len(last) else sources
 
 
 def known_median(values: Iterable[float | None]) -> float | None:
@@ -503,7 +511,9 @@ def joined(steps: Sequence[Diagnosis]) -> pa.Table:
     ['source', 'name']
     """
     tables = [
-        one.table().add_column(0, "source", pa.array([one.source] * len(one.matrices), pa.string()))
-        for one in steps
+        step.table().add_column(
+            0, "source", pa.array([step.source] * len(step.matrices), pa.string())
+        )
+        for step in steps
     ]
     return pa.concat_tables(tables, promote_options="permissive")

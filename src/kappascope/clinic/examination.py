@@ -205,12 +205,14 @@ class Examination:
     @property
     def severity(self) -> str:
         """The severity of the worst finding, or nothing."""
-        return max((one.severity for one in self.findings), key=SEVERITIES.index, default="")
+        return max(
+            (finding.severity for finding in self.findings), key=SEVERITIES.index, default=""
+        )
 
     @property
     def gravity(self) -> int:
         """The severity of the worst finding as a number, 0 without findings."""
-        return max((SEVERITIES.index(one.severity) + 1 for one in self.findings), default=0)
+        return max((SEVERITIES.index(finding.severity) + 1 for finding in self.findings), default=0)
 
     @property
     def badness(self) -> tuple[bool, int, float]:
@@ -231,7 +233,7 @@ class Examination:
         absent = {"failure", "uncompared", "is_singular", "faults", *(() if plots else ("plot",))}
         if self.errors is None and "errors" not in self.reasons:  # there was no reference
             absent.add("errors")
-        names = (one.name for one in fields(self) if one.name not in absent)
+        names = (field.name for field in fields(self) if field.name not in absent)
         return {name: json_value(getattr(self, name)) for name in names}
 
 
@@ -244,11 +246,11 @@ def json_value(value: Any) -> Any:
     if isinstance(value, Spread | Finding):
         value = asdict(value)
     if isinstance(value, Mapping):
-        return {str(name): json_value(one) for name, one in value.items()}
+        return {str(name): json_value(item) for name, item in value.items()}
     if isinstance(value, str):
         return str(value)  # and not a type of ours
     if isinstance(value, Sequence):
-        return [json_value(one) for one in value]
+        return [json_value(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -388,9 +390,9 @@ def non_finite_entries(tensor: Tensor) -> Reason | None:
     return Reason(ReasonKind.NON_FINITE, text) if bad else None
 
 
-def _norms(found: spectra.Vitals) -> dict[str, Any]:
+def _norms(vitals: spectra.Vitals) -> dict[str, Any]:
     """The spread of the norms, and the counts of dead and outlying rows and columns."""
-    rows, columns = found.row_norms, found.column_norms
+    rows, columns = vitals.row_norms, vitals.column_norms
     numbers: dict[str, Any] = {}
     for side, norms, others in (("row", rows, columns), ("column", columns, rows)):
         names = f"{side}_norms", f"dead_{side}s", f"outlier_{side}s"
@@ -427,12 +429,12 @@ def outlying(norms: Float[Tensor, " count"], length: int) -> float:
     return max(middle + OUTLIER_DEVIATIONS * max(deviation, chance), 2 * middle)
 
 
-def _entries(matrix: Tensor, found: spectra.Vitals) -> dict[str, Any]:
+def _entries(matrix: Tensor, vitals: spectra.Vitals) -> dict[str, Any]:
     """Mean, deviation and excess kurtosis of the entries, from one pass in panels."""
     names = ENTRIES
-    if not found.frobenius_norm or not matrix.numel():
-        return dict.fromkeys(names, RANGE if found.frobenius_norm is None else ZERO)
-    rms = found.frobenius_norm / math.sqrt(matrix.numel())
+    if not vitals.frobenius_norm or not matrix.numel():
+        return dict.fromkeys(names, RANGE if vitals.frobenius_norm is None else ZERO)
+    rms = vitals.frobenius_norm / math.sqrt(matrix.numel())
     sums = torch.zeros(4, dtype=torch.float64)
     for panel in matrix.split(max(1, 2**16 // matrix.shape[1])):  # half a megabyte: in cache
         x = panel.double().flatten() / rms
@@ -453,26 +455,26 @@ def _exact(value: float) -> float | _Absent:
     return value if value == 0 or sys.float_info.min <= abs(value) < math.inf else RANGE
 
 
-def _extremes(found: spectra.Vitals) -> dict[str, Any]:
+def _extremes(vitals: spectra.Vitals) -> dict[str, Any]:
     """The ends of the spectrum and kappa; an infinite kappa is absent, with its own reason."""
     numbers: dict[str, Any] = {}
     for name in EXTREMES:
-        value = getattr(found, name)
-        numbers[name] = _Absent(found.status.reason) if value is None else value
+        value = getattr(vitals, name)
+        numbers[name] = _Absent(vitals.status.reason) if value is None else value
         if name in KAPPAS and value == math.inf:
             numbers[name] = SINGULAR
-    return numbers | {"resolved": found.resolved}
+    return numbers | {"resolved": vitals.resolved}
 
 
-def _ranks(found: spectra.Vitals, values: Tensor | None, missing: _Absent) -> dict[str, Any]:
+def _ranks(vitals: spectra.Vitals, values: Tensor | None, missing: _Absent) -> dict[str, Any]:
     """Effective ranks at the thresholds, stable and entropy rank."""
     ranks: dict[str, Any] = dict.fromkeys(map(str, THRESHOLDS), missing)
-    ranks["0.01"] = found.effective_rank
-    numbers: dict[str, Any] = {"effective_rank": found.effective_rank}
-    if not found.sigma_max or found.frobenius_norm is None:
-        absent = ZERO if found.sigma_max == 0 else RANGE
+    ranks["0.01"] = vitals.effective_rank
+    numbers: dict[str, Any] = {"effective_rank": vitals.effective_rank}
+    if not vitals.sigma_max or vitals.frobenius_norm is None:
+        absent = ZERO if vitals.sigma_max == 0 else RANGE
         return numbers | dict.fromkeys(("stable_rank", "entropy_rank"), absent)
-    numbers["stable_rank"] = (found.frobenius_norm / found.sigma_max) ** 2
+    numbers["stable_rank"] = (vitals.frobenius_norm / vitals.sigma_max) ** 2
     numbers["entropy_rank"] = missing
     if values is not None:
         relative = values / values[0]
@@ -482,10 +484,10 @@ def _ranks(found: spectra.Vitals, values: Tensor | None, missing: _Absent) -> di
     return numbers | {"effective_ranks": ranks}
 
 
-def _null(shape: tuple[int, int], found: spectra.Vitals) -> dict[str, Any]:
+def _null(shape: tuple[int, int], vitals: spectra.Vitals) -> dict[str, Any]:
     """Kappa against that of a random matrix of this shape."""
     names = NULL
-    kappa = found.condition_number
+    kappa = vitals.condition_number
     if min(shape) <= 1:
         return dict.fromkeys(names, _Absent("no more than one singular value"))
     null = GaussianNull(*shape)
@@ -496,14 +498,14 @@ def _null(shape: tuple[int, int], found: spectra.Vitals) -> dict[str, Any]:
 
 
 def _spectrum(
-    shape: tuple[int, int], found: spectra.Vitals, values: Tensor | None, missing: _Absent
+    shape: tuple[int, int], vitals: spectra.Vitals, values: Tensor | None, missing: _Absent
 ) -> dict[str, Any]:
     """What takes all singular values: the tail's exponent, outliers, distance from chance."""
     numbers: dict[str, Any] = dict.fromkeys(SPECTRUM, missing)
-    if not found.frobenius_norm:
-        zero = ZERO if found.frobenius_norm == 0 else RANGE
+    if not vitals.frobenius_norm:
+        zero = ZERO if vitals.frobenius_norm == 0 else RANGE
         return dict.fromkeys(numbers, zero)
-    deviation = found.frobenius_norm / math.sqrt(shape[0] * shape[1])
+    deviation = vitals.frobenius_norm / math.sqrt(shape[0] * shape[1])
     null = MarchenkoPastur(*shape)
     numbers["edge"] = _exact(null.edges[1] * deviation)
     if values is None:
@@ -547,13 +549,13 @@ def _kolmogorov(null: MarchenkoPastur, ascending: np.ndarray[Any, Any]) -> float
 
 
 def _compared(
-    matrix: Tensor, found: spectra.Vitals, reference: Tensor | None, complete: bool
+    matrix: Tensor, vitals: spectra.Vitals, reference: Tensor | None, complete: bool
 ) -> dict[str, Any]:
-    return {"errors": _errors(matrix, found, reference, complete)}
+    return {"errors": _errors(matrix, vitals, reference, complete)}
 
 
 def _errors(
-    matrix: Tensor, found: spectra.Vitals, reference: Tensor | None, complete: bool
+    matrix: Tensor, vitals: spectra.Vitals, reference: Tensor | None, complete: bool
 ) -> dict[str, float | _Absent] | _Absent | None:
     """The errors of the components against the reference."""
     if reference is None:
@@ -565,44 +567,44 @@ def _errors(
     theirs = spectra.vitals(reference, complete=complete)
     if _has_failed(theirs):
         return _Absent(f"the reference {theirs.status}")
-    both = components.errors(_as_components(matrix, found), _as_components(reference, theirs))
+    both = components.errors(_as_components(matrix, vitals), _as_components(reference, theirs))
     # of one matrix, and in the words of a diagnosis
     absent = {
         name: _Absent(why.removesuffix(" (1 of 1)").replace("target", "reference"))
         for name, why in both.absent.items()
     }
-    if any(one.singular_values is None and one.sigma_max for one in (found, theirs)):
+    if any(each.singular_values is None and each.sigma_max for each in (vitals, theirs)):
         absent["singular_values"] = PARTIAL
     if len(absent) == len(both):  # to a matrix of zeros nothing is relative
         return absent["overall_matrix"]
     return {name: absent.get(name, float(error)) for name, error in both.items()}
 
 
-def _as_components(matrix: Tensor, found: spectra.Vitals) -> Components:
+def _as_components(matrix: Tensor, vitals: spectra.Vitals) -> Components:
     """Components that need no second factorization; singular values are NaN where unknown."""
     result = Components(matrix)
     for name in Components.names:
-        value = getattr(found, name)
+        value = getattr(vitals, name)
         known = torch.nan if value is None else value
         vars(result)[name] = torch.as_tensor(known, dtype=torch.float64)
-    if found.singular_values is None:
-        unknown = 0.0 if found.sigma_max == 0 else torch.nan
+    if vitals.singular_values is None:
+        unknown = 0.0 if vitals.sigma_max == 0 else torch.nan
         vars(result)["singular_values"] = torch.full((min(matrix.shape),), unknown)
     vars(result)["_values"] = torch.zeros(1)  # asked for nothing but whether they are finite
     return result
 
 
-def _plot(shape: tuple[int, int], found: spectra.Vitals, values: Tensor | None) -> dict[str, Any]:
+def _plot(shape: tuple[int, int], vitals: spectra.Vitals, values: Tensor | None) -> dict[str, Any]:
     """What the page draws: points of the spectrum and of chance's, the floor, bars of row norms."""
-    drawn: dict[str, Any] = {"spectrum": [], "null": [], "floor": found.resolution, "rows": None}
-    rows = found.row_norms
+    drawn: dict[str, Any] = {"spectrum": [], "null": [], "floor": vitals.resolution, "rows": None}
+    rows = vitals.row_norms
     if rows is not None and len(rows):
         drawn["rows"] = _bars(rows.numpy(force=True))
-    if values is None or not found.frobenius_norm:
+    if values is None or not vitals.frobenius_norm:
         return drawn
     indices = _indices(len(values))
     with np.errstate(over="ignore"):
-        null = _curve(*shape) * (found.frobenius_norm / math.sqrt(shape[0] * shape[1]))
+        null = _curve(*shape) * (vitals.frobenius_norm / math.sqrt(shape[0] * shape[1]))
     drawn["spectrum"] = [[int(i) + 1, float(values[i])] for i in indices]
     if not np.isfinite(null).all():  # beyond float64's range, as a curve above the values may be
         return drawn

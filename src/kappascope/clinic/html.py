@@ -77,11 +77,11 @@ def diagnosis_page(steps: Sequence[Diagnosis]) -> str:
     filters: tuple[Callable[..., Any], ...] = (
         shown, short, sortable, breakable, one_line, quantity_columns, ratio_level, error_level,
     )  # fmt: skip
-    made: dict[str, Callable[[], Any]] = {  # where it is shown: what fails costs one panel
+    panels: dict[str, Callable[[], Any]] = {  # where it is shown: what fails costs one panel
         "heat": lambda: heat_map(rows),
         "change": lambda: change(rows),
-        "products": lambda: [product_document(one) for one in last.products],
-        "chains": lambda: [chain_document(one) for one in last.chains],
+        "products": lambda: [product_document(product) for product in last.products],
+        "chains": lambda: [chain_document(chain) for chain in last.chains],
         "curves": lambda: curves(trajectory),
         "steps": lambda: trajectory_steps(trajectory),
         "groups": lambda: by_rule(last.findings),
@@ -96,7 +96,7 @@ def diagnosis_page(steps: Sequence[Diagnosis]) -> str:
         place=place,
         ratio_levels=RATIO_LEVELS,
         error_levels=ERROR_LEVELS,
-        made=made,
+        made=panels,
         compared=any(row.errors for row in rows),
         trajectory=bool(trajectory),
         severities=SEVERITIES[::-1],
@@ -153,9 +153,9 @@ def shown(value: Any) -> str:
     if isinstance(value, Spread):
         value = asdict(value)
     if isinstance(value, Mapping):
-        return ", ".join(f"{words(name)}: {shown(one)}" for name, one in value.items())
+        return ", ".join(f"{words(name)}: {shown(item)}" for name, item in value.items())
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return " × ".join(shown(one) for one in value)
+        return " × ".join(shown(item) for item in value)
     return str(value)
 
 
@@ -180,7 +180,7 @@ def quantity_columns(products: Sequence[Record]) -> dict[str, str]:
     def is_number(value: object) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool)
 
-    known = {name for one in products for name, value in one.items() if is_number(value)}
+    known = {name for product in products for name, value in product.items() if is_number(value)}
     labels = {"depth": "Layer", "head": "Head"} | LABELS
     labels |= {name: words(name) for name in sorted(known - labels.keys())}
     return {name: label for name, label in labels.items() if name in known}
@@ -230,14 +230,14 @@ def opening(diagnosis: Diagnosis) -> Opening:
     Opening(alarm=False, first='1 matrix analysed.', rest='Skipped: 1 one-dimensional.')
     """
     failures = {one_line(row.name): row.failure for row in diagnosis.ranked if row.failure}
-    failures |= {one_line(one.name): one.reason for one in diagnosis.failed}
+    failures |= {one_line(item.name): item.reason for item in diagnosis.failed}
     failed, analysed = len(diagnosis.failed), len(diagnosis.analysed)
     rest = []
     if failed:
         causes = [f"{name}: {reason}" for name, reason in failures.items()]
         rest.append(f"{failed:,} failed: {_listed(causes)}.")
     if diagnosis.skipped:
-        kinds = Counter(_skipping(one) for one in diagnosis.skipped)
+        kinds = Counter(_skipping(item) for item in diagnosis.skipped)
         causes = [f"{many:,} {reason}" for reason, many in kinds.most_common()]
         rest.append(f"Skipped: {_listed(causes)}.")
     first = f"{plural(analysed, 'matrix', 'matrices')} analysed."
@@ -248,9 +248,9 @@ def opening(diagnosis: Diagnosis) -> Opening:
     return Opening(bool(failed) or not analysed, first, " ".join(rest))
 
 
-def _skipping(one: Skipped) -> str:
+def _skipping(item: Skipped) -> str:
     """The reason by which skipped tensors are counted: ties to different names are one."""
-    return "tied to another" if one.reason.kind is ReasonKind.TIED else str(one.reason)
+    return "tied to another" if item.reason.kind is ReasonKind.TIED else str(item.reason)
 
 
 def _listed(causes: Sequence[str]) -> str:
@@ -300,12 +300,12 @@ class Cell:
     def label(self) -> str:
         """What hovering, focus and screen readers tell."""
         row, many = self.worst, len(self.rows)
-        found, name = sum(len(one.findings) for one in self.rows), one_line(row.name)
+        findings, name = sum(len(each.findings) for each in self.rows), one_line(row.name)
         parts = [
             f"{many} matrices, shown is {name}" if many > 1 else name,
             _compared(row),
             "not resolved by its dtype" if row.is_unresolved else "",
-            f"{found} finding{'s' * (found != 1)}" if found else "",
+            f"{findings} finding{'s' * (findings != 1)}" if findings else "",
         ]
         return "; ".join(part for part in parts if part)
 
@@ -352,8 +352,8 @@ def heat_map(rows: Iterable[Examination]) -> HeatMap:
     columns = tuple(sorted({kind for _, kind in cells}, key=_flow))
     lines = []
     for depth in depths:
-        found = (cells.get((depth, kind)) for kind in columns)
-        lines.append((depth, tuple(Cell(tuple(those)) if those else None for those in found)))
+        groups = (cells.get((depth, kind)) for kind in columns)
+        lines.append((depth, tuple(Cell(tuple(those)) if those else None for those in groups)))
     return HeatMap(columns, tuple(lines))
 
 
@@ -431,7 +431,7 @@ def curves(steps: Sequence[Diagnosis]) -> dict[str, HeatMap]:
     >>> curves([Diagnosis("1.pt", (row,)), Diagnosis("2.pt", (row,))])["frobenius_norm"].lines
     (('up', (2.0, 2.0)),)
     """
-    kinds = sorted({row.kind for one in steps for row in one.matrices}, key=_flow)
+    kinds = sorted({row.kind for step in steps for row in step.matrices}, key=_flow)
     fields: dict[str, Callable[[Examination], float | None]] = {
         "condition_number": lambda row: row.kappa,
         "frobenius_norm": lambda row: row.frobenius_norm,
@@ -469,12 +469,12 @@ class RuleFindings:
         [('prune', 2), ('go', 1)]
         """
         groups: dict[str, list[Finding]] = {}
-        for one in self.findings:
-            groups.setdefault(one.advice, []).append(one)
+        for finding in self.findings:
+            groups.setdefault(finding.advice, []).append(finding)
         return groups
 
 
-def by_rule(found: Iterable[Finding]) -> list[RuleFindings]:
+def by_rule(findings: Iterable[Finding]) -> list[RuleFindings]:
     """The findings by severity, gravest first, then by rule.
 
     >>> found = [Finding("dead-rows", severity, "w", "", "") for severity in ("info", "warning")]
@@ -482,8 +482,8 @@ def by_rule(found: Iterable[Finding]) -> list[RuleFindings]:
     [('warning', 1), ('info', 1)]
     """
     groups: dict[tuple[str, str], list[Finding]] = {}
-    for one in sorted(found, key=lambda one: -SEVERITIES.index(one.severity)):
-        groups.setdefault((one.severity, one.rule), []).append(one)
+    for finding in sorted(findings, key=lambda finding: -SEVERITIES.index(finding.severity)):
+        groups.setdefault((finding.severity, finding.rule), []).append(finding)
     return [RuleFindings(severity, rule, those) for (severity, rule), those in groups.items()]
 
 
@@ -512,8 +512,8 @@ def _data(matrices: Sequence[Examination], ranked: Sequence[Examination]) -> dic
     """Every matrix in the order of the model, and plots of the worst."""
     shared = _Shared()
     plotted = {id(row) for row in ranked[:PLOT_LIMIT]}
-    told = [_view(row, shared, id(row) in plotted) for row in matrices]
-    return {"shelf": shared.items, "matrices": told, "plotted": PLOT_LIMIT, "rows": ROWS_AT_ONCE}
+    views = [_view(row, shared, id(row) in plotted) for row in matrices]
+    return {"shelf": shared.items, "matrices": views, "plotted": PLOT_LIMIT, "rows": ROWS_AT_ONCE}
 
 
 def _view(row: Examination, shared: _Shared, plotted: bool) -> dict[str, Any]:
@@ -526,11 +526,11 @@ def _view(row: Examination, shared: _Shared, plotted: bool) -> dict[str, Any]:
         ]
     except Exception as error:
         known, plot = [[shared.index("Not shown"), error_text(error)]], None
-    found = [
+    findings = [
         [shared.text(text) for text in (f.severity, f.rule, f.evidence, f.advice, f.snippet)]
         for f in row.findings
     ]
-    return {"name": one_line(row.name), "facts": known, "findings": found, "plot": plot}
+    return {"name": one_line(row.name), "facts": known, "findings": findings, "plot": plot}
 
 
 def _plot(row: Examination, shared: _Shared) -> dict[str, Any] | None:

@@ -44,9 +44,9 @@ def kind_of(row: Examination) -> str:
     >>> kind_of(Examination("h.0.attn.bias", (8, 8), "float32", "ok"))  # GPT-2's causal mask
     'table'
     """
-    told = row.kind != "convolution" and (is_table(stored_name(row)) or _is_mask(row))
+    by_name = row.kind != "convolution" and (is_table(stored_name(row)) or _is_mask(row))
     unknown = row.kind in ("other", "convolution")
-    return "table" if unknown and (told or _has_equal_rows(row)) else row.kind
+    return "table" if unknown and (by_name or _has_equal_rows(row)) else row.kind
 
 
 def is_left_alone(row: Examination) -> bool:

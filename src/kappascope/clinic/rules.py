@@ -76,8 +76,8 @@ class Measurements:
     @cached_property
     def is_fresh(self) -> bool:
         """Whether most matrices that can tell look as initialised."""
-        told = [is_fresh(row) for row in self.rows if can_tell(row)]
-        return 2 * sum(told) >= len(told)
+        fresh = [is_fresh(row) for row in self.rows if can_tell(row)]
+        return 2 * sum(fresh) >= len(fresh)
 
 
 MatrixRule: TypeAlias = Callable[[Examination, Measurements], Symptom | None]
@@ -134,23 +134,27 @@ def judgement(model: Measurements) -> Judgement:
     >>> judgement(Measurements(rows=()))
     Judgement(findings=(), failed=())
     """
-    found: list[Finding | Skipped | None] = []
+    results: list[Finding | Skipped | None] = []
     for row in model.rows:
         for rule_id, judge in RULES.items():
-            found.append(_attempt(rule_id, row.name, partial(_judged, rule_id, judge, row, model)))
+            results.append(
+                _attempt(rule_id, row.name, partial(_judged, rule_id, judge, row, model))
+            )
     for rule_id, ask in MODEL_RULES.items():
-        told: Symptom | Skipped | None
+        symptom: Symptom | Skipped | None
         symptoms = chain.from_iterable(map(ask, [model]))  # asked by the first next()
-        while told := _attempt(rule_id, "model", partial(next, symptoms, None)):
-            if isinstance(told, Symptom):
-                subject = told.subject or "model"
-                finding = partial(_finding, rule_id, told, subject, told.about)
-                found.append(_attempt(rule_id, subject, finding))
+        while symptom := _attempt(rule_id, "model", partial(next, symptoms, None)):
+            if isinstance(symptom, Symptom):
+                subject = symptom.subject or "model"
+                finding = partial(_finding, rule_id, symptom, subject, symptom.about)
+                results.append(_attempt(rule_id, subject, finding))
             else:
-                found.append(told)
-    known = [one for one in found if isinstance(one, Finding)]
-    known.sort(key=lambda one: -SEVERITIES.index(one.severity))
-    return Judgement(tuple(known), tuple(one for one in found if isinstance(one, Skipped)))
+                results.append(symptom)
+    known = [result for result in results if isinstance(result, Finding)]
+    known.sort(key=lambda result: -SEVERITIES.index(result.severity))
+    return Judgement(
+        tuple(known), tuple(result for result in results if isinstance(result, Skipped))
+    )
 
 
 def _attempt(rule_id: str, subject: str, judge: Callable[[], T]) -> T | Skipped:
@@ -285,20 +289,20 @@ def outlier_columns(row: Examination, model: Measurements) -> Symptom | None:
 
 
 def _outlying(
-    what: str, norms: Spread | None, found: int | None, shape: tuple[int, int], model: Measurements
+    what: str, norms: Spread | None, count: int | None, shape: tuple[int, int], model: Measurements
 ) -> Symptom | None:
     """A norm beyond chance that is at least three times the median one.
 
     Trained transformers have two to five times. From ten on one vector decides sigma_1 and the
     scale at which the matrix can be quantized: a warning.
     """
-    if norms is None or not norms.median or not found:
+    if norms is None or not norms.median or not count:
         return None
     times = norms.max / norms.median
     if times < max(NORM_INFO, _usual_excess(*shape, model.chance)):
         return None
     longest = f"the longest {what} has {times:.1f} times the median norm"
-    evidence = f"{longest}; {found} {'stands' if found == 1 else 'stand'} out"
+    evidence = f"{longest}; {count} {'stands' if count == 1 else 'stand'} out"
     return Symptom("warning" if times >= NORM_WARNING else "info", evidence, flaw=Flaw.SCALE)
 
 
@@ -520,8 +524,8 @@ def untrained(row: Examination, model: Measurements) -> Symptom | None:
             "info", "all singular values are equal, as after orthogonal initialisation", advice
         )
     distance = f"distance {row.null_distance:.4f}; chance reaches {usual_distance(row):.4f}"
-    told = f"its spectrum could be that of freshly drawn {law(row)} entries ({distance})"
-    return Symptom("info", told, advice)
+    evidence = f"its spectrum could be that of freshly drawn {law(row)} entries ({distance})"
+    return Symptom("info", evidence, advice)
 
 
 # --- the model as a whole -------------------------------------------------------------------------
@@ -554,11 +558,13 @@ def exploding_product(model: Measurements) -> Iterator[Symptom | Skipped]:
     quantile that leaves it an n-th of the chance. Sizes as for one matrix; heads of trained models
     have up to 30 times the usual kappa.
     """
-    asked = [(one.name, partial(_product_explodes, one, model)) for one in model.products]
-    asked += [(one.name, partial(_chain_explodes, one, model)) for one in model.chains]
+    asked = [
+        (product.name, partial(_product_explodes, product, model)) for product in model.products
+    ]
+    asked += [(links.name, partial(_chain_explodes, links, model)) for links in model.chains]
     for subject, explodes in asked:
-        if told := _attempt("exploding-product", subject, explodes):
-            yield told
+        if symptom := _attempt("exploding-product", subject, explodes):
+            yield symptom
 
 
 def _product_explodes(product: Product, model: Measurements) -> Symptom | None:

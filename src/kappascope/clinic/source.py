@@ -150,7 +150,7 @@ class OnDisk:
         path = Path(self.path)
         try:
             files = list(path.iterdir()) if path.is_dir() else [path]
-            size = sum(one.stat().st_size for one in files if one.is_file())
+            size = sum(file.stat().st_size for file in files if file.is_file())
         except OSError:  # who parses it will say why
             size = 0
         return 30 + 60 * size / GIGABYTE
@@ -158,21 +158,23 @@ class OnDisk:
 
 def _stamps(path: Path) -> tuple[Stamp, ...]:
     """What tells whether a file, or a weight in a folder, was written to meanwhile."""
-    whole, found = path.stat(), []
+    status, files = path.stat(), []
     if not path.is_dir():
-        found = [(str(path), whole)]
+        files = [(str(path), status)]
     elif os.access(path, os.R_OK | os.X_OK):  # or else who reads it says why it cannot
-        weights = (one for one in sorted(path.iterdir()) if one.suffix in WEIGHT_SUFFIXES)
-        found = [(str(one), one.stat()) for one in weights if one.is_file()]
-    return tuple((name, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in found)
+        weights = (file for file in sorted(path.iterdir()) if file.suffix in WEIGHT_SUFFIXES)
+        files = [(str(file), file.stat()) for file in weights if file.is_file()]
+    return tuple((name, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in files)
 
 
 @cache
 def _opened(path: str, stamp: tuple[Stamp, ...]) -> Opened:
-    found = open.open(Path(path))
-    whole = merged(found.contents, found.read)
-    planned, small = plan(whole.contents, found.config), vectors(whole.contents)
-    return Opened(planned, whole.read, found.config, found.faults, found.notes, small)
+    checkpoint = open.open(Path(path))
+    model = merged(checkpoint.contents, checkpoint.read)
+    planned, small = plan(model.contents, checkpoint.config), vectors(model.contents)
+    return Opened(
+        planned, model.read, checkpoint.config, checkpoint.faults, checkpoint.notes, small
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,13 +201,13 @@ class InMemory:
 
         if isinstance(self.model, nn.Module):
             return Opened(plan(self.model), here, vectors=vectors(self.model))
-        whole = merged(self.model, here)
-        return Opened(plan(whole.contents), whole.read, vectors=vectors(whole.contents))
+        model = merged(self.model, here)
+        return Opened(plan(model.contents), model.read, vectors=vectors(model.contents))
 
     def portion(self, names: Iterable[str]) -> Portion:
         """What of it is needed for the matrices of these names."""
         opened, wanted = self.opened(), {stored(name) for name in names}
-        skipped = tuple(one for one in opened.plan.skipped if one.name in wanted)
+        skipped = tuple(item for item in opened.plan.skipped if item.name in wanted)
         return Portion(opened.units(names), opened.read, skipped)
 
 

@@ -35,8 +35,8 @@ def plain(text: str, most: int = 10_000) -> str:
     >>> plain("a\x1b[31mb"), plain("layers.0.self_attn.q_proj.weight", most=16)
     ('a?[31mb', '…n.q_proj.weight')
     """
-    whole = clean(text)
-    return whole if len(whole) <= most else f"…{whole[-(most - 1) :]}"
+    cleaned = clean(text)
+    return cleaned if len(cleaned) <= most else f"…{cleaned[-(most - 1) :]}"
 
 
 def matrix_table(diagnosis: Diagnosis, width: int) -> RenderableType:
@@ -87,7 +87,7 @@ def _cells(row: Examination) -> Iterator[Text]:
         yield Text(number(row.stable_rank))
         yield Text(number(row.spectral_gap, 2))
         yield Text(number(row.alpha))
-    worst = next((one for one in row.findings if one.severity == row.severity), None)
+    worst = next((finding for finding in row.findings if finding.severity == row.severity), None)
     yield Text(worst.rule, COLOURS[worst.severity]) if worst else Text("")
 
 
@@ -96,9 +96,9 @@ def _fitting(
 ) -> list[int]:
     """Drop optional columns until the table fits the terminal."""
     kept = list(columns)
-    for one in dropped:
+    for column in dropped:
         if sum(widths[i] + COLUMN_GAP for i in kept) > width:
-            kept.remove(one)
+            kept.remove(column)
     return kept
 
 
@@ -109,12 +109,12 @@ def trajectory_table(diagnoses: Sequence[Diagnosis], width: int) -> RenderableTy
     """
     cells = [
         [
-            plain(one.name, SHORTEST_NAME),
-            str(one.matrices),
-            *(number(value) for value in (one.median, one.largest, one.log_change, one.change)),
-            one.findings,
+            plain(step.name, SHORTEST_NAME),
+            str(step.matrices),
+            *(number(value) for value in (step.median, step.largest, step.log_change, step.change)),
+            step.findings,
         ]
-        for one in trajectory_steps(diagnoses)
+        for step in trajectory_steps(diagnoses)
     ]
     widths = [max(map(len, column)) for column in zip(STEP_HEADS, *cells, strict=True)]
     kept = _fitting(range(len(STEP_HEADS)), widths, STEP_COLUMNS_DROPPED, width - 2)
@@ -167,8 +167,8 @@ def _paragraphs(diagnosis: Diagnosis) -> Iterator[Text]:
     """A paragraph for every rule that found something, with what to run."""
     shown: set[str] = set()
     groups: dict[tuple[str, ...], list[Finding]] = {}
-    for one in diagnosis.findings:  # what is advised for one holds for all of its group
-        groups.setdefault((one.severity, one.rule, one.advice), []).append(one)
+    for finding in diagnosis.findings:  # what is advised for one holds for all of its group
+        groups.setdefault((finding.severity, finding.rule, finding.advice), []).append(finding)
     for group in groups.values():
         yield _paragraph(group)
         snippet = group[0].snippet
@@ -180,17 +180,17 @@ def _paragraphs(diagnosis: Diagnosis) -> Iterator[Text]:
 
 def _without_products(diagnosis: Diagnosis) -> Iterator[str]:
     """Why attention has no products, where a word about its heads would give them."""
-    unknown = [one for one in diagnosis.skipped if one.reason.kind is ReasonKind.HEADS_UNKNOWN]
+    unknown = [item for item in diagnosis.skipped if item.reason.kind is ReasonKind.HEADS_UNKNOWN]
     if unknown:
-        layers = [plain(one.name.rpartition("[")[0], LONGEST_NAME) for one in unknown]
+        layers = [plain(item.name.rpartition("[")[0], LONGEST_NAME) for item in unknown]
         advice = "a config.json beside the file, or the model in memory, tells them"
         yield f"No QK and OV products: {HEADLESS} ({first_few(layers)}); {advice}."
 
 
 def _failed(diagnosis: Diagnosis, most: int = 8) -> Iterator[tuple[str, str]]:
     """What was lost; objects of foreign classes are no matrices, and in the notes."""
-    lost = [one for one in diagnosis.failed if not one.unbuilt]
-    yield from ((one.name, str(one.reason)) for one in lost[:most])
+    lost = [item for item in diagnosis.failed if not item.unbuilt]
+    yield from ((item.name, str(item.reason)) for item in lost[:most])
     if len(lost) > most:
         yield "…", f"{len(lost) - most} more, all in --json"
 

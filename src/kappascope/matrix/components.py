@@ -257,17 +257,19 @@ def errors(learned: Tensor | Components, target: Tensor | Components) -> Errors:
     pairs = {name: (getattr(ours, name), getattr(theirs, name)) for name in Components.names}
     pairs["overall_matrix"] = (ours._entries, theirs._entries)
     broken = ours._broken | theirs._broken
-    found, absent = {}, {}
+    measured, absent = {}, {}
     for name, (a, b) in pairs.items():
         vector = b.ndim > theirs.matrix.ndim - 2
-        found[name] = _relative_error(a, b, vector)
-        if found[name].isnan().any():
-            absent[name] = _explained(found[name], broken, _reasons(name, a, b, vector))
+        measured[name] = _relative_error(a, b, vector)
+        if measured[name].isnan().any():
+            absent[name] = _explained(measured[name], broken, _reasons(name, a, b, vector))
     log = (ours.log_condition_number - theirs.log_condition_number).abs()
-    found["log_condition_number"] = torch.where(found["condition_number"].isnan(), torch.nan, log)
+    measured["log_condition_number"] = torch.where(
+        measured["condition_number"].isnan(), torch.nan, log
+    )
     if "condition_number" in absent:
         absent["log_condition_number"] = absent["condition_number"]
-    return Errors(found, absent)
+    return Errors(measured, absent)
 
 
 def _relative_error(a: Tensor, b: Tensor, vector: bool) -> Tensor:
@@ -307,8 +309,8 @@ def _explained(error: Tensor, broken: Tensor, reasons: Iterator[tuple[str, Tenso
 def _reasons(name: str, a: Tensor, b: Tensor, vector: bool) -> Iterator[tuple[str, Tensor]]:
     """Why finite matrices with these values of a component have no relative error, and which."""
 
-    def any_of(found: Tensor) -> Tensor:
-        return found.any(-1) if vector else found
+    def any_of(holds: Tensor) -> Tensor:
+        return holds.any(-1) if vector else holds
 
     for whose, values in (("target's", b), ("learned", a)):
         yield f"the {whose} {name} is infinite", any_of(values.isinf())

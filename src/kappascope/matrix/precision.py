@@ -88,8 +88,8 @@ def _roughness(matrix: Tensor, grid: torch.dtype) -> float:
 
 def _can_be_rougher(grid: torch.dtype, than: torch.dtype) -> bool:
     """By its digits, or among small numbers: float16's subnormals are further apart than most."""
-    one, other = FloatGrid.of(grid), FloatGrid.of(than)
-    return one.eps > other.eps or one.eps * one.tiny > other.eps * other.tiny
+    rougher, other = FloatGrid.of(grid), FloatGrid.of(than)
+    return rougher.eps > other.eps or rougher.eps * rougher.tiny > other.eps * other.tiny
 
 
 def _on_grid(matrix: Tensor, grid: torch.dtype) -> bool:

@@ -149,13 +149,13 @@ def _by_inverse_iteration(a: Float[Tensor, "*stack n n"]) -> ExtremeTriplets:
     images = a @ outer  # both at once: with one column, a stack of one matrix has other digits
     values = torch.linalg.vector_norm(images, dim=-2)
     rest = torch.linalg.vector_norm(a.mT @ left - values[..., None, 1:] * last, dim=-2)
-    found = ExtremeTriplets(images / values[..., None, :], values, outer)
+    triplets = ExtremeTriplets(images / values[..., None, :], values, outer)
     lost = ~(rest < 1e-6 * values[..., 1:]).all(-1)
     if lost.any():
-        whole = _by_svd(a[lost])
+        anew = _by_svd(a[lost])
         for part in ("left", "values", "right"):
-            getattr(found, part)[lost] = getattr(whole, part)
-    return found
+            getattr(triplets, part)[lost] = getattr(anew, part)
+    return triplets
 
 
 def _unit_columns(x: Float[Tensor, "*stack n 1"]) -> Float[Tensor, "*stack n 1"]:
@@ -224,7 +224,7 @@ def _track(a: Float[Tensor, "q p"], memory: State) -> ExtremeTriplets:
         _refresh(a, memory)
         memory["restless"] -= 1
     for step in range(1, MAX_STEPS + 1):
-        found, first, last = _improved(a, memory)
+        triplets, first, last = _improved(a, memory)
         settled = STALE_SETTLES_BELOW if memory["stale"] else FRESH_SETTLES_BELOW
         if step >= least and last < settled and first < STALE_SETTLES_BELOW:
             break
@@ -235,7 +235,7 @@ def _track(a: Float[Tensor, "q p"], memory: State) -> ExtremeTriplets:
     if memory["stale"]:  # and good enough
         memory["patience"] = max(memory["patience"] - 1, MIN_FRESH_CALLS)
     memory["stale"] = True  # for the matrix of the next call
-    return found
+    return triplets
 
 
 def _refresh(a: Float[Tensor, "q p"], memory: State) -> None:

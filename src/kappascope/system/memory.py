@@ -21,8 +21,8 @@ def bytes_of(size: int | str) -> int:
     Traceback (most recent call last):
     ValueError: expected a size in bytes or like 8G, got 'much'
     """
-    found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([KMGT]?)(?:i?B)?\s*", str(size), re.I)
-    value = int(float(found[1]) * UNITS[found[2].upper()]) if found else 0
+    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([KMGT]?)(?:i?B)?\s*", str(size), re.I)
+    value = int(float(match[1]) * UNITS[match[2].upper()]) if match else 0
     if value <= 0:
         raise ValueError(f"expected a size in bytes or like 8G, got {size!r}")
     return value
