@@ -39,13 +39,16 @@ class CheckpointFile:
 
     @classmethod
     def at(cls, path: Path) -> CheckpointFile:
-        """The file at ``path``; links are for the caller to resolve."""
+        """Return the file at ``path``; links are for the caller to resolve."""
         with _opened(str(path)) as descriptor:
             return cls(str(path), *_stamp(descriptor))
 
     @contextmanager
     def opened(self) -> Iterator[int]:
-        """A descriptor to read from; refused where the file changed before, or does meanwhile."""
+        """Give a descriptor to read from.
+
+        Refused where the file changed before, or does meanwhile.
+        """
         with _opened(self.path) as descriptor:
             self._check_unchanged(descriptor)
             try:
@@ -54,7 +57,7 @@ class CheckpointFile:
                 self._check_unchanged(descriptor)
 
     def read(self, begin: int, size: int) -> bytes:
-        """The bytes from ``begin``, as many of ``size`` as there are."""
+        """Return the bytes from ``begin``, as many of ``size`` as there are."""
         data = bytearray(max(0, min(size, self.size - begin)))
         with self.opened() as descriptor:
             _fill(descriptor, memoryview(data), begin)
@@ -137,7 +140,7 @@ class TensorLocation:
         return 1 + sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True))
 
     def fault(self) -> str | None:
-        """Why there can be no such tensor."""
+        """Say why there can be no such tensor."""
         numbers = (*self.shape, *self.stride, self.offset)
         if len(self.shape) != len(self.stride):
             return f"{len(self.shape)} dimensions with {len(self.stride)} strides"
@@ -159,7 +162,7 @@ class TensorLocation:
         return prod(self.shape) * self.dtype.itemsize
 
     def read(self) -> Tensor:
-        """The tensor; it takes its own memory once."""
+        """Return the tensor; it takes its own memory once."""
         size = self.dtype.itemsize
         try:
             data = torch.empty(self.span * size, dtype=torch.uint8)
@@ -171,7 +174,7 @@ class TensorLocation:
         return data.view(self.dtype).as_strided(self.shape, self.stride)
 
     def meta(self, storage: torch.UntypedStorage) -> Tensor:
-        """The same view of a storage without content."""
+        """Return the same view of a storage without content."""
         empty = torch.empty(0, dtype=self.dtype, device="meta")
         return empty.set_(storage, self.offset, self.shape, self.stride)
 
@@ -209,7 +212,7 @@ def _blocks(descriptor: int, begin: int, size: int) -> Iterator[bytes]:
 
 
 def _inflated(blocks: Iterable[bytes], size: int) -> Iterator[bytes]:
-    """The first bytes of a deflated storage, of which there must be ``size``."""
+    """Yield the first bytes of a deflated storage, of which there must be ``size``."""
     inflater = zlib.decompressobj(-zlib.MAX_WBITS)
     for block in blocks:
         rest = block

@@ -87,7 +87,7 @@ class Checkpoint:
         return {key: grown(value) for key, value in self.tree.items()}
 
     def read(self, path: tuple[str, ...]) -> Tensor:
-        """The tensor at the end of a path of keys into ``contents``."""
+        """Return the tensor at the end of a path of keys into ``contents``."""
         node: Any = self.tree
         for key in path:
             node = node[key] if isinstance(node, dict) else None
@@ -102,7 +102,7 @@ class Checkpoint:
 
 
 def open(path: Path | str) -> Checkpoint:
-    """The checkpoint in a file or folder; a `Refusal` says what is wrong with any other.
+    """Return the checkpoint in a file or folder; a `Refusal` says what is wrong with any other.
 
     >>> open(Path("nowhere.pt"))
     Traceback (most recent call last):
@@ -144,7 +144,7 @@ def _refusing(path: Path) -> Iterator[None]:
 
 
 def _load(real: Path, name: str) -> tuple[FileContents, str]:
-    """What a file holds, and its format by its content."""
+    """Return what a file holds, and its format by its content."""
     file = CheckpointFile.at(real)
     head = file.read(0, HEAD)
     form = format_of(head)
@@ -162,7 +162,7 @@ def _load(real: Path, name: str) -> tuple[FileContents, str]:
 
 
 def _oldest(file: CheckpointFile) -> FileContents:
-    """A file whose beginning is of no known format: the oldest pickles begin in any way."""
+    """Return a file whose beginning is of no known format: the oldest pickles begin in any way."""
     text = file.read(0, HEAD).isascii()
     try:
         return torchfiles.legacy(file)
@@ -178,7 +178,7 @@ def _oldest(file: CheckpointFile) -> FileContents:
 
 
 def _said(held: FileContents) -> tuple[tuple[str, ...], tuple[Skipped, ...]]:
-    """What the user is told of foreign classes."""
+    """Return what the user is told of foreign classes."""
     names = [quoted(name) for name in held.kinds]
     asked = first_few(names)
     notes = (f"asks for {asked}: not built; {_STATE_DICT}",) if names else ()
@@ -188,7 +188,7 @@ def _said(held: FileContents) -> tuple[tuple[str, ...], tuple[Skipped, ...]]:
 
 
 def _config(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The ``config.json`` of the model, if there is one that can be understood."""
+    """Return the ``config.json`` of the model, if there is one that can be understood."""
     try:
         if not (folder / "config.json").exists():
             return {}, ()
@@ -221,7 +221,7 @@ def _opened_folder(path: Path) -> Checkpoint:
 
 
 def _listed(folder: Path, name: str) -> _Wanted:
-    """The shards that an index lists, each with the tensors it should hold."""
+    """Return the shards that an index lists, each with the tensors it should hold."""
     file = CheckpointFile.at(folders.inside(folder, name))
     if file.size > _LONGEST_INDEX:
         raise Malformed(f"an index of {file.size} bytes", _REPAIR)
@@ -240,7 +240,7 @@ def _listed(folder: Path, name: str) -> _Wanted:
 
 
 def _joined(folder: Path, wanted: _Wanted, path: Path) -> Checkpoint:
-    """What the shards hold together; one that cannot be read is a fault of the whole."""
+    """Return what the shards hold together; one that cannot be read is a fault of the whole."""
     reals = {shard: folders.inside(folder, shard) for shard in wanted}  # before any is opened
     loaded: dict[str, tuple[FileContents, str]] = {}
     faults: list[Skipped] = []
@@ -289,7 +289,7 @@ def _lost(error: Malformed | OSError, names: list[str]) -> Reason:
 
 
 def _united(trees: list[tuple[str, Tree]], same: list[str], at: str = "") -> Tree:
-    """The trees of several shards as one; names that two of them hold alike go to ``same``.
+    """Return the trees of several shards as one; names that two of them hold alike go to ``same``.
 
     Where two differ, neither is taken: nothing tells which of them the model is.
     """
@@ -314,7 +314,7 @@ def _united(trees: list[tuple[str, Tree]], same: list[str], at: str = "") -> Tre
 
 
 def _difference(node: Any, other: Any) -> str:
-    """How two nodes of the same name differ, if they do."""
+    """Tell how two nodes of the same name differ, if they do."""
     if not (isinstance(node, TensorLocation) and isinstance(other, TensorLocation)):
         return "of different kinds"
     if (node.dtype, node.shape) != (other.dtype, other.shape):

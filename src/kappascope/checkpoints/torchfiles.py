@@ -43,7 +43,7 @@ class _Cautious(io.FileIO):
 
 
 def zipped(file: CheckpointFile) -> FileContents:
-    """The tree of a zip archive that torch wrote.
+    """Return the tree of a zip archive that torch wrote.
 
     >>> import torch
     >>> from pathlib import Path
@@ -81,7 +81,7 @@ def zipped(file: CheckpointFile) -> FileContents:
 
 
 def _members(file: CheckpointFile) -> dict[str, StorageLocation]:
-    """Where the members of a zip archive lie, once the archive is as plain as torch's are."""
+    """Return where the members of a zip archive lie; refuse one that torch did not write."""
     with file.opened() as descriptor, _Cautious(descriptor, closefd=False) as stream:
         try:
             infos = zipfile.ZipFile(stream).infolist()
@@ -125,7 +125,7 @@ def _location(file: CheckpointFile, info: zipfile.ZipInfo, stream: io.FileIO) ->
 
 
 def _other_archive(names: dict[str, StorageLocation]) -> Malformed:
-    """What a zip archive is that is no checkpoint."""
+    """Return what a zip archive is that is no checkpoint."""
     signs = {
         r"(^|/)(code|constants\.pkl)(/|$)": (
             "a TorchScript archive, which is code",
@@ -147,7 +147,7 @@ def _other_archive(names: dict[str, StorageLocation]) -> Malformed:
 
 
 def legacy(file: CheckpointFile) -> FileContents:
-    """The tree of a file from before torch 1.6: four pickles, then the keys, then the storages.
+    """Read a file from before torch 1.6: four pickles, then the keys, then the storages.
 
     >>> import torch
     >>> from pathlib import Path
@@ -186,7 +186,7 @@ def legacy(file: CheckpointFile) -> FileContents:
 
 
 def _begin(load: Callable[[int], pickles.LoadedPickle]) -> int:
-    """Where the pickle of the tensors begins, after three that say how it was written."""
+    """Return where the pickle of the tensors begins, after three that say how it was written."""
     magic = load(0)
     if magic.value != _MAGIC:
         wrong = "a pickle that torch.save did not write"
@@ -205,7 +205,7 @@ def _begin(load: Callable[[int], pickles.LoadedPickle]) -> int:
 def _locations(
     file: CheckpointFile, keys: Any, at: int, seen: dict[str, PickledStorage]
 ) -> Iterator[tuple[str, StorageLocation]]:
-    """The storages in the order of their keys: how many numbers, then the numbers."""
+    """Yield the storages in the order of their keys: how many numbers, then the numbers."""
     if type(keys) is not list:
         raise Malformed("damaged: a list of storages was expected after its pickle", AGAIN)
     with file.opened() as descriptor:

@@ -99,7 +99,7 @@ def diagnose(
 
 
 def _memory(given: str | None) -> int | None:
-    """The bytes of a worker that the user allows, if any."""
+    """Return the bytes of a worker that the user allows, if any."""
     try:
         return None if given is None else bytes_of(given)
     except ValueError as error:

@@ -81,7 +81,7 @@ class Selection:
             raise ValueError(f"expected one of {known} for spectrum, got {self.spectrum!r}")
 
     def takes(self, name: str) -> bool:
-        """Whether a matrix of this name is wanted."""
+        """Tell whether a matrix of this name is wanted."""
 
         def matches(pattern: str) -> bool:
             return pattern in name or fnmatch.fnmatchcase(name, pattern)
@@ -109,14 +109,14 @@ class Task(Protocol):
         """The memory that it takes."""
 
     def rows(self, model: Opened, reference: Readable | None, spectrum: Extent) -> Iterator[Row]:
-        """The rows that it measures."""
+        """Return the rows that it measures."""
 
     def failed(self, reason: Reason) -> Iterator[Row]:
-        """Rows that say why there are no others."""
+        """Return rows that say why there are no others."""
 
 
 def _svd_seconds(units: Iterable[Unit]) -> float:
-    """Seconds that are more than enough to read some tensors and factorize all their matrices."""
+    """Return more seconds than it takes to read some tensors and factorize their matrices."""
     seconds = 0.0
     for unit in units:
         shapes = [sorted(part.shape) for part in unit.parts]
@@ -133,11 +133,11 @@ class Memory:
     least: int = 0  # with the methods that need less, which are slower
 
     def at_most(self, copies: int) -> int:
-        """Bytes of data that a process is allowed, with so many copies as stored."""
+        """Return the bytes of data that a process is allowed, with so many copies as stored."""
         return max(GIGABYTE, 3 * self.stored) * copies + self.usual
 
     def at_least(self, copies: int) -> int:
-        """Bytes of data without which it is not worth a try."""
+        """Return the bytes of data without which it is not worth a try."""
         return self.stored * copies + self.least
 
 
@@ -176,7 +176,7 @@ class TensorTask:
         )
 
     def rows(self, model: Opened, reference: Readable | None, spectrum: Extent) -> Iterator[Row]:
-        """The examination of each chosen matrix, compared with its counterpart if there is one."""
+        """Examine each chosen matrix, and compare it with its counterpart if there is one."""
         wanted = [part.name for part in self.unit.parts if part.name in self.chosen]
         counterparts, fault = _counterparts(reference, wanted)
         for logical, matrix in self.unit.matrices(model.read):
@@ -195,7 +195,7 @@ class TensorTask:
             yield _described(row, logical)
 
     def failed(self, reason: Reason) -> Iterator[Row]:
-        """A row that says why for each chosen matrix."""
+        """Yield a row that says why for each chosen matrix."""
         for part in self.unit.parts:
             if part.name in self.chosen:
                 yield _described(Examination.failed(part.name, (0, 0), "", reason), part)
@@ -204,7 +204,10 @@ class TensorTask:
 def _counterparts(
     reference: Readable | None, names: Sequence[str]
 ) -> tuple[Mapping[str, Tensor | Reason], tuple[str, ...]]:
-    """The matrices of a reference by their names, or why one is not there; and what went wrong."""
+    """Return the matrices of a reference by their names, or why one is not there.
+
+    And what went wrong.
+    """
     if reference is None:
         return {}, ()
     try:
@@ -223,7 +226,10 @@ def _counterparts(
 def _examined(
     name: str, matrix: Tensor, spectrum: Extent, counterpart: Tensor | None
 ) -> Examination:
-    """The examination of a matrix; an error costs this one, not its neighbours in the tensor."""
+    """Return the examination of a matrix.
+
+    An error costs this one, not its neighbours in the tensor.
+    """
     try:
         return examine(name, matrix, spectrum, counterpart)
     except Exception as error:
@@ -233,7 +239,7 @@ def _examined(
 
 
 def _described(row: Examination, logical: Logical) -> Examination:
-    """The row with what the model tells of its matrix."""
+    """Return the row with what the model tells of its matrix."""
     rows, columns = logical.shape
     return replace(
         row,
@@ -268,11 +274,11 @@ class AttentionTask:
         return Memory(_stored_bytes(self.units))
 
     def rows(self, model: Opened, reference: Readable | None, spectrum: Extent) -> Iterator[Row]:
-        """Two products for each head."""
+        """Return two products for each head."""
         return self.layer.products(model.read)
 
     def failed(self, reason: Reason) -> Iterator[Row]:
-        """One row for all products of the layer."""
+        """Yield one row for all products of the layer."""
         layer = self.layer
         shape = (layer.query.shape[1], layer.key.shape[1])
         yield Product(
@@ -304,15 +310,15 @@ class ChainTask:
         return Memory(max(_stored_bytes([unit]) for unit in self.units))
 
     def bound(self) -> Chain:
-        """What is known where the product is not formed: nothing needs to be read for that."""
+        """Return what is known where the product is not formed, without reading anything."""
         return self.layers.chain(lambda path: torch.empty(0), self.known)
 
     def rows(self, model: Opened, reference: Readable | None, spectrum: Extent) -> Iterator[Row]:
-        """The one row of the chain."""
+        """Yield the one row of the chain."""
         yield self.layers.chain(model.read, self.known)
 
     def failed(self, reason: Reason) -> Iterator[Row]:
-        """The one row of the chain, without numbers."""
+        """Yield the one row of the chain, without numbers."""
         names = tuple(member.name for member in self.layers.members)
         name, status = f"{names[0]} > {names[-1]}", Status(Outcome.FAILED, str(reason))
         yield Chain(name, names, self.layers.widths, None, False, None, status)
@@ -364,7 +370,10 @@ class Inventory:
 
 
 def _not_found(error: Exception) -> Reason:
-    """Why layers that act together were not found; without memory, nothing else is worth a try."""
+    """Say why layers that act together were not found.
+
+    Without memory, nothing else is worth a try.
+    """
     if is_out_of_memory(error):
         raise error
     return unreadable(f"not looked for: {error_text(error)}")
@@ -383,7 +392,7 @@ class Case:
     room: Room
 
     def examine(self) -> Generator[Done[Task]]:
-        """Each task as it ends; its ``result`` is the rows of what it measured.
+        """Yield each task as it ends; its ``result`` is the rows of what it measured.
 
         Chains come last, when their layers are known.
         """
@@ -426,7 +435,7 @@ class Case:
                 yield Done(task, done.seconds, done.failure, done.error, result)
 
     def concluded(self, rows: Iterable[Row]) -> Diagnosis:
-        """The diagnosis, with the rows in the order of the model and what the rules find."""
+        """Return the diagnosis, with the rows in the order of the model and what the rules find."""
         inventory, takes = self.inventory, self.selection.takes
         names = [part.name for unit in inventory.plan.units for part in unit.parts]
         layers = [layer.name for layer in inventory.attention]
@@ -471,7 +480,7 @@ class _Order:
 
 
 def _reason(done: Done[_Order], room: Room) -> Reason:
-    """Why a task failed, in the words of a user."""
+    """Say why a task failed, in the words of a user."""
     if is_out_of_memory(done.error):
         return Reason(ReasonKind.NO_MEMORY, f"more memory needed than {room}")
     if not isinstance(done.error, Refusal):
@@ -493,7 +502,7 @@ class Room:
     limited: bool  # by the user, and not by the machine
 
     def refusal(self, task: Task) -> Reason | None:
-        """Why a task is not even tried, if so."""
+        """Say why a task is not even tried, if so."""
         # the machine's free memory is what the libraries have left already
         needed = task.memory.at_least(self.copies) + (LIBRARY_BYTES if self.limited else 0)
         if self.memory is None or needed <= self.memory or not task.memory.least:
@@ -563,7 +572,7 @@ def case(
 
 
 def _inventory(model: Location, memory: int | None) -> Inventory:
-    """What is in the model; a file is opened in a process of its own, or refused."""
+    """Return what is in the model; a file is opened in a process of its own, or refused."""
     if isinstance(model, InMemory):
         return Inventory.of(model)
     limit = model.parse_seconds

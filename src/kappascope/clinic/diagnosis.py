@@ -52,7 +52,7 @@ class Diagnosis:
     unjudged: tuple[Skipped, ...] = ()
 
     def judged(self) -> Diagnosis:
-        """The same with what the rules find, of equally grave findings those of worse rows first.
+        """Add what the rules find; of equally grave findings those of worse rows come first.
 
         >>> from kappascope.model.skipped import Reason
         >>> bad = Skipped("b", Reason(ReasonKind.NON_FINITE, "non-finite (1 of 2)"))
@@ -140,7 +140,7 @@ class Diagnosis:
         return "no matrix could be compared"
 
     def above(self, severity: str) -> tuple[Finding, ...]:
-        """The findings of this severity or a worse one.
+        """Return the findings of this severity or a worse one.
 
         >>> Diagnosis("nothing").above("info")
         ()
@@ -210,7 +210,9 @@ class Diagnosis:
         return " ".join((f"{text}; {largest}.", *rest))
 
     def document(self, plots: bool = False) -> dict[str, Any]:
-        """All of it as strict JSON values; infinite or unknown is ``None`` with a reason beside it.
+        """Return all of it as strict JSON values.
+
+        Infinite or unknown is ``None`` with a reason beside it.
 
         >>> Diagnosis("nothing").document()["summary"]["analysed"]
         0
@@ -255,7 +257,7 @@ class Diagnosis:
         return {**files.environment(), **computing, **self.settings, **notes}
 
     def html(self) -> str:
-        """The page that ``kappascope diagnose --html`` writes.
+        """Return the page that ``kappascope diagnose --html`` writes.
 
         >>> Diagnosis("nothing").html().splitlines()[0]
         '<!doctype html>'
@@ -265,7 +267,7 @@ class Diagnosis:
         return diagnosis_page([self])
 
     def table(self) -> pa.Table:
-        """One row per matrix, one column per number, for Parquet or CSV.
+        """Return one row per matrix, one column per number, for Parquet or CSV.
 
         >>> Diagnosis("nothing").table().num_rows
         0
@@ -281,7 +283,10 @@ Told = TypeVar("Told", Examination, Product, Chain)
 def _each_told(
     rows: Iterable[Told], tell: Callable[[Told], dict[str, Any]], untold: list[Skipped]
 ) -> list[dict[str, Any]]:
-    """The documents of rows; one that cannot be told is named with why, and costs no other."""
+    """Return the documents of rows.
+
+    One that cannot be told is named with why, and costs no other.
+    """
     documents = []
     for row in rows:
         try:
@@ -294,7 +299,7 @@ def _each_told(
 
 
 def _flat(row: Examination) -> dict[str, Any]:
-    """The row without nests: ``row_norms.cv`` for a number in one, text for a list."""
+    """Return the row without nests: ``row_norms.cv`` for a number in one, text for a list."""
     flat: dict[str, Any] = {}
     for name, value in row.document().items():
         if name in ("row_norms", "column_norms", "effective_ranks", "errors"):
@@ -312,7 +317,7 @@ def _flat(row: Examination) -> dict[str, Any]:
 
 
 def product_document(product: Product) -> dict[str, Any]:
-    """The product as strict JSON values: what follows from its singular values, not their list.
+    """Return the product as strict JSON values, without the list of its singular values.
 
     >>> from kappascope.matrix.status import OK
     >>> product_document(Product("attn", "QK", 0, (8, 8), (3.0, 1.0), 3.0, OK))["sigma_min"]
@@ -349,7 +354,7 @@ def _times_power(value: float, exponent: int) -> float | None:
 
 
 def chain_document(chain: Chain) -> dict[str, Any]:
-    """The chain as strict JSON values, with reasons for what is infinite or unknown.
+    """Return the chain as strict JSON values, with reasons for what is infinite or unknown.
 
     >>> from kappascope.matrix.status import OK
     >>> both = Chain("a > b", ("a", "b"), (4, 4, 4), math.inf, True, 5.0, OK)
@@ -369,7 +374,7 @@ def chain_document(chain: Chain) -> dict[str, Any]:
 
 
 def severity_counts(findings: Iterable[Finding]) -> str:
-    """How many findings there are of each severity, the gravest first.
+    """Tell how many findings there are of each severity, the gravest first.
 
     >>> severity_counts([Finding("zero", "info", "w", "all entries are zero", "")])
     '1 note'
@@ -382,7 +387,7 @@ def severity_counts(findings: Iterable[Finding]) -> str:
 
 
 def spreadsheet(table: pa.Table) -> bytes:
-    """CSV in which no name is taken for a formula or has a control character in it.
+    """Return CSV in which no name is taken for a formula or has a control character in it.
 
     >>> print(spreadsheet(pa.table({"name": ["=1+1"]})).decode().splitlines()[1])
     "'=1+1"
@@ -402,7 +407,7 @@ def spreadsheet(table: pa.Table) -> bytes:
 
 
 def _cell(text: str) -> str:
-    """Text on one line, with escapes for what cannot be printed, that begins no formula."""
+    """Return text on one line, with escapes for what cannot be printed, that begins no formula."""
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return f"'{shown}" if shown.lstrip().startswith(tuple(FORMULA_SIGNS)) else shown
 
@@ -411,7 +416,7 @@ def _cell(text: str) -> str:
 
 
 def document(steps: Sequence[Diagnosis], plots: bool = False) -> dict[str, Any]:
-    """The document of one diagnosis, or of the last of several with the way that led to it.
+    """Return the document of one diagnosis, or of the last of several with the way that led to it.
 
     >>> document([Diagnosis("a"), Diagnosis("b")])["trajectory"][0]["source"]
     'a'
@@ -426,7 +431,7 @@ def document(steps: Sequence[Diagnosis], plots: bool = False) -> dict[str, Any]:
 
 
 def before(steps: Sequence[Diagnosis]) -> Iterator[str]:
-    """What is wrong with the steps before the last, which the verdict on that does not tell.
+    """Yield what is wrong with the steps before the last, which the verdict on that does not tell.
 
     >>> from kappascope.model.skipped import Reason
     >>> reason = Reason(ReasonKind.NON_FINITE, "non-finite (1 of 2), first at [0]")
@@ -456,7 +461,7 @@ class TrajectoryStep:
 
 
 def trajectory_steps(steps: Sequence[Diagnosis]) -> list[TrajectoryStep]:
-    """What there is to say of each checkpoint of a trajectory.
+    """Return what there is to say of each checkpoint of a trajectory.
 
     >>> trajectory_steps([Diagnosis("run/1.pt")])[0].name
     '1.pt'
@@ -482,7 +487,7 @@ def _step(name: str, diagnosis: Diagnosis) -> TrajectoryStep:
 
 
 def short_sources(steps: Sequence[Diagnosis]) -> tuple[str, ...]:
-    """The sources without their folders, where that tells them apart.
+    """Return the sources without their folders, where that tells them apart.
 
     >>> short_sources([Diagnosis("run/1.pt"), Diagnosis("run/2.pt")])
     ('1.pt', '2.pt')
@@ -493,7 +498,7 @@ def short_sources(steps: Sequence[Diagnosis]) -> tuple[str, ...]:
 
 
 def known_median(values: Iterable[float | None]) -> float | None:
-    """The median of those values that are known.
+    """Return the median of those values that are known.
 
     >>> known_median([3.0, None, 1.0]), known_median([None])
     (2.0, None)
@@ -505,7 +510,7 @@ def known_median(values: Iterable[float | None]) -> float | None:
 
 
 def joined(steps: Sequence[Diagnosis]) -> pa.Table:
-    """The tables of several diagnoses, each row with its source.
+    """Return the tables of several diagnoses, each row with its source.
 
     >>> joined([Diagnosis("a")]).column_names
     ['source', 'name']

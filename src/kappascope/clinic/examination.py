@@ -50,7 +50,7 @@ class Spread:
 
     @classmethod
     def of(cls, norms: Float[Tensor, " count"]) -> Spread:
-        """The spread of at least one norm.
+        """Return the spread of at least one norm.
 
         >>> Spread.of(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
         Spread(min=1.0, median=2.0, max=3.0, cv=0.408...)
@@ -148,7 +148,7 @@ class Examination:
 
     @classmethod
     def failed(cls, name: str, shape: tuple[int, int], dtype: str, failure: Reason) -> Examination:
-        """The row of a matrix of which nothing could be measured.
+        """Return the row of a matrix of which nothing could be measured.
 
         >>> Examination.failed("w", (2, 2), "float32", unreadable("timeout")).status
         'failed: timeout'
@@ -225,7 +225,7 @@ class Examination:
         return self.failure is not None, self.gravity, self.ratio or 0.0
 
     def document(self, plots: bool = False) -> dict[str, Any]:
-        """The row as strict JSON values.
+        """Return the row as strict JSON values.
 
         >>> Examination("w", (3, 3), "float32", "ok", sigma_max=2.0).document()["shape"]
         [3, 3]
@@ -238,7 +238,7 @@ class Examination:
 
 
 def json_value(value: Any) -> Any:
-    """The same in the types of strict JSON: ``None`` for what is infinite, records as mappings.
+    """Return a value in the types of strict JSON; what is infinite becomes ``None``.
 
     >>> json_value({"kappa": math.inf, "values": (1.0, math.nan)})
     {'kappa': None, 'values': [1.0, None]}
@@ -329,7 +329,7 @@ def _guarded(
 
 
 def _has_failed(vitals: spectra.Vitals) -> bool:
-    """Whether nothing could be measured; even a matrix of zeros has an effective rank."""
+    """Tell whether nothing could be measured; even a matrix of zeros has an effective rank."""
     return vitals.effective_rank is None
 
 
@@ -342,13 +342,13 @@ class _Absent:
 
 
 def _present(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with ``None`` for what is absent, also inside."""
+    """Return the same with ``None`` for what is absent, also inside."""
     pairs = ((name, _present(it) if isinstance(it, dict) else it) for name, it in numbers.items())
     return {name: None if isinstance(it, _Absent) else it for name, it in pairs}
 
 
 def _reasons(numbers: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Why numbers are absent; those inside a field are called ``field.name``."""
+    """Say why numbers are absent; those inside a field are called ``field.name``."""
     for name, it in numbers.items():
         inside = {"cv": ZERO} if isinstance(it, Spread) and it.cv is None else it
         if isinstance(it, _Absent):
@@ -365,7 +365,9 @@ PARTIAL = _Absent("needs all singular values: --spectrum full")
 
 
 def non_finite_entries(tensor: Tensor) -> Reason | None:
-    """How many entries of a tensor are NaN or infinite, and where the first is; none if all are.
+    """Tell how many entries of a tensor are NaN or infinite, and where the first is.
+
+    None if all are.
 
     >>> non_finite_entries(torch.tensor([1.0, math.nan, -math.inf]))
     'non-finite (2 of 3), first at [1]'
@@ -391,7 +393,7 @@ def non_finite_entries(tensor: Tensor) -> Reason | None:
 
 
 def _norms(vitals: spectra.Vitals) -> dict[str, Any]:
-    """The spread of the norms, and the counts of dead and outlying rows and columns."""
+    """Return the spread of the norms, and the counts of dead and outlying rows and columns."""
     rows, columns = vitals.row_norms, vitals.column_norms
     numbers: dict[str, Any] = {}
     for side, norms, others in (("row", rows, columns), ("column", columns, rows)):
@@ -409,13 +411,13 @@ def _norms(vitals: spectra.Vitals) -> dict[str, Any]:
 
 
 def _scaled(values: Tensor) -> tuple[Tensor, int]:
-    """Values over a power of two that brings the largest near one, and its exponent."""
+    """Return values over a power of two that brings the largest near one, and its exponent."""
     exponent = math.frexp(float(values.max()))[1]
     return spectra.ldexp(values, -exponent), exponent
 
 
 def outlying(norms: Float[Tensor, " count"], length: int) -> float:
-    """The norm above which a vector of this length is an outlier among the others.
+    """Return the norm above which a vector of this length is an outlier among the others.
 
     Robust: from the median and the median deviation, which half the vectors would have to be
     outliers to move, and never narrower than chance makes norms of ``length`` normal entries.
@@ -451,12 +453,15 @@ def _entries(matrix: Tensor, vitals: spectra.Vitals) -> dict[str, Any]:
 
 
 def _exact(value: float) -> float | _Absent:
-    """The value, unless float64 cannot hold all its digits."""
+    """Return the value, unless float64 cannot hold all its digits."""
     return value if value == 0 or sys.float_info.min <= abs(value) < math.inf else RANGE
 
 
 def _extremes(vitals: spectra.Vitals) -> dict[str, Any]:
-    """The ends of the spectrum and kappa; an infinite kappa is absent, with its own reason."""
+    """Return the ends of the spectrum and kappa.
+
+    An infinite kappa is absent, with its own reason.
+    """
     numbers: dict[str, Any] = {}
     for name in EXTREMES:
         value = getattr(vitals, name)
@@ -467,7 +472,7 @@ def _extremes(vitals: spectra.Vitals) -> dict[str, Any]:
 
 
 def _ranks(vitals: spectra.Vitals, values: Tensor | None, missing: _Absent) -> dict[str, Any]:
-    """Effective ranks at the thresholds, stable and entropy rank."""
+    """Return effective ranks at the thresholds, stable and entropy rank."""
     ranks: dict[str, Any] = dict.fromkeys(map(str, THRESHOLDS), missing)
     ranks["0.01"] = vitals.effective_rank
     numbers: dict[str, Any] = {"effective_rank": vitals.effective_rank}
@@ -485,7 +490,7 @@ def _ranks(vitals: spectra.Vitals, values: Tensor | None, missing: _Absent) -> d
 
 
 def _null(shape: tuple[int, int], vitals: spectra.Vitals) -> dict[str, Any]:
-    """Kappa against that of a random matrix of this shape."""
+    """Return kappa against that of a random matrix of this shape."""
     names = NULL
     kappa = vitals.condition_number
     if min(shape) <= 1:
@@ -500,7 +505,7 @@ def _null(shape: tuple[int, int], vitals: spectra.Vitals) -> dict[str, Any]:
 def _spectrum(
     shape: tuple[int, int], vitals: spectra.Vitals, values: Tensor | None, missing: _Absent
 ) -> dict[str, Any]:
-    """What takes all singular values: the tail's exponent, outliers, distance from chance."""
+    """Measure what takes all singular values: tail exponent, outliers, distance from chance."""
     numbers: dict[str, Any] = dict.fromkeys(SPECTRUM, missing)
     if not vitals.frobenius_norm:
         zero = ZERO if vitals.frobenius_norm == 0 else RANGE
@@ -524,7 +529,7 @@ def _spectrum(
 
 
 def _limit(shape: tuple[int, int]) -> float:
-    """How far above the edge the largest value of a random matrix gets one time in a thousand.
+    """Tell how far above the edge the largest value of a random matrix gets one time in a thousand.
 
     Johnstone 2001: the largest square is Tracy and Widom's about the squared edge.
     """
@@ -542,7 +547,7 @@ def _tracy_widom_quantile() -> float:
 
 
 def _kolmogorov(null: MarchenkoPastur, ascending: np.ndarray[Any, Any]) -> float:
-    """The largest difference of the two distribution functions."""
+    """Return the largest difference of the two distribution functions."""
     law = null.cdf(ascending)
     steps = np.arange(len(law) + 1) / len(law)
     return float(max((steps[1:] - law).max(), (law - steps[:-1]).max()))
@@ -557,7 +562,7 @@ def _compared(
 def _errors(
     matrix: Tensor, vitals: spectra.Vitals, reference: Tensor | None, complete: bool
 ) -> dict[str, float | _Absent] | _Absent | None:
-    """The errors of the components against the reference."""
+    """Return the errors of the components against the reference."""
     if reference is None:
         return None
     if reference.shape != matrix.shape:
@@ -581,7 +586,10 @@ def _errors(
 
 
 def _as_components(matrix: Tensor, vitals: spectra.Vitals) -> Components:
-    """Components that need no second factorization; singular values are NaN where unknown."""
+    """Return components that need no second factorization.
+
+    Singular values are NaN where unknown.
+    """
     result = Components(matrix)
     for name in Components.names:
         value = getattr(vitals, name)
@@ -595,7 +603,7 @@ def _as_components(matrix: Tensor, vitals: spectra.Vitals) -> Components:
 
 
 def _plot(shape: tuple[int, int], vitals: spectra.Vitals, values: Tensor | None) -> dict[str, Any]:
-    """What the page draws: points of the spectrum and of chance's, the floor, bars of row norms."""
+    """Return what the page draws: spectrum, random curve, floor, and bars of row norms."""
     drawn: dict[str, Any] = {"spectrum": [], "null": [], "floor": vitals.resolution, "rows": None}
     rows = vitals.row_norms
     if rows is not None and len(rows):
@@ -627,6 +635,6 @@ def _indices(count: int) -> np.ndarray[Any, Any]:
 
 @cache
 def _curve(rows: int, columns: int) -> np.ndarray[Any, Any]:
-    """Marchenko and Pastur's singular values of a random matrix with entries of deviation one."""
+    """Return the singular values that Marchenko and Pastur give for unit deviation."""
     indices, size = _indices(min(rows, columns)), min(rows, columns)
     return MarchenkoPastur(rows, columns).quantile(1 - (indices + 0.5) / size)

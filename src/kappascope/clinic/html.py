@@ -70,7 +70,7 @@ LABELS = {
 
 
 def diagnosis_page(steps: Sequence[Diagnosis]) -> str:
-    """The last diagnosis as HTML that asks the network for nothing, with the way that led to it."""
+    """Write the last diagnosis, with the steps before it, as HTML that needs no network."""
     last = steps[-1]
     rows, trajectory = last.ranked, steps if len(steps) > 1 else ()
     place = {row.name: k for k, row in enumerate(last.matrices)}
@@ -111,7 +111,7 @@ def diagnosis_page(steps: Sequence[Diagnosis]) -> str:
 
 
 def short(text: str, most: int = 100) -> str:
-    """A long name without its middle, for its ends tell names apart.
+    """Return a long name without its middle, for its ends tell names apart.
 
     >>> short("abcdefghij", 5)
     'ab…ij'
@@ -121,7 +121,7 @@ def short(text: str, most: int = 100) -> str:
 
 
 def one_line(name: str) -> str:
-    r"""A name on one line, and something to press where there is none.
+    r"""Return a name on one line, and something to press where there is none.
 
     >>> one_line("two\nlines"), one_line("")
     ('two\\nlines', '(no name)')
@@ -130,7 +130,7 @@ def one_line(name: str) -> str:
 
 
 def breakable(name: str) -> Markup:
-    """A name that may go on in the next line after a dot or a slash.
+    """Return a name that may go on in the next line after a dot or a slash.
 
     >>> breakable("a.<b>")
     Markup('a.<wbr>&lt;b&gt;')
@@ -139,7 +139,7 @@ def breakable(name: str) -> Markup:
 
 
 def shown(value: Any) -> str:
-    """A number, a text or several of them as a reader wants them.
+    """Return a number, a text or several of them as a reader wants them.
 
     >>> shown([3, 4]), shown(True), shown({"min": 0.5, "max": 2.0}), shown(None)
     ('3 × 4', 'yes', 'min: 0.500, max: 2.00', '–')
@@ -160,7 +160,7 @@ def shown(value: Any) -> str:
 
 
 def sortable(value: float | None) -> str:
-    """A number to sort by: six digits tell as much as can be seen.
+    """Return a number to sort by: six digits tell as much as can be seen.
 
     >>> sortable(1 / 3), sortable(None), sortable(math.inf)
     ('0.333333', '', 'Infinity')
@@ -171,7 +171,7 @@ def sortable(value: float | None) -> str:
 
 
 def quantity_columns(products: Sequence[Record]) -> dict[str, str]:
-    """The numbers that products or chains have, and their labels.
+    """Return the numbers that products or chains have, and their labels.
 
     >>> quantity_columns([{"name": "w[qk.0]", "head": 0, "condition_number": 7.0, "alpha": None}])
     {'head': 'Head', 'condition_number': 'κ'}
@@ -219,7 +219,7 @@ class Opening:
 
 
 def opening(diagnosis: Diagnosis) -> Opening:
-    """What was read and what was not.
+    """Return what was read and what was not.
 
     >>> from kappascope.model.skipped import acts_beside
     >>> bias = Skipped("b", acts_beside("one-dimensional"))
@@ -249,7 +249,7 @@ def opening(diagnosis: Diagnosis) -> Opening:
 
 
 def _skipping(item: Skipped) -> str:
-    """The reason by which skipped tensors are counted: ties to different names are one."""
+    """Return the reason by which skipped tensors are counted: ties to different names are one."""
     return "tied to another" if item.reason.kind is ReasonKind.TIED else str(item.reason)
 
 
@@ -311,7 +311,7 @@ class Cell:
 
 
 def _compared(row: Examination) -> str:
-    """The condition number beside that of a random matrix, in words."""
+    """Return the condition number beside that of a random matrix, in words."""
     if row.failure is not None:
         return row.status
     if row.ratio is None:
@@ -323,7 +323,7 @@ def _compared(row: Examination) -> str:
 
 
 def ratio_level(row: Examination) -> int | None:
-    """How many of RATIO_LEVELS a matrix's ratio exceeds, or (negative) its inverse does.
+    """Tell how many of RATIO_LEVELS a matrix's ratio exceeds, or (negative) its inverse does.
 
     What is only bounded is not shown below chance, where it need not be.
 
@@ -338,7 +338,7 @@ def ratio_level(row: Examination) -> int | None:
 
 
 def heat_map(rows: Iterable[Examination]) -> HeatMap:
-    """The matrices by depth and kind.
+    """Return the matrices by depth and kind.
 
     >>> kinds = ("up", "query")
     >>> rows = [Examination(k, (2, 2), "", "ok", kind=k, depth=d) for d in (0, 1) for k in kinds]
@@ -358,7 +358,7 @@ def heat_map(rows: Iterable[Examination]) -> HeatMap:
 
 
 def _flow(kind: str) -> tuple[int, str]:
-    """The key that sorts kinds in the order in which data flow."""
+    """Return the key that sorts kinds in the order in which data flow."""
     return (KINDS.index(kind) if kind in KINDS else len(KINDS)), kind
 
 
@@ -384,7 +384,7 @@ class Change:
 
 
 def change(rows: Sequence[Examination]) -> Change | None:
-    """The errors against a reference, or None if there was none.
+    """Return the errors against a reference, or None if there was none.
 
     >>> errors = {"row_norms": 0.5, "effective_rank": 0.0, "condition_number": None}
     >>> found = change([Examination("w", (2, 2), "", "ok", kind="up", depth=3, errors=errors)])
@@ -416,7 +416,7 @@ def change(rows: Sequence[Examination]) -> Change | None:
 
 
 def error_level(error: float) -> int:
-    """How many of ERROR_LEVELS an error exceeds.
+    """Tell how many of ERROR_LEVELS an error exceeds.
 
     >>> [error_level(error) for error in (0.0, 0.02, 5.0)]
     [0, 2, 4]
@@ -425,7 +425,7 @@ def error_level(error: float) -> int:
 
 
 def curves(steps: Sequence[Diagnosis]) -> dict[str, HeatMap]:
-    """Medians over the matrices of a kind, one column a checkpoint, of kappa and of the norm.
+    """Return the median kappa and norm of each kind, one column a checkpoint.
 
     >>> row = Examination("w", (2, 2), "", "ok", kind="up", frobenius_norm=2.0)
     >>> curves([Diagnosis("1.pt", (row,)), Diagnosis("2.pt", (row,))])["frobenius_norm"].lines
@@ -475,7 +475,7 @@ class RuleFindings:
 
 
 def by_rule(findings: Iterable[Finding]) -> list[RuleFindings]:
-    """The findings by severity, gravest first, then by rule.
+    """Return the findings by severity, gravest first, then by rule.
 
     >>> found = [Finding("dead-rows", severity, "w", "", "") for severity in ("info", "warning")]
     >>> [(group.severity, len(group.findings)) for group in by_rule(found)]
@@ -509,7 +509,7 @@ class _Shared:
 
 
 def _data(matrices: Sequence[Examination], ranked: Sequence[Examination]) -> dict[str, Any]:
-    """Every matrix in the order of the model, and plots of the worst."""
+    """Return every matrix in the order of the model, and plots of the worst."""
     shared = _Shared()
     plotted = {id(row) for row in ranked[:PLOT_LIMIT]}
     views = [_view(row, shared, id(row) in plotted) for row in matrices]
@@ -517,7 +517,7 @@ def _data(matrices: Sequence[Examination], ranked: Sequence[Examination]) -> dic
 
 
 def _view(row: Examination, shared: _Shared, plotted: bool) -> dict[str, Any]:
-    """All that the page tells of one matrix, or why it cannot."""
+    """Return all that the page tells of one matrix, or why it cannot."""
     try:
         plot = _plot(row, shared) if plotted else None
         known = [
@@ -534,7 +534,7 @@ def _view(row: Examination, shared: _Shared, plotted: bool) -> dict[str, Any]:
 
 
 def _plot(row: Examination, shared: _Shared) -> dict[str, Any] | None:
-    """The plot with four digits; its indices and its random curve are shared."""
+    """Return the plot with four digits; its indices and its random curve are shared."""
     if not row.plot:
         return None
     histogram = row.plot.get("rows") or {}

@@ -108,7 +108,7 @@ def findings(
     chains: Iterable[Chain] = (),
     unsound: Iterable[Skipped] = (),
 ) -> tuple[Finding, ...]:
-    """What all rules say, worst first; see :func:`judgement` for those that fail.
+    """Return what all rules say, worst first; see :func:`judgement` for those that fail.
 
     >>> import torch
     >>> from kappascope.clinic.examination import examine
@@ -158,7 +158,7 @@ def judgement(model: Measurements) -> Judgement:
 
 
 def _attempt(rule_id: str, subject: str, judge: Callable[[], T]) -> T | Skipped:
-    """What a rule says of its subject, or why it failed to say anything."""
+    """Return what a rule says of its subject, or why it failed to say anything."""
     try:
         return judge()
     except Exception as error:
@@ -176,7 +176,7 @@ def _judged(
 def _finding(
     rule_id: str, symptom: Symptom, subject: str, about: tuple[Examination, ...]
 ) -> Finding:
-    """The symptom with the correction that treats it, if there is one for this kind of layer."""
+    """Turn a symptom into a finding, with the correction that treats it if there is one."""
     treatment, severity = Prescription(None, "", symptom.advice), symptom.severity
     if symptom.flaw is not None and about:
         treatment = prescribe(symptom.flaw, *about)
@@ -291,7 +291,7 @@ def outlier_columns(row: Examination, model: Measurements) -> Symptom | None:
 def _outlying(
     what: str, norms: Spread | None, count: int | None, shape: tuple[int, int], model: Measurements
 ) -> Symptom | None:
-    """A norm beyond chance that is at least three times the median one.
+    """Return a norm beyond chance that is at least three times the median one.
 
     Trained transformers have two to five times. From ten on one vector decides sigma_1 and the
     scale at which the matrix can be quantized: a warning.
@@ -307,7 +307,7 @@ def _outlying(
 
 
 def _usual_excess(count: int, length: int, chance: float) -> float:
-    """Times the median norm that the longest of ``count`` normal vectors has by chance at most.
+    """Return by how much chance lets the longest of ``count`` vectors exceed the median.
 
     Squared norms are chi-square; half the chance is for a long vector and half for a short median,
     which few vectors may have (the share below an order statistic is a beta variable).
@@ -334,7 +334,7 @@ def uneven_norms(row: Examination, model: Measurements) -> Symptom | None:
 
 
 def _spreads(row: Examination) -> Iterator[tuple[float, str]]:
-    """Coefficients of variation at least three times those of chance, dead ones left out."""
+    """Yield coefficients of variation at least three times those of chance, dead ones left out."""
     rows = ("row", row.row_norms, row.dead_rows, *row.shape)
     columns = ("column", row.column_norms, row.dead_columns, *row.shape[::-1])
     for what, norms, dead, count, length in (rows, columns):
@@ -371,14 +371,17 @@ def ill_conditioned(row: Examination, model: Measurements) -> Symptom | None:
 
 
 def _flaw(row: Examination, model: Measurements) -> Flaw:
-    """The flaw that makes kappa large: one treatment for a matrix, whichever rule speaks of it."""
+    """Return the flaw that makes kappa large, so that all rules advise one treatment."""
     if rank_deficient(row, model):
         return Flaw.RANK
     return Flaw.BOTH if uneven_norms(row, model) else Flaw.SHAPE
 
 
 def _times_usual(row: Examination, kappa: float | None, model: Measurements) -> float:
-    """The ratio of kappa to that of a random matrix of the shape; 0 if it is not beyond chance."""
+    """Return the ratio of kappa to that of a random matrix of the shape.
+
+    0 if it is not beyond chance.
+    """
     # the stored null_tail spares a look at the null in most cases
     if kappa is None or row.null_tail is None or row.null_tail > model.chance:
         return 0.0
@@ -429,7 +432,7 @@ def rank_deficient(row: Examination, model: Measurements) -> Symptom | None:
 
 
 def _alive(row: Examination) -> int:
-    """The rank that rows and columns which are not dead could have."""
+    """Return the rank that rows and columns which are not dead could have."""
     rows, columns = row.shape
     return max(1, min(rows - (row.dead_rows or 0), columns - (row.dead_columns or 0)))
 
@@ -447,7 +450,7 @@ ORTHOGONAL_KAPPA = 1.01  # what rounding to bfloat16 leaves of 1
 
 
 def is_fresh(row: Examination) -> bool:
-    """Whether a spectrum is Marchenko and Pastur's as closely as a random matrix's, or orthogonal.
+    """Tell whether a spectrum is as near to Marchenko and Pastur's as chance, or orthogonal.
 
     Singular values of a random matrix repel each other: their distance from the law is of order
     log(n) / n, not 1/sqrt(n), so that little training shows. The entries must be of a law that
@@ -468,7 +471,7 @@ def is_fresh(row: Examination) -> bool:
 
 
 def law(row: Examination) -> str | None:
-    """The law of initial entries whose kurtosis a matrix has, within chance.
+    """Return the law of initial entries whose kurtosis a matrix has, within chance.
 
     >>> law(Examination("w", (40, 40), "float32", "ok", entry_kurtosis=-1.17))
     'uniform'
@@ -484,7 +487,7 @@ def law(row: Examination) -> str | None:
 
 
 def can_tell(row: Examination) -> bool:
-    """Whether there are enough singular values for a fresh matrix to be told from another.
+    """Tell whether there are enough singular values for a fresh matrix to be told from another.
 
     >>> can_tell(Examination("w", (40, 31), "float32", "ok", null_distance=0.1))
     False
@@ -493,7 +496,7 @@ def can_tell(row: Examination) -> bool:
 
 
 def usual_distance(row: Examination) -> float:
-    """The distance that 999 of 1000 fresh matrices stay below.
+    """Return the distance that 999 of 1000 fresh matrices stay below.
 
     Fitted to simulated quantiles of 32 to 1024 singular values, checked with other random numbers.
 
@@ -505,7 +508,7 @@ def usual_distance(row: Examination) -> float:
 
 
 def is_orthogonal(row: Examination) -> bool:
-    """Whether all singular values are equal.
+    """Tell whether all singular values are equal.
 
     >>> is_orthogonal(Examination("w", (8, 8), "float32", "ok", condition_number=1.0002))
     True
@@ -599,7 +602,10 @@ def _explodes(it: Product | Chain, widths: tuple[int, ...], model: Measurements)
 
 
 def _times_random_factors(kappa: float, widths: tuple[int, ...], chance: float) -> float:
-    """The ratio of kappa to the usual kappas of all factors; 0 if it is not beyond chance."""
+    """Return the ratio of kappa to the usual kappas of all factors.
+
+    0 if it is not beyond chance.
+    """
     narrowest = widths.index(min(widths))
     others = [*widths[:narrowest], *widths[narrowest + 1 :]]
     nulls = [GaussianNull(widths[narrowest], width) for width in others]
@@ -613,7 +619,7 @@ def _times_random_factors(kappa: float, widths: tuple[int, ...], chance: float) 
 
 
 def _factors(product: Product, model: Measurements) -> tuple[Examination, ...]:
-    """The matrices whose heads a product multiplies: by kind, in the same layer."""
+    """Return the matrices whose heads a product multiplies: by kind, in the same layer."""
     kinds = {"QK": ("query", "key"), "OV": ("output", "value")}.get(product.kind, ())
     near = [row for row in model.rows if row.depth == product.depth and row.kind in kinds]
     inside = [row for row in near if row.name.startswith(product.layer)]

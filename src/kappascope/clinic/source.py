@@ -51,7 +51,7 @@ class Opened:
     vectors: Mapping[str, Keys] = field(default_factory=dict)
 
     def unsound(self) -> Iterator[Skipped]:
-        """The vectors that cannot be read or are not finite: no matrices, but all pass them.
+        """Yield the vectors that cannot be read or are not finite: no matrices, but all pass them.
 
         >>> import torch
         >>> list(InMemory({"fc.bias": torch.tensor([1.0, float("nan")])}).opened().unsound())
@@ -71,13 +71,16 @@ class Opened:
                 yield Skipped(name, reason)
 
     def matrices(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """The matrices of these names that are there; a tensor is read once for all its parts."""
+        """Return the matrices of these names that are there.
+
+        A tensor is read once for all its parts.
+        """
         wanted = frozenset(names)
         pairs = (pair for unit in self.units(wanted) for pair in unit.matrices(self.read))
         return {logical.name: matrix for logical, matrix in pairs if logical.name in wanted}
 
     def absence(self, name: str) -> Reason:
-        """Why there is no matrix of this name to compare another with.
+        """Say why there is no matrix of this name to compare another with.
 
         >>> import torch
         >>> InMemory({"w": torch.eye(2).int()}).opened().absence("w")
@@ -89,7 +92,7 @@ class Opened:
         return Reason(ReasonKind.NO_COUNTERPART, "not in the reference")
 
     def units(self, names: Iterable[str]) -> tuple[Unit, ...]:
-        """The stored tensors that hold the matrices of these names, as far as there are any."""
+        """Return the stored tensors that hold those matrices of these names that exist."""
         holders = (self._holders[name] for name in names if name in self._holders)
         return tuple({unit.paths: unit for unit in holders}.values())
 
@@ -137,11 +140,11 @@ class OnDisk:
         return opened
 
     def holds(self, path: str) -> bool:
-        """Whether this is the very file at ``path``, whatever links lead to it."""
+        """Tell whether this is the very file at ``path``, whatever links lead to it."""
         return resolved(Path(path)) == resolved(Path(self.path))
 
     def portion(self, names: Iterable[str]) -> OnDisk:
-        """The whole checkpoint, which is read where the work is done."""
+        """Return the whole checkpoint, which is read where the work is done."""
         return self
 
     @property
@@ -157,7 +160,7 @@ class OnDisk:
 
 
 def _stamps(path: Path) -> tuple[Stamp, ...]:
-    """What tells whether a file, or a weight in a folder, was written to meanwhile."""
+    """Return what tells whether a file, or a weight in a folder, was written to meanwhile."""
     status, files = path.stat(), []
     if not path.is_dir():
         files = [(str(path), status)]
@@ -187,7 +190,7 @@ class InMemory:
         return type(self.model).__name__
 
     def opened(self) -> Opened:
-        """The model as it is, looked over once."""
+        """Return the model as it is, looked over once."""
         return self._opened
 
     @cached_property
@@ -205,7 +208,7 @@ class InMemory:
         return Opened(plan(model.contents), model.read, vectors=vectors(model.contents))
 
     def portion(self, names: Iterable[str]) -> Portion:
-        """What of it is needed for the matrices of these names."""
+        """Return what of it is needed for the matrices of these names."""
         opened, wanted = self.opened(), {stored(name) for name in names}
         skipped = tuple(item for item in opened.plan.skipped if item.name in wanted)
         return Portion(opened.units(names), opened.read, skipped)
@@ -224,7 +227,7 @@ class Portion:
         return Opened(Plan(self.units, self.skipped), self.read)
 
     def holds(self, path: str) -> bool:
-        """Whether this is the file at ``path``: never, for it is in no file."""
+        """Tell whether this is the file at ``path``: never, for it is in no file."""
         return False
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -237,7 +240,7 @@ Location: TypeAlias = OnDisk | InMemory
 
 
 def located(source: Source) -> Location:
-    """Where a model is that was named or handed over.
+    """Return where a model is that was named or handed over.
 
     >>> str(located(nn.Linear(2, 2)))
     'Linear'

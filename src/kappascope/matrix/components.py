@@ -183,7 +183,7 @@ class Components:
         return self._values / self._sigma(0)[..., None]
 
     def _sigma(self, index: int) -> Float[Tensor, "*stack"]:
-        """A singular value of the scaled matrix; zero where there is no such value."""
+        """Return a singular value of the scaled matrix; zero where there is no such value."""
         s = self._values
         exists = -s.shape[-1] <= index < s.shape[-1]
         return s[..., index] if exists else s.new_zeros(s.shape[:-1])
@@ -207,7 +207,10 @@ class Components:
         return spectra.singular_values(self._scaled[0])
 
     def _norms(self, dim: int, vectors: Shaped[Tensor, "*stack count entries"]) -> Tensor:
-        """Norms along a dimension of the scaled entries, scaled back; ``vectors`` are as given."""
+        """Return norms along a dimension of the scaled entries, scaled back.
+
+        ``vectors`` are as given.
+        """
         entries, exponent = self._scaled
         norms = torch.linalg.vector_norm(entries, dim=dim)
         return spectra.norms_restored(norms, vectors.detach(), exponent[..., None])
@@ -216,7 +219,7 @@ class Components:
 def floored_condition_number(
     singular_values: Float[Tensor, "*stack rank"],
 ) -> Float[Tensor, "*stack"]:
-    """The paper's kappa: the smallest singular value is raised by 1e-10.
+    """Return the paper's kappa: the smallest singular value is raised by 1e-10.
 
     >>> floored_condition_number(torch.tensor([2.0, 0.0], dtype=torch.float64))
     tensor(2.0000e+10, dtype=torch.float64)
@@ -239,7 +242,7 @@ class Errors(dict[str, Tensor]):
 
 
 def errors(learned: Tensor | Components, target: Tensor | Components) -> Errors:
-    """Relative error of every component of ``learned``, and of the matrix itself.
+    """Return the relative error of every component of ``learned``, and of the matrix itself.
 
     Either side may be matrices ``(..., out, in)`` or the :class:`Components` of some, which then
     are not computed again. Vectors are compared as a whole, ``|a - a*| / |a*|``, as the paper does;
@@ -296,7 +299,7 @@ def _check_shapes(a: Tensor, b: Tensor) -> None:
 
 
 def _explained(error: Tensor, broken: Tensor, reasons: Iterator[tuple[str, Tensor]]) -> str:
-    """The reasons why errors are absent, each once, and how many it explains."""
+    """Return the reasons why errors are absent, each once, and how many it explains."""
     left, sentences = error.isnan(), []
     for reason, applies in (("a matrix is not finite", broken), *reasons):
         here = left & applies
@@ -307,7 +310,7 @@ def _explained(error: Tensor, broken: Tensor, reasons: Iterator[tuple[str, Tenso
 
 
 def _reasons(name: str, a: Tensor, b: Tensor, vector: bool) -> Iterator[tuple[str, Tensor]]:
-    """Why finite matrices with these values of a component have no relative error, and which."""
+    """Say which finite matrices have no relative error of a component, and why."""
 
     def any_of(holds: Tensor) -> Tensor:
         return holds.any(-1) if vector else holds

@@ -119,7 +119,7 @@ LONG_VECTORS = 512  # as long as the longer side: images of a few vectors
 
 
 def bytes_needed(shape: tuple[int, int]) -> int:
-    """The bytes that the vitals or the spectrum of a matrix take at most, beside the matrix itself.
+    """Return the most bytes that vitals or spectrum take, beside the matrix itself.
 
     For large matrices that is about one copy in float64. Benchmarks measure it, and
     ``docs/spectra.md`` has a figure for every size.
@@ -133,7 +133,7 @@ def bytes_needed(shape: tuple[int, int]) -> int:
 
 
 def least_bytes_needed(shape: tuple[int, int]) -> int:
-    """The same where memory is short: a small matrix is read in panels then, as large ones are.
+    """Return the same where memory is short, and small matrices are read in panels, too.
 
     >>> least_bytes_needed((5000, 5000)) < bytes_needed((5000, 5000))
     True
@@ -143,7 +143,7 @@ def least_bytes_needed(shape: tuple[int, int]) -> int:
 
 
 def _chosen(table: tuple[Limit, ...], columns: int) -> Method:
-    """The method of a table for a tall matrix of so many columns."""
+    """Return the method of a table for a tall matrix of so many columns."""
     return next(limit.method for limit in table if columns <= limit.columns)
 
 
@@ -208,7 +208,7 @@ class Vitals:
 
 
 def spectrum(matrix: Tensor | ArrayLike) -> Spectrum:
-    """All singular values of one matrix.
+    """Return all singular values of one matrix.
 
     >>> spectrum(torch.diag(torch.tensor([3.0, 2.0, 1.0]))).values
     tensor([3., 2., 1.], dtype=torch.float64)
@@ -282,7 +282,7 @@ def vitals(
 def _measured(
     given: Tensor, scaled: tuple[Matrix, int], threshold: float, certify: bool, complete: bool
 ) -> Vitals:
-    """The vitals of a finite matrix with entries, scaled by the power of two that comes with it."""
+    """Measure a finite matrix with entries, scaled by the power of two that comes with it."""
     a, exponent = scaled
     dtype = precision.storage_dtype(given) if given.dtype.is_floating_point else torch.float64
     norms = _Norms.of(a, dtype, exponent)
@@ -300,7 +300,7 @@ def _measured(
 
 @without_autocast()
 def singular_values(stack: Shaped[Tensor, "*stack out in"]) -> Float[Tensor, "*stack rank"]:
-    """All singular values of each matrix of a stack, largest first, in float64.
+    """Return all singular values of each matrix of a stack, largest first, in float64.
 
     NaN where a matrix is not finite or its SVD does not converge.
 
@@ -321,7 +321,7 @@ def singular_values(stack: Shaped[Tensor, "*stack out in"]) -> Float[Tensor, "*s
 def decomposition(
     stack: Float[Tensor, "*stack out in"],
 ) -> tuple[Float[Tensor, "*stack out rank"], Float[Tensor, "*stack rank"], Tensor]:
-    """Thin SVD ``u, s, vt`` of each matrix of a stack, in the stack's own precision.
+    """Return the thin SVD ``u, s, vt`` of each matrix of a stack, in the stack's own precision.
 
     Raises :data:`LinAlgError` where there is none, as torch does not for infinite entries.
 
@@ -336,7 +336,7 @@ def decomposition(
 
 
 def scaled_to_one(stack: Shaped[Tensor, "*stack out in"]) -> tuple[Tensor, Tensor]:
-    """Each matrix in float64 with its largest entry in [1/2, 1), and the exponent taken out.
+    """Return each matrix in float64 with its largest entry in [1/2, 1), and the exponent taken out.
 
     Squares of what is left neither overflow nor vanish where they matter.
 
@@ -370,7 +370,7 @@ def norms_restored(
     vectors: Shaped[Tensor, "*count entries"],
     exponent: Tensor | int,
 ) -> Float[Tensor, "*count"]:
-    """Norms of scaled vectors as those of the vectors given, ``2**exponent`` times as long.
+    """Return norms of scaled vectors as those of the vectors given, ``2**exponent`` times as long.
 
     The squares of entries that are tiny beside the largest of all may have vanished: such a vector
     is scaled on its own.
@@ -411,7 +411,10 @@ def resolution(shape: tuple[int, ...], largest: Tensor) -> Tensor:
 
 
 def _each_spectrum(stack: Float[Tensor, "stack q p"]) -> Float[Tensor, "stack p"]:
-    """Singular values of tall, scaled, finite matrices; NaN where the SVD does not converge."""
+    """Return singular values of tall, scaled, finite matrices.
+
+    NaN where the SVD does not converge.
+    """
     values = stack.new_full((len(stack), stack.shape[-1]), torch.nan)
     if _chosen(ALL_VALUES, stack.shape[-1]) is Method.STACKED_SVD:
         with contextlib.suppress(RuntimeError):  # torch gives up on all when one does not converge
@@ -424,7 +427,7 @@ def _each_spectrum(stack: Float[Tensor, "stack q p"]) -> Float[Tensor, "stack p"
 
 @without_autocast()
 def _values_of_large(given: Shaped[Tensor, "out in"]) -> Float[Tensor, " rank"]:
-    """The values of :func:`singular_values` of one finite matrix, without a copy in float64."""
+    """Return what :func:`singular_values` does for one finite matrix, without a float64 copy."""
     a, exponent = _workable(given)
     tall = a if a.shape[0] >= a.shape[1] else a.mT
     with contextlib.suppress(ArithmeticError):
@@ -433,7 +436,7 @@ def _values_of_large(given: Shaped[Tensor, "out in"]) -> Float[Tensor, " rank"]:
 
 
 def _values(a: Matrix) -> Float[Tensor, " p"]:
-    """The values of :func:`singular_values`, to the last bit where the matrix fits into memory."""
+    """Return what :func:`singular_values` does, to the last bit where the matrix is dense."""
     values = _all_values(a) if isinstance(a, Panels) else _each_spectrum(a[None])[0]
     if values.isnan().any():
         raise ArithmeticError("the SVD did not converge")
@@ -441,7 +444,10 @@ def _values(a: Matrix) -> Float[Tensor, " p"]:
 
 
 def _all_values(a: Matrix) -> Float[Tensor, " p"]:
-    """Singular values of a tall, scaled, finite matrix; those that squaring blurs from ``a``."""
+    """Return singular values of a tall, scaled, finite matrix.
+
+    Those that squaring blurs from ``a``.
+    """
     method = _chosen(ALL_VALUES, a.shape[1])
     if method in (Method.STACKED_SVD, Method.SVD):
         return _svd_values(a)
@@ -454,7 +460,7 @@ def _all_values(a: Matrix) -> Float[Tensor, " p"]:
 
 
 def _gram_values(a: Matrix, method: Method) -> Float[Tensor, " p"]:
-    """The roots of the eigenvalues of the Gram matrix, largest first."""
+    """Return the roots of the eigenvalues of the Gram matrix, largest first."""
     gram = _gram.gram(a)
     if method is Method.TORCH_GRAM:
         with failures_unresolved():
@@ -465,7 +471,7 @@ def _gram_values(a: Matrix, method: Method) -> Float[Tensor, " p"]:
 
 
 def _sharp(a: Matrix, values: Float[Tensor, " p"], count: int) -> Float[Tensor, " count"]:
-    """The smallest values from ``a`` itself, the same as far as squaring left them."""
+    """Return the smallest values from ``a`` itself, the same as far as squaring left them."""
     if count > POLISHED_VECTORS and values[-1] < INVERSE_FAILS_BELOW * values[0]:
         raise Unresolved("many values that squaring has lost")
     sharp = _krylov.smallest(a, count)
@@ -478,7 +484,7 @@ def _sharp(a: Matrix, values: Float[Tensor, " p"], count: int) -> Float[Tensor, 
 def _eigenvalues(
     diagonal: NDArray[np.float64], beside: NDArray[np.float64], **which: Any
 ) -> NDArray[np.float64]:
-    """Eigenvalues of a tridiagonal matrix, smallest first: all of them, or some by bisection."""
+    """Return the eigenvalues of a tridiagonal matrix, smallest first, or some by bisection."""
     how: dict[str, Any] = {"lapack_driver": "stebz" if which else "sterf", "check_finite": False}
     with failures_unresolved():
         return np.asarray(scipy.linalg.eigvalsh_tridiagonal(diagonal, beside, **which, **how))
@@ -487,7 +493,7 @@ def _eigenvalues(
 def _all_eigenvalues(
     diagonal: NDArray[np.float64], beside: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """All eigenvalues, the smallest by bisection, which keeps a digit more."""
+    """Return all eigenvalues, the smallest by bisection, which keeps a digit more."""
     values = _eigenvalues(diagonal, beside)
     small = min(MAX_COUNTED, int((values < BISECTED_BELOW**2 * values[-1]).sum()))
     if small:
@@ -510,7 +516,7 @@ def _without_subnormals() -> Iterator[None]:
 
 
 def _svd_values(a: Matrix) -> Float[Tensor, " p"]:
-    """Singular values by the plain SVD, of a tall matrix after a QR factorization."""
+    """Return singular values by the plain SVD, of a tall matrix after a QR factorization."""
     if isinstance(a, Panels):
         with contextlib.suppress(RuntimeError, np.linalg.LinAlgError):
             dense = _reduced(a)
@@ -520,7 +526,7 @@ def _svd_values(a: Matrix) -> Float[Tensor, " p"]:
 
 
 def _reduced(a: Matrix) -> Float[Tensor, "r p"]:
-    """A dense matrix in float64 with the same values: the triangle of a tall one."""
+    """Return a dense matrix in float64 with the same values: the triangle of a tall one."""
     ratio = 1 if isinstance(a, Panels) else QR_FROM_ROWS_PER_COLUMN
     if a.shape[0] > ratio * a.shape[1]:
         return _gram.triangle(a)  # which may have to read subnormals
@@ -545,7 +551,7 @@ def _plain_svd_values(a: Float[Tensor, "q p"]) -> Float[Tensor, " p"]:
 def _non_zero_extremes(
     a: Matrix, norms: _Norms, threshold: float, certify: bool, complete: bool
 ) -> Extremes:
-    """The ends of the spectrum of a scaled, finite, non-zero matrix of any shape.
+    """Return the ends of the spectrum of a scaled, finite, non-zero matrix of any shape.
 
     Rows or columns of zeros, which dead neurons leave, may make it singular. Then sigma_min is
     known, and nothing needs to be factorized for it.
@@ -560,7 +566,7 @@ def _non_zero_extremes(
 
 
 def _is_dead(a: Matrix, norms: _Norms) -> bool:
-    """Whether so many rows or columns are zero that the matrix is singular."""
+    """Tell whether so many rows or columns are zero that the matrix is singular."""
     rows, columns = norms.rows > 0, norms.columns > 0
     if min(int(rows.sum()), int(columns.sum())) == min(a.shape):
         return False
@@ -571,7 +577,7 @@ def _is_dead(a: Matrix, norms: _Norms) -> bool:
 def _extremes(
     a: Matrix, threshold: float, certify: bool, complete: bool, singular: bool
 ) -> Extremes:
-    """The ends of the spectrum of a tall, scaled, finite, non-zero matrix.
+    """Return the ends of the spectrum of a tall, scaled, finite, non-zero matrix.
 
     The smallest value of one that is known to be ``singular`` is not looked for.
     """
@@ -596,7 +602,7 @@ def _extremes(
 
 
 def _bisected(a: Matrix, threshold: float, singular: bool, method: Method) -> Extremes:
-    """The ends by bisection of the tridiagonal form, and a count by Sturm, which is inertia.
+    """Return the ends by bisection of the tridiagonal form, and a count by Sturm, which is inertia.
 
     Half the time that all values take. What squaring blurs comes from ``a`` itself.
     """
@@ -679,7 +685,7 @@ def _report(
     extremes: Extremes,
     exponent: int,
 ) -> Vitals:
-    """The vitals of the matrix as given, from those of the scaled one."""
+    """Return the vitals of the matrix as given, from those of the scaled one."""
     computation = max(given.shape) * EPS * extremes.largest
     uncertainty = norms.rounding + computation
     # small matrices have a plain SVD; what other methods give is right to seven digits or more
@@ -724,7 +730,10 @@ def _report(
 def _notes(
     given: Tensor, dtype: torch.dtype, extremes: Extremes, least: float | None, absent: list[str]
 ) -> Iterator[str]:
-    """How far the vitals can be trusted; ``least`` is all that is known of an infinite kappa."""
+    """Tell how far the vitals can be trusted.
+
+    ``least`` is all that is known of an infinite kappa.
+    """
     yield "certified" if extremes.certified else "verified"
     if least is not None:
         yield f"numerically singular, condition number at least {least:.3g}"
@@ -737,7 +746,7 @@ def _notes(
 
 
 def _without_entries(given: Tensor, what: str) -> Vitals:
-    """The vitals of a matrix without a non-zero entry: values are zero, ratios are undefined."""
+    """Describe a matrix without a non-zero entry: values are zero, ratios undefined."""
     rows, columns = given.shape
     zeros = given.new_zeros(rows + columns, dtype=torch.float64)
     return Vitals(
@@ -747,7 +756,7 @@ def _without_entries(given: Tensor, what: str) -> Vitals:
 
 
 def as_tensor(given: Tensor | ArrayLike) -> Tensor:
-    """A tensor as it is, anything that NumPy takes on the CPU; copied only where torch must.
+    """Return a tensor as it is, anything that NumPy takes on the CPU; copied only where torch must.
 
     >>> as_tensor(np.arange(3)[::-1])
     tensor([2, 1, 0])
@@ -778,7 +787,7 @@ def _as_matrix(matrix: Tensor | ArrayLike) -> Tensor:
 
 
 def _workable(given: Tensor) -> tuple[Matrix, int]:
-    """The matrix in float64 and scaled, or in panels where that would be a large copy."""
+    """Return the matrix in float64 and scaled, or in panels where that would be a large copy."""
     if 8 * given.numel() < MAX_COPY_BYTES:
         a, exponent = scaled_to_one(given)
         return a, int(exponent)
@@ -786,13 +795,13 @@ def _workable(given: Tensor) -> tuple[Matrix, int]:
 
 
 def _in_panels(given: Tensor) -> tuple[Panels, int]:
-    """The matrix as stored, to be read in panels."""
+    """Return the matrix as stored, to be read in panels."""
     power = int(torch.frexp(_largest_entry(given)).exponent)
     return Panels(given, power), power
 
 
 def unsupported(tensor: Tensor) -> str | None:
-    """The kind of a tensor that is not dense real numbers, or nothing if it is.
+    """Return the kind of a tensor that is not dense real numbers, or nothing if it is.
 
     >>> unsupported(torch.eye(2)), unsupported(torch.eye(2).to_sparse())
     (None, 'float32 sparse_coo on cpu')
@@ -807,7 +816,7 @@ def unsupported(tensor: Tensor) -> str | None:
 
 
 def _unusable(matrix: Tensor) -> str | None:
-    """Why no singular value of this tensor can be given, if so."""
+    """Say why no singular value of this tensor can be given, if so."""
     if kind := unsupported(matrix):
         return f"{kind} is not analysed"
     if matrix.numel() == 0 or torch.isfinite(_largest_entry(matrix)):
@@ -817,7 +826,10 @@ def _unusable(matrix: Tensor) -> str | None:
 
 
 def _largest_entry(stack: Shaped[Tensor, "*stack out in"]) -> Float[Tensor, "*stack"]:
-    """Largest absolute entry in float64; NaN or infinite if any entry is. One pass, no copy."""
+    """Return the largest absolute entry in float64.
+
+    NaN or infinite if any entry is. One pass, no copy.
+    """
     entries = stack.detach()
     if entries.dtype.itemsize == 1 or not entries.is_floating_point():
         entries = entries.double()  # torch compares neither float8 nor all integers
@@ -830,7 +842,7 @@ def _all_zero(entries: Shaped[Tensor, "out in"]) -> bool:
 
 
 def _representable(x: Tensor) -> Tensor | None:
-    """The tensor, or nothing where float64 cannot hold all digits of an entry."""
+    """Return the tensor, or nothing where float64 cannot hold all digits of an entry."""
     if x.numel() and SMALLEST_NORMAL <= float(x.min()) <= float(x.max()) < math.inf:
         return x  # as a rule, and in a fraction of the time
     return x if ((x == 0) | ((x >= SMALLEST_NORMAL) & x.isfinite())).all() else None
@@ -857,7 +869,7 @@ def _name(what: object) -> str:
 def product_singular_values(
     left: Float[Tensor, "*#stack m r"], right: Float[Tensor, "*#stack r n"]
 ) -> tuple[Float[Tensor, "*stack rank"], Float[Tensor, "*stack"]]:
-    """Singular values of ``left @ right``, largest first, and what float64 cannot tell from zero.
+    """Return the singular values of ``left @ right`` and what float64 cannot tell from zero.
 
     Two thin factors are reduced by QR to a core as small as the dimension between them, whose
     singular values are those of the product. Each has an absolute error of about the second result,
