@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -20,7 +20,6 @@ from kappascope.clinic.rules import (
     Judgement,
     Measurements,
     Symptom,
-    findings,
     is_fresh,
     judgement,
     usual_distance,
@@ -53,6 +52,16 @@ def changed(change: Callable[[Tensor], object], matrix: Tensor | None = None) ->
     result = (trained() if matrix is None else matrix).clone()
     change(result)
     return result
+
+
+def findings(
+    rows: Iterable[Examination],
+    products: Iterable[Product] = (),
+    chains: Iterable[Chain] = (),
+    unsound: Iterable[Skipped] = (),
+) -> tuple[Finding, ...]:
+    model = Measurements(tuple(rows), tuple(products), tuple(chains), tuple(unsound))
+    return judgement(model).findings
 
 
 def sick(matrix: Tensor, kind: str = "up", name: str = "ill.weight") -> tuple[Finding, ...]:

@@ -27,19 +27,25 @@ class Interrupted(BaseException):
         self.code = 128 + number
 
 
+_CAME: list[Interrupted] = []  # the signals so far
+_HOLDERS: list[None] = []  # one for each that holds them back
+
+
 @contextmanager
 def signals() -> Iterator[list[Interrupted]]:
     """Turn the first signal into an exception, so that all is closed; the second ends at once.
 
     The exception is also in the list: a library that is being loaded may turn it into another.
     """
-    numbers, came = (signal.SIGINT, signal.SIGTERM), list[Interrupted]()
+    numbers, came = (signal.SIGINT, signal.SIGTERM), _CAME
+    came.clear()
 
     def first(number: int, frame: FrameType | None) -> None:
         for other in numbers:
             signal.signal(other, lambda number, frame: os._exit(128 + number))
         came.append(Interrupted(number))
-        raise came[0]
+        if not _HOLDERS:
+            raise came[0]
 
     before = {number: signal.signal(number, first) for number in numbers}
     try:
@@ -47,6 +53,18 @@ def signals() -> Iterator[list[Interrupted]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Hold the first signal back: inside a library's C++ code an exception would end in a crash."""
+    _HOLDERS.append(None)
+    try:
+        yield
+    finally:
+        _HOLDERS.pop()
+    if _CAME and not _HOLDERS:
+        raise _CAME[0]
 
 
 def usage_error(error: BaseException) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import typer
 
+from kappascope.cli._errors import signals_held
 from kappascope.refusal import Refusal
 from kappascope.text import clean
 
@@ -72,6 +73,13 @@ def waiting(work: str) -> Iterator[None]:
         yield
         return
     with console.status(clean(work)):
+        yield
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Show that torch is loaded, which takes seconds; a signal waits until that is done."""
+    with waiting("Loading torch"), signals_held():
         yield
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -17,6 +16,7 @@ import pyarrow as pa
 from kappascope.clinic import SCHEMA, SEVERITIES
 from kappascope.clinic.examination import Examination, Finding, json_value
 from kappascope.clinic.rules import Measurements, judgement
+from kappascope.matrix import spectra
 from kappascope.matrix.status import Outcome
 from kappascope.model.attention import Product
 from kappascope.model.chains import Chain
@@ -320,8 +320,8 @@ def product_document(product: Product) -> dict[str, Any]:
     """Return the product as strict JSON values, without the list of its singular values.
 
     >>> from kappascope.matrix.status import OK
-    >>> product_document(Product("attn", "QK", 0, (8, 8), (3.0, 1.0), 3.0, OK))["sigma_min"]
-    1.0
+        >>> product_document(Product("attn", "QK", 0, (8, 8), (3.0, 1.0), 3.0, OK))["sigma_min"]
+        1.0
     """
     document: dict[str, Any] = json_value(
         {"name": product.name} | asdict(product) | {"reasons": {}}
@@ -331,7 +331,7 @@ def product_document(product: Product) -> dict[str, Any]:
     document |= {"sigma_max": None, "sigma_min": None, "stable_rank": None}
     if values:
         ends = {"sigma_max": values[0], "sigma_min": values[-1]}
-        document |= {name: _times_power(value, exponent) for name, value in ends.items()}
+        document |= {name: spectra.unscaled(value, exponent) for name, value in ends.items()}
     if values and values[0]:
         document["stable_rank"] = sum((value / values[0]) ** 2 for value in values)
     derived = "condition_number", "sigma_max", "sigma_min", "stable_rank"
@@ -344,22 +344,13 @@ def product_document(product: Product) -> dict[str, Any]:
     return document
 
 
-def _times_power(value: float, exponent: int) -> float | None:
-    """``value * 2**exponent``, or nothing where float64 cannot hold all its digits."""
-    try:
-        result = math.ldexp(value, exponent)
-    except OverflowError:
-        return None
-    return result if result >= sys.float_info.min or not value else None
-
-
 def chain_document(chain: Chain) -> dict[str, Any]:
     """Return the chain as strict JSON values, with reasons for what is infinite or unknown.
 
     >>> from kappascope.matrix.status import OK
-    >>> both = Chain("a > b", ("a", "b"), (4, 4, 4), math.inf, True, 5.0, OK)
-    >>> chain_document(both)["reasons"]
-    {'bound': 'kappa of a layer is not finite'}
+        >>> both = Chain("a > b", ("a", "b"), (4, 4, 4), math.inf, True, 5.0, OK)
+        >>> chain_document(both)["reasons"]
+        {'bound': 'kappa of a layer is not finite'}
     """
     reasons = {}
     if chain.condition_number is None or math.isinf(chain.condition_number):

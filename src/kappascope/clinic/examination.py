@@ -270,7 +270,7 @@ def examine(
     complete = spectrum == "full" or (spectrum == "auto" and min(matrix.shape) <= AUTO_LIMIT)
     vitals = spectra.vitals(matrix, complete=complete)
     shape, dtype = (matrix.shape[0], matrix.shape[1]), str(matrix.dtype).removeprefix("torch.")
-    if _has_failed(vitals):
+    if vitals.status.outcome is Outcome.FAILED:
         failure = non_finite_entries(matrix) or unreadable(vitals.status.reason)
         row = Examination.failed(name, shape, dtype, failure)
         return replace(row, storage=vitals.storage, method=vitals.method)
@@ -284,7 +284,7 @@ def examine(
         **_guarded(RANKS, faults, _ranks, vitals, values, missing),
         **_guarded(NULL, faults, _null, shape, vitals),
         **_guarded(SPECTRUM, faults, _spectrum, shape, vitals, values, missing),
-        **_guarded(("errors",), faults, _compared, matrix, vitals, reference, complete),
+        **_guarded(("errors",), faults, _errors, matrix, vitals, reference, complete),
     }
     errors = numbers["errors"]
     return Examination(
@@ -326,11 +326,6 @@ def _guarded(
         reason = error_text(error)
         faults.append(f"{', '.join(names)} not computed: {reason}")
         return {} if names == ("plot",) else dict.fromkeys(names, _Absent(reason))
-
-
-def _has_failed(vitals: spectra.Vitals) -> bool:
-    """Tell whether nothing could be measured; even a matrix of zeros has an effective rank."""
-    return vitals.effective_rank is None
 
 
 @dataclass(frozen=True)
@@ -553,25 +548,19 @@ def _kolmogorov(null: MarchenkoPastur, ascending: np.ndarray[Any, Any]) -> float
     return float(max((steps[1:] - law).max(), (law - steps[:-1]).max()))
 
 
-def _compared(
-    matrix: Tensor, vitals: spectra.Vitals, reference: Tensor | None, complete: bool
-) -> dict[str, Any]:
-    return {"errors": _errors(matrix, vitals, reference, complete)}
-
-
 def _errors(
     matrix: Tensor, vitals: spectra.Vitals, reference: Tensor | None, complete: bool
-) -> dict[str, float | _Absent] | _Absent | None:
-    """Return the errors of the components against the reference."""
+) -> dict[str, Any]:
+    """Compare the components with those of the reference, if there is one."""
     if reference is None:
-        return None
+        return {"errors": None}
     if reference.shape != matrix.shape:
         shapes = f"{tuple(reference.shape)}, not {tuple(matrix.shape)}"
         text = f"the reference has another shape: {shapes}"
-        return _Absent(text, ReasonKind.NO_COUNTERPART)
+        return {"errors": _Absent(text, ReasonKind.NO_COUNTERPART)}
     theirs = spectra.vitals(reference, complete=complete)
-    if _has_failed(theirs):
-        return _Absent(f"the reference {theirs.status}")
+    if theirs.status.outcome is Outcome.FAILED:
+        return {"errors": _Absent(f"the reference {theirs.status}")}
     both = components.errors(_as_components(matrix, vitals), _as_components(reference, theirs))
     # of one matrix, and in the words of a diagnosis
     absent = {
@@ -581,8 +570,8 @@ def _errors(
     if any(each.singular_values is None and each.sigma_max for each in (vitals, theirs)):
         absent["singular_values"] = PARTIAL
     if len(absent) == len(both):  # to a matrix of zeros nothing is relative
-        return absent["overall_matrix"]
-    return {name: absent.get(name, float(error)) for name, error in both.items()}
+        return {"errors": absent["overall_matrix"]}
+    return {"errors": {name: absent.get(name, float(error)) for name, error in both.items()}}
 
 
 def _as_components(matrix: Tensor, vitals: spectra.Vitals) -> Components:

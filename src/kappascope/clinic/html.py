@@ -31,7 +31,7 @@ from kappascope.clinic.diagnosis import (
 )
 from kappascope.clinic.examination import Examination, Finding, Spread
 from kappascope.matrix.components import Components
-from kappascope.model.skipped import ReasonKind, Skipped
+from kappascope.model.skipped import ReasonKind
 from kappascope.pages.shell import fill, legible
 from kappascope.text import Record, bracketed, error_text, first_few, number, plural, words
 
@@ -221,7 +221,7 @@ class Opening:
 def opening(diagnosis: Diagnosis) -> Opening:
     """Return what was read and what was not.
 
-    >>> from kappascope.model.skipped import acts_beside
+    >>> from kappascope.model.skipped import Skipped, acts_beside
     >>> bias = Skipped("b", acts_beside("one-dimensional"))
     >>> opening(Diagnosis("toy.pt", skipped=(bias,))).first
     'Nothing could be analysed.'
@@ -237,7 +237,10 @@ def opening(diagnosis: Diagnosis) -> Opening:
         causes = [f"{name}: {reason}" for name, reason in failures.items()]
         rest.append(f"{failed:,} failed: {_listed(causes)}.")
     if diagnosis.skipped:
-        kinds = Counter(_skipping(item) for item in diagnosis.skipped)
+        kinds = Counter(  # ties to different names are one kind
+            "tied to another" if item.reason.kind is ReasonKind.TIED else str(item.reason)
+            for item in diagnosis.skipped
+        )
         causes = [f"{many:,} {reason}" for reason, many in kinds.most_common()]
         rest.append(f"Skipped: {_listed(causes)}.")
     first = f"{plural(analysed, 'matrix', 'matrices')} analysed."
@@ -246,11 +249,6 @@ def opening(diagnosis: Diagnosis) -> Opening:
     if not analysed:
         first = "Nothing could be analysed."
     return Opening(bool(failed) or not analysed, first, " ".join(rest))
-
-
-def _skipping(item: Skipped) -> str:
-    """Return the reason by which skipped tensors are counted: ties to different names are one."""
-    return "tied to another" if item.reason.kind is ReasonKind.TIED else str(item.reason)
 
 
 def _listed(causes: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -102,24 +102,6 @@ def model_rule(judge: ModelRule, rule_id: str = "") -> ModelRule:
     return judge
 
 
-def findings(
-    rows: Iterable[Examination],
-    products: Iterable[Product] = (),
-    chains: Iterable[Chain] = (),
-    unsound: Iterable[Skipped] = (),
-) -> tuple[Finding, ...]:
-    """Return what all rules say, worst first; see :func:`judgement` for those that fail.
-
-    >>> import torch
-    >>> from kappascope.clinic.examination import examine
-    >>> found = findings([examine("fc.weight", torch.tensor([[1.0, float("inf")]]))])
-    >>> [(one.rule, one.severity) for one in found]
-    [('non-finite', 'critical')]
-    """
-    model = Measurements(tuple(rows), tuple(products), tuple(chains), tuple(unsound))
-    return judgement(model).findings
-
-
 @dataclass(frozen=True)
 class Judgement:
     """What all rules say of a model, worst first, and which of them failed where and why."""
@@ -137,24 +119,16 @@ def judgement(model: Measurements) -> Judgement:
     results: list[Finding | Skipped | None] = []
     for row in model.rows:
         for rule_id, judge in RULES.items():
-            results.append(
-                _attempt(rule_id, row.name, partial(_judged, rule_id, judge, row, model))
-            )
+            symptom = _attempt(rule_id, row.name, partial(judge, row, model))
+            results.append(_finding(rule_id, symptom, row.name, (row,)))
     for rule_id, ask in MODEL_RULES.items():
-        symptom: Symptom | Skipped | None
         symptoms = chain.from_iterable(map(ask, [model]))  # asked by the first next()
         while symptom := _attempt(rule_id, "model", partial(next, symptoms, None)):
-            if isinstance(symptom, Symptom):
-                subject = symptom.subject or "model"
-                finding = partial(_finding, rule_id, symptom, subject, symptom.about)
-                results.append(_attempt(rule_id, subject, finding))
-            else:
-                results.append(symptom)
-    known = [result for result in results if isinstance(result, Finding)]
-    known.sort(key=lambda result: -SEVERITIES.index(result.severity))
-    return Judgement(
-        tuple(known), tuple(result for result in results if isinstance(result, Skipped))
-    )
+            results.append(_finding(rule_id, symptom, "model", ()))
+    found = [result for result in results if isinstance(result, Finding)]
+    failed = [result for result in results if isinstance(result, Skipped)]
+    found.sort(key=lambda finding: -SEVERITIES.index(finding.severity))
+    return Judgement(tuple(found), tuple(failed))
 
 
 def _attempt(rule_id: str, subject: str, judge: Callable[[], T]) -> T | Skipped:
@@ -166,17 +140,20 @@ def _attempt(rule_id: str, subject: str, judge: Callable[[], T]) -> T | Skipped:
         return Skipped(subject, Reason(ReasonKind.RULE_FAILED, text))
 
 
-def _judged(
-    rule_id: str, judge: MatrixRule, row: Examination, model: Measurements
-) -> Finding | None:
-    symptom = judge(row, model)
-    return _finding(rule_id, symptom, row.name, (row,)) if symptom else None
-
-
 def _finding(
+    rule_id: str, symptom: Symptom | Skipped | None, subject: str, about: tuple[Examination, ...]
+) -> Finding | Skipped | None:
+    """Turn a symptom into a finding; what a rule could not judge stays as it is."""
+    if not isinstance(symptom, Symptom):
+        return symptom
+    subject, about = symptom.subject or subject, symptom.about or about
+    return _attempt(rule_id, subject, partial(_treated, rule_id, symptom, subject, about))
+
+
+def _treated(
     rule_id: str, symptom: Symptom, subject: str, about: tuple[Examination, ...]
 ) -> Finding:
-    """Turn a symptom into a finding, with the correction that treats it if there is one."""
+    """Add the correction that treats a symptom, if there is one for this kind of layer."""
     treatment, severity = Prescription(None, "", symptom.advice), symptom.severity
     if symptom.flaw is not None and about:
         treatment = prescribe(symptom.flaw, *about)
@@ -184,15 +161,8 @@ def _finding(
             severity = "info"  # where nothing is to be done about it, nobody is to be alarmed
     calm = "no need to act; if the layer trains badly, "
     advice = f"{calm if severity == 'info' and treatment.correction else ''}{treatment.advice}"
-    return Finding(
-        rule_id,
-        severity,
-        subject,
-        symptom.evidence,
-        advice,
-        treatment.correction,
-        treatment.snippet,
-    )
+    correction, snippet = treatment.correction, treatment.snippet
+    return Finding(rule_id, severity, subject, symptom.evidence, advice, correction, snippet)
 
 
 # --- numbers that are none, or none left ----------------------------------------------------------

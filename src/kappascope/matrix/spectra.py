@@ -701,10 +701,10 @@ def _report(
         "sigma_2": extremes.second,
         "sigma_min": extremes.smallest,
     }
-    shown = {name: _unscaled(value, exponent) for name, value in absolute.items()}
+    shown = {name: unscaled(value, exponent) for name, value in absolute.items()}
     rows, columns = norms.unscaled(given, exponent)
     vectors = {"row_norms": rows, "column_norms": columns}
-    resolution = {"resolution": _unscaled(uncertainty, exponent)}
+    resolution = {"resolution": unscaled(uncertainty, exponent)}
     absent = [name for name, value in (shown | vectors | resolution).items() if value is None]
     return Vitals(
         row_norms=rows,
@@ -852,8 +852,12 @@ def _unscaled_values(values: Tensor | None, exponent: int) -> Tensor | None:
     return None if values is None else _representable(ldexp(values, exponent))
 
 
-def _unscaled(value: float, exponent: int) -> float | None:
-    """``value * 2**exponent``, or nothing where float64 cannot hold all its digits."""
+def unscaled(value: float, exponent: int) -> float | None:
+    """Return ``value * 2**exponent``, or nothing where float64 cannot hold all its digits.
+
+    >>> unscaled(3.0, 2), unscaled(1.0, 2000), unscaled(1.0, -1050)
+    (12.0, None, None)
+    """
     try:
         result = math.ldexp(value, exponent)
     except OverflowError:
