@@ -97,19 +97,14 @@ def error_line(refusal: Refusal) -> str:
     A long name of what was given loses its middle; a long reason loses its end, but never the
     advice that stands behind it.
     """
+    start, wrong, advice = "kappascope: error: ", refusal.wrong, f" ({refusal.advice})"
     given = clean(refusal.given)
-    room = max(LONGEST_LINE // 3, LONGEST_LINE - (len(_line(refusal, refusal.given)) - len(given)))
+    room = max(LONGEST_LINE // 3, LONGEST_LINE - len(f"{start}: {wrong}{advice}"))
     if len(given) > room:
         given = f"{given[: room // 2]}…{given[-(room - room // 2 - 1) :]}"
-    line = _line(refusal, given)
-    if len(line) <= LONGEST_LINE:
-        return line
-    advice = line[line.rfind(" (") :] if line.endswith(")") else ""
-    room = LONGEST_LINE - len(advice)
-    if room < LONGEST_LINE // 2:
-        advice, room = "", LONGEST_LINE
-    return f"{line[: room - 1]}…{advice}"
-
-
-def _line(refusal: Refusal, given: str) -> str:
-    return f"kappascope: error: {Refusal(refusal.code, given, refusal.wrong, refusal.advice)}"
+    line = f"{start}{given}: {wrong}"
+    if len(line + advice) <= LONGEST_LINE:
+        return line + advice
+    if len(advice) > LONGEST_LINE // 2:
+        line, advice = line + advice, ""
+    return f"{line[: LONGEST_LINE - len(advice) - 1]}…{advice}"

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import fnmatch
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeAlias, final, get_args
+from typing import TypeAlias, final, get_args
 
 import torch
 from torch import Tensor
@@ -93,37 +94,6 @@ class Selection:
 # --- tasks ----------------------------------------------------------------------------------------
 
 
-class Task(Protocol):
-    """Something to be measured, in whichever process."""
-
-    @property
-    def effort(self) -> float:
-        """Seconds that are more than enough for it."""
-
-    @property
-    def units(self) -> tuple[Unit, ...]:
-        """The stored tensors that are read for it."""
-
-    @property
-    def memory(self) -> Memory:
-        """The memory that it takes."""
-
-    def rows(self, model: Opened, reference: Readable | None, spectrum: Extent) -> Iterator[Row]:
-        """Return the rows that it measures."""
-
-    def failed(self, reason: Reason) -> Iterator[Row]:
-        """Return rows that say why there are no others."""
-
-
-def _svd_seconds(units: Iterable[Unit]) -> float:
-    """Return more seconds than it takes to read some tensors and factorize their matrices."""
-    seconds = 0.0
-    for unit in units:
-        shapes = [sorted(part.shape) for part in unit.parts]
-        seconds += 60 + sum(8 * long * short * short for short, long in shapes) / LEAST_FLOPS
-    return seconds
-
-
 @dataclass(frozen=True)
 class Memory:
     """Bytes of the stored tensors of a task, and what measuring them takes on top of that."""
@@ -146,18 +116,44 @@ def _stored_bytes(units: Iterable[Unit]) -> int:
     return sum(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in tensors)
 
 
+class Task(ABC):
+    """Something to be measured, in whichever process."""
+
+    @property
+    @abstractmethod
+    def units(self) -> tuple[Unit, ...]:
+        """The stored tensors that are read for it."""
+
+    @property
+    def effort(self) -> float:
+        """Seconds that are more than enough to read its tensors and factorize their matrices."""
+        seconds = 0.0
+        for unit in self.units:
+            shapes = [sorted(part.shape) for part in unit.parts]
+            seconds += 60 + sum(8 * long * short * short for short, long in shapes) / LEAST_FLOPS
+        return seconds
+
+    @property
+    def memory(self) -> Memory:
+        """The memory that it takes: its tensors as stored, beside which its products are small."""
+        return Memory(_stored_bytes(self.units))
+
+    @abstractmethod
+    def rows(self, model: Opened, reference: Readable | None, spectrum: Extent) -> Iterator[Row]:
+        """Measure it."""
+
+    @abstractmethod
+    def failed(self, reason: Reason) -> Iterator[Row]:
+        """Yield rows that say why there are no others."""
+
+
 @final
 @dataclass(frozen=True)
-class TensorTask:
+class TensorTask(Task):
     """The examination of those matrices of one stored tensor that were chosen."""
 
     unit: Unit
     chosen: frozenset[str]
-
-    @property
-    def effort(self) -> float:
-        """Seconds for a full SVD of each matrix."""
-        return _svd_seconds(self.units)
 
     @property
     def units(self) -> tuple[Unit, ...]:
@@ -253,25 +249,15 @@ def _described(row: Examination, logical: Logical) -> Examination:
 
 @final
 @dataclass(frozen=True)
-class AttentionTask:
+class AttentionTask(Task):
     """The products of the heads of one attention layer."""
 
     layer: Attention
 
     @property
-    def effort(self) -> float:
-        """Seconds for its matrices, which take longer than their products."""
-        return _svd_seconds(self.units)
-
-    @property
     def units(self) -> tuple[Unit, ...]:
         """The tensors of its projections."""
         return self.layer.units
-
-    @property
-    def memory(self) -> Memory:
-        """The tensors of its projections; a head's product is small beside them."""
-        return Memory(_stored_bytes(self.units))
 
     def rows(self, model: Opened, reference: Readable | None, spectrum: Extent) -> Iterator[Row]:
         """Return two products for each head."""
@@ -288,7 +274,7 @@ class AttentionTask:
 
 @final
 @dataclass(frozen=True)
-class ChainTask:
+class ChainTask(Task):
     """The product of layers that follow one another, of which the ends are known."""
 
     layers: Links
@@ -297,7 +283,7 @@ class ChainTask:
     @property
     def effort(self) -> float:
         """Seconds for the product; nothing where it is not formed."""
-        return 0.0 if obstacle(self.layers.widths) else _svd_seconds(self.units)
+        return 0.0 if obstacle(self.layers.widths) else super().effort
 
     @property
     def units(self) -> tuple[Unit, ...]:
