@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,25 @@ from kappascope.checkpoints.formats import AGAIN, Malformed
 
 _BLOCK = 1 << 20  # bytes inflated at a time
 _MOST_DIMENSIONS = 64  # what torch's own loops can take
+
+
+class Stamp(NamedTuple):
+    """What differs once a file is written to or replaced.
+
+    >>> Stamp.of(os.stat(__file__)) == Stamp.of(os.stat(__file__))
+    True
+    """
+
+    device: int
+    inode: int
+    size: int
+    modified: int  # nanoseconds, as the next
+    changed: int  # which nobody can set back
+
+    @classmethod
+    def of(cls, now: os.stat_result) -> Stamp:
+        """Return the stamp of a file whose status this is."""
+        return cls(now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
 
 
 @dataclass(frozen=True)
@@ -31,17 +51,18 @@ class CheckpointFile:
     """
 
     path: str
-    device: int
-    inode: int
-    size: int
-    modified: int  # nanoseconds, as the next
-    changed: int  # which nobody can set back
+    stamp: Stamp
+
+    @property
+    def size(self) -> int:
+        """The number of its bytes."""
+        return self.stamp.size
 
     @classmethod
     def at(cls, path: Path) -> CheckpointFile:
         """Return the file at ``path``; links are for the caller to resolve."""
         with _opened(str(path)) as descriptor:
-            return cls(str(path), *_stamp(descriptor))
+            return cls(str(path), Stamp.of(os.fstat(descriptor)))
 
     @contextmanager
     def opened(self) -> Iterator[int]:
@@ -64,7 +85,7 @@ class CheckpointFile:
         return bytes(data)
 
     def _check_unchanged(self, descriptor: int) -> None:
-        if _stamp(descriptor) != (self.device, self.inode, self.size, self.modified, self.changed):
+        if Stamp.of(os.fstat(descriptor)) != self.stamp:
             raise Malformed("changed while it was read", "try again once nothing writes to it")
 
 
@@ -189,11 +210,6 @@ def _opened(path: str) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _stamp(descriptor: int) -> tuple[int, int, int, int, int]:
-    now = os.fstat(descriptor)
-    return now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns
 
 
 def _fill(descriptor: int, view: memoryview, begin: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from kappascope.checkpoints import open
 from kappascope.checkpoints.folders import resolved
+from kappascope.checkpoints.locations import Stamp
 from kappascope.clinic.examination import non_finite_entries
 from kappascope.corrections.saved import merged
 from kappascope.model.matrices import Plan, Unit, plan, reader
@@ -29,8 +31,8 @@ Source: TypeAlias = str | Path | Model
 
 GIGABYTE = 2**30
 WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt"}  # beside logs, which may grow
-Stamp: TypeAlias = tuple[str, int, int, int, int]
-"""Of a file: its name, inode, size, and when its content and it itself were changed."""
+Stamps: TypeAlias = tuple[tuple[str, Stamp], ...]
+"""The files of a checkpoint by their names, as they were when we first saw them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +112,7 @@ class OnDisk:
     """A checkpoint on disk, as it was when we first saw it."""
 
     path: str
-    stamp: tuple[Stamp, ...]
+    stamp: Stamps
 
     @classmethod
     def at(cls, path: str | Path) -> OnDisk:
@@ -159,19 +161,18 @@ class OnDisk:
         return 30 + 60 * size / GIGABYTE
 
 
-def _stamps(path: Path) -> tuple[Stamp, ...]:
+def _stamps(path: Path) -> Stamps:
     """Return what tells whether a file, or a weight in a folder, was written to meanwhile."""
-    status, files = path.stat(), []
-    if not path.is_dir():
-        files = [(str(path), status)]
-    elif os.access(path, os.R_OK | os.X_OK):  # or else who reads it says why it cannot
-        weights = (file for file in sorted(path.iterdir()) if file.suffix in WEIGHT_SUFFIXES)
-        files = [(str(file), file.stat()) for file in weights if file.is_file()]
-    return tuple((name, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in files)
+    files, status = [path], path.stat()  # which may be an error
+    if stat.S_ISDIR(status.st_mode):
+        readable = os.access(path, os.R_OK | os.X_OK)  # or else who reads it says why it cannot
+        names = sorted(path.iterdir()) if readable else []
+        files = [file for file in names if file.suffix in WEIGHT_SUFFIXES and file.is_file()]
+    return tuple((str(file), Stamp.of(file.stat())) for file in files)
 
 
 @cache
-def _opened(path: str, stamp: tuple[Stamp, ...]) -> Opened:
+def _opened(path: str, stamp: Stamps) -> Opened:
     checkpoint = open.open(Path(path))
     model = merged(checkpoint.contents, checkpoint.read)
     planned, small = plan(model.contents, checkpoint.config), vectors(model.contents)
