@@ -71,9 +71,11 @@ def examine(kind: str, share: float, keep: Path | None) -> Any:
     return tally
 
 
-def row(tally: Any, seconds: float) -> dict[str, Any]:
+def row(tally: Any, seconds: float, share: float) -> dict[str, Any]:
     """The figures of one kind."""
     return {
+        "share": share,
+        "environment": environment(),
         "what": tally.what,
         "count": tally.count,
         "refused": tally.refused,
@@ -84,6 +86,14 @@ def row(tally: Any, seconds: float) -> dict[str, Any]:
         "seconds": round(seconds, 1),
         "examples": [*tally.crashes[:5], *tally.executions[:5]],
     }
+
+
+def merged(rows: list[dict[str, Any]], out: Path) -> list[dict[str, Any]]:
+    """These rows in the place of earlier ones of their kinds; each says where it was measured."""
+    earlier = json.loads(out.read_text()) if out.exists() else {"results": []}
+    place = {name: earlier[name] for name in ("share", "environment") if name in earlier}
+    kept = {each["what"]: place | each for each in earlier["results"]}
+    return list((kept | {each["what"]: each for each in rows}).values())
 
 
 def main() -> None:
@@ -105,13 +115,12 @@ def main() -> None:
     for kind in [options.only] if options.only else tasks:
         began = time.perf_counter()
         tally = tasks[kind]()
-        rows.append(row(tally, time.perf_counter() - began))
+        rows.append(row(tally, time.perf_counter() - began, options.share))
         print(
             "{what:20} {count:8} {refused:8} {accepted:8} {crashes:8} {executions:8}"
             "  {slowest_seconds:.3f} s".format(**rows[-1])
         )
-    report = {"what": __doc__.splitlines()[0], "share": options.share}
-    report |= {"environment": environment(), "results": rows}
+    report = {"what": __doc__.splitlines()[0], "results": merged(rows, options.out)}
     options.out.parent.mkdir(exist_ok=True)
     options.out.write_text(json.dumps(report, indent=2) + "\n")
     sys.exit(any(r["crashes"] or r["executions"] for r in rows))

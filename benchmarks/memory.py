@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # only the processes that are measured load it
     from torch import Tensor
 
 HERE = Path(__file__).parent
-SIZES = (4096, 6144, 8192, 10240)
+SIZES = (4096, 6144, 8192, 10240, 16384)
 DTYPES = ("bfloat16", "float32")
 KINDS = ("random", "singular", "dead column", "tall with a dead column", "crowded")
 LOOK_SECONDS = 0.004
@@ -68,7 +68,7 @@ def child(kind: str, size: int, dtype: str) -> None:
     found = spectra.vitals(a)
     seconds = time.process_time() - began
     rank, method = found.effective_rank, found.method
-    needed = spectra.bytes_needed(tuple(a.shape), a.dtype)
+    needed = spectra.bytes_needed((a.shape[0], a.shape[1]))
     held = a.numel() * a.dtype.itemsize
     print(
         json.dumps(

@@ -24,7 +24,7 @@ import torch
 
 import checkpoint_files
 from kappascope.checkpoints import open
-from kappascope.checkpoints.tensors import TensorLocation
+from kappascope.checkpoints.locations import TensorLocation
 from kappascope.refusal import Refusal
 
 NUMBERS = [0, 1, -1, 2, 7, 255, 2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1, 2**64, 10**30]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from kappascope.clinic.row import Examination, examine
+from kappascope.clinic.examination import Examination, examine
 from kappascope.model.attention import Product, attention
 from kappascope.model.chains import Chain, links
 from kappascope.model.matrices import Matrices, Plan, plan, reader

@@ -15,7 +15,7 @@ import broken_files
 import checkpoint_files
 from broken_files import refused
 from checkpoint_files import SOUND, TWO, everything, put, saved
-from kappascope.checkpoints import open, safetensors, tensors
+from kappascope.checkpoints import locations, open, safetensors
 from kappascope.checkpoints.formats import quoted
 from kappascope.checkpoints.open import Checkpoint
 from kappascope.model.matrices import matrices
@@ -130,7 +130,7 @@ def test_too_little_memory_is_told_as_such(tmp_path: Path, monkeypatch: pytest.M
     def full(*_: Any, **__: Any) -> Tensor:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr(tensors.torch, "empty", full)
+    monkeypatch.setattr(locations.torch, "empty", full)
     with pytest.raises(Refusal, match="not enough memory") as refusal:
         checkpoint.read(("a",))
     assert refusal.value.code == 5

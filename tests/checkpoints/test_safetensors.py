@@ -13,7 +13,7 @@ import checkpoint_files
 from broken_files import refused
 from checkpoint_files import DATA, HEADER, SOUND, TWO, everything, put, raw
 from kappascope.checkpoints import open, safetensors
-from kappascope.checkpoints.tensors import TensorLocation
+from kappascope.checkpoints.locations import TensorLocation
 from kappascope.model.skipped import Reason
 
 

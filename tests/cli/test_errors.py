@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kappascope.cli import app
+from kappascope.cli._errors import Interrupted, signals, signals_held
 from kappascope.lab import experiment, report
 
 
@@ -57,3 +58,19 @@ with _errors.signals():
             assert line in ("ready\n", "closing\n")
             process.send_signal(signal.SIGINT)
         assert process.wait(10) == 130
+
+
+def test_a_signal_while_a_library_loads_waits_until_it_is_loaded() -> None:
+    steps = []
+    with pytest.raises(Interrupted) as interrupted, signals() as came, signals_held():
+        os.kill(os.getpid(), signal.SIGTERM)
+        steps.append("loaded nevertheless")
+    assert steps and came == [interrupted.value] and interrupted.value.code == 143
+
+
+def test_without_a_signal_nothing_waits() -> None:
+    with signals() as came, signals_held():
+        pass
+    assert came == []
+    with signals(), pytest.raises(Interrupted):
+        os.kill(os.getpid(), signal.SIGINT)

@@ -4,6 +4,7 @@ import copy
 import math
 import pickle
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from kappascope.clinic import source as sources
 from kappascope.clinic.diagnose import Selection, TensorTask, case, diagnose
 from kappascope.clinic.diagnosis import Diagnosis, product_document
 from kappascope.matrix import spectra
+from kappascope.matrix.status import Outcome, Status
 from kappascope.model.chains import Chain
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, acts_beside
 from kappascope.refusal import Refusal
@@ -170,7 +172,8 @@ def test_a_chain_that_fails_is_among_what_failed_and_one_left_out_is_not(
         "condition_number": reason,
         "bound": reason,
     }
-    left_out = Chain("a > b", ("a", "b"), (9, 9, 9), None, False, None, "skipped: too wide")
+    too_wide = Status(Outcome.SKIPPED, "too wide")
+    left_out = Chain("a > b", ("a", "b"), (9, 9, 9), None, False, None, too_wide)
     assert Diagnosis("toy", chains=(left_out,)).failed == ()
 
 
@@ -254,7 +257,7 @@ def test_a_worker_may_use_what_large_matrices_need(size, dtype) -> None:
     matrix = torch.ones(1, 1, dtype=dtype).expand(size, size)
     (task,) = case({"w": matrix}).tasks
     stored = size * size * dtype.itemsize
-    assert task.memory.at_most(1) >= stored + spectra.bytes_needed((size, size), dtype)
+    assert task.memory.at_most(1) >= stored + spectra.bytes_needed((size, size))
     assert task.memory.at_least(1) <= 2 * (8 * size * size) + 2**30  # twice in float64, and buffers
 
 
@@ -346,9 +349,11 @@ def test_why_a_tensor_cannot_be_read_is_told_once(tmp_path: Path) -> None:
     (lost,) = diagnose(path, jobs=1).failed
     assert str(lost.reason) == "damaged: the checksum of its content is another"
     torch.save({"w": torch.ones(8, 8)}, tmp_path / "y.pt")
-    (lost,) = diagnose(tmp_path / "y.pt", path, jobs=1).failed
-    reason = str(lost.reason)
-    assert reason.startswith(f"{path}: damaged") and "(" not in reason
+    found = diagnose(tmp_path / "y.pt", path, jobs=1)
+    (lost,) = found.failed
+    reason = "damaged: the checksum of its content is another"
+    assert str(lost.reason) == f"not compared: the reference cannot be read: {reason}"
+    assert [row.effective_rank for row in found.analysed] == [1]
 
 
 def test_a_script_without_a_guard_is_not_run_again(saved: Path, tmp_path: Path) -> None:
@@ -509,3 +514,44 @@ def test_tensors_on_the_meta_device_cost_only_themselves() -> None:
     found = diagnose(state | {name: state[name].to("meta") for name in ("a.bias", "b.weight")})
     status = {row.name: row.status for row in found.matrices}
     assert status["a.weight"].startswith("ok") and "on meta is not" in status["b.weight"]
+
+
+@pytest.mark.parametrize(("finder", "lost"), [("attention", "attention"), ("links", "chains")])
+def test_an_error_while_layers_are_looked_for_costs_only_their_products(
+    finder: str, lost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise IndexError("list index out of range")
+
+    monkeypatch.setattr(diagnosing, finder, fails)
+    found = diagnose({"fc1.weight": torch.eye(4), "fc2.weight": torch.eye(4)})
+    assert [row.name for row in found.analysed] == ["fc1.weight", "fc2.weight"]
+    assert bool(found.chains) == (finder == "attention")
+    (failed,) = found.failed
+    assert lost in failed.name
+    assert str(failed.reason) == "not looked for: IndexError: list index out of range"
+
+
+@pytest.mark.parametrize("error", [Refusal(2, "x", "too short", ""), ZeroDivisionError("none")])
+def test_a_reference_tensor_that_cannot_be_read_costs_only_the_comparison(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = {"a": torch.eye(3), "b": torch.eye(4)}
+    reader = sources.reader
+
+    def broken(model: object) -> Callable[[tuple[object, ...]], torch.Tensor]:
+        def read(path: tuple[object, ...]) -> torch.Tensor:
+            if model is theirs and path == ("b",):
+                raise error
+            return reader(model)(path)
+
+        return read
+
+    monkeypatch.setattr(sources, "reader", broken)
+    found = diagnose({"a": 2 * torch.eye(3), "b": torch.eye(4)}, reference=theirs)
+    assert [row.condition_number for row in found.matrices] == [1.0, 1.0]
+    assert [bool(row.errors) for row in found.matrices] == [True, False]
+    (failed,) = found.failed
+    assert failed.name == "b" and "the reference cannot be read" in str(failed.reason)
+    assert "the reference cannot be read" in found.matrices[1].reasons["errors"]
+    assert [one.name for one in found.uncompared] == ["b"]

@@ -11,7 +11,7 @@ from torch import nn
 from kappascope.clinic import SCHEMA, blank_document
 from kappascope.clinic.diagnose import diagnose
 from kappascope.clinic.diagnosis import Diagnosis, document, joined, spreadsheet
-from kappascope.clinic.row import Examination
+from kappascope.clinic.examination import Examination
 from kappascope.system.files import strict
 from small_checkpoints import KEPT, comparable, differences, documents
 

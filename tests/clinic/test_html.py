@@ -21,6 +21,7 @@ from kappascope import pages
 from kappascope.clinic import html
 from kappascope.clinic.diagnose import diagnose
 from kappascope.clinic.diagnosis import Diagnosis, trajectory_steps
+from kappascope.clinic.examination import Examination, Finding, Spread
 from kappascope.clinic.html import (
     ERROR_LEVELS,
     PLOT_LIMIT,
@@ -31,8 +32,8 @@ from kappascope.clinic.html import (
     heat_map,
     ratio_level,
 )
-from kappascope.clinic.row import Examination, Finding, Spread
 from kappascope.matrix.components import Components
+from kappascope.matrix.status import OK, Outcome, Status
 from kappascope.model.attention import Product
 from kappascope.model.chains import Chain
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, acts_beside, unreadable
@@ -229,7 +230,7 @@ def product(told: Mapping[str, Any]) -> Product:
     layer, kappa = told["name"].partition("[")[0], told.get("condition_number")
     values = (told.get("sigma_max", 1.0), told.get("sigma_min", 1.0))
     why = told.get("reasons", {}).get("condition_number", "ok")
-    status = "ok" if kappa else f"degenerate: {why}"
+    status = OK if kappa else Status(Outcome.DEGENERATE, why)
     numbers = (told.get("depth"), (8, 8), values, kappa, status, told.get("head"))
     return Product(layer, told["kind"], *numbers)
 
@@ -241,7 +242,15 @@ def diagnoses(told: Mapping[str, Any]) -> list[Diagnosis]:
     model = [Finding(**{"advice": ""} | one) for one in known.get("findings", ())]
     found = dict.fromkeys((*model, *(one for row in rows for one in row.findings)))
     links = [
-        Chain(c["name"], (c["name"],) * 2, (8, 8, 8), c["bound"], True, None, c["status"])
+        Chain(
+            c["name"],
+            (c["name"],) * 2,
+            (8, 8, 8),
+            c["bound"],
+            True,
+            None,
+            Status(Outcome(c["status"].partition(": ")[0]), c["status"].partition(": ")[2]),
+        )
         for c in known.get("chains", ())
     ]
     skipped, failed = known.get("skipped", ()), known.get("failed", ())

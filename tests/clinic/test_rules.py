@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -12,19 +12,19 @@ from torch import Tensor, nn
 
 from fresh_models import FAMILIES, examined, multiplied
 from kappascope.clinic import SEVERITIES, rules
-from kappascope.clinic.remedies import LEFT_ALONE, is_left_alone
-from kappascope.clinic.row import Examination, Finding, Spread, examine
+from kappascope.clinic.examination import Examination, Finding, Spread, examine
+from kappascope.clinic.prescriptions import LEFT_ALONE, is_left_alone
 from kappascope.clinic.rules import (
     MODEL_RULES,
     RULES,
     Judgement,
     Measurements,
     Symptom,
-    findings,
     is_fresh,
     judgement,
     usual_distance,
 )
+from kappascope.matrix.status import OK
 from kappascope.model.attention import Product
 from kappascope.model.chains import Chain, chain
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, unreadable
@@ -52,6 +52,16 @@ def changed(change: Callable[[Tensor], object], matrix: Tensor | None = None) ->
     result = (trained() if matrix is None else matrix).clone()
     change(result)
     return result
+
+
+def findings(
+    rows: Iterable[Examination],
+    products: Iterable[Product] = (),
+    chains: Iterable[Chain] = (),
+    unsound: Iterable[Skipped] = (),
+) -> tuple[Finding, ...]:
+    model = Measurements(tuple(rows), tuple(products), tuple(chains), tuple(unsound))
+    return judgement(model).findings
 
 
 def sick(matrix: Tensor, kind: str = "up", name: str = "ill.weight") -> tuple[Finding, ...]:
@@ -346,7 +356,7 @@ def test_equal_matrices_are_told_once() -> None:
 
 def head(kappa: float, size: int = 16) -> Product:
     values = (1.0,) * (size - 1) + (1 / kappa,)
-    return Product("attn", "QK", None, (64, 64), values, kappa, "ok", head=0)
+    return Product("attn", "QK", None, (64, 64), values, kappa, OK, head=0)
 
 
 def test_a_product_explodes_beyond_what_random_factors_do() -> None:
@@ -439,7 +449,7 @@ def test_a_product_that_cannot_be_judged_costs_no_other(monkeypatch: pytest.Monk
 
     shape = (64, 64)
     products = tuple(
-        Product("attn", "QK", 0, shape, tuple(1e-6**k for k in (0, 1)), 1e9, "ok", head=head)
+        Product("attn", "QK", 0, shape, tuple(1e-6**k for k in (0, 1)), 1e9, OK, head=head)
         for head in range(3)
     )
     monkeypatch.setattr(rules, "_explodes", fragile)
@@ -451,7 +461,7 @@ def test_a_product_that_cannot_be_judged_costs_no_other(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("layers", [130, 1000])
 def test_a_chain_of_many_layers_is_judged(layers: int) -> None:
     widths = (400,) * (layers + 1)
-    long = Chain("a > z", ("a", "z"), widths, None, True, math.inf, "ok")
+    long = Chain("a > z", ("a", "z"), widths, None, True, math.inf, OK)
     assert judgement(Measurements((), chains=(long,))) == Judgement((), ())
 
 

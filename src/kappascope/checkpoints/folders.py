@@ -47,7 +47,7 @@ class CheckpointFiles(NamedTuple):
         return self.files + self.missing
 
     def notes(self, read: Collection[str]) -> Iterator[str]:
-        """What to say once it is known which files are read.
+        """Yield what to say once it is known which files are read.
 
         >>> list(CheckpointFiles(None, ("a.bin",), others=("b.bin",)).notes({"a.bin"}))
         ['read a.bin, left aside b.bin']
@@ -59,7 +59,7 @@ class CheckpointFiles(NamedTuple):
 
 
 def choose_files(folder: Path) -> CheckpointFiles:
-    """The model in a folder.
+    """Return the model in a folder.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -78,7 +78,7 @@ def choose_files(folder: Path) -> CheckpointFiles:
 
 
 def snapshot(folder: Path) -> Path:
-    """The folder itself, or of a repository in Hugging Face's cache the revision it points to."""
+    """Return the folder, or the revision that a repository in Hugging Face's cache points to."""
     revisions = folder / "snapshots"
     if not revisions.is_dir() or not (folder / "blobs").is_dir():
         return folder
@@ -91,7 +91,9 @@ def snapshot(folder: Path) -> Path:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Where ``name`` really lies; refused unless that is in the folder, or in its cache's blobs.
+    """Return where ``name`` really lies.
+
+    Refused unless that is in the folder, or in its cache's blobs.
 
     >>> inside(Path("models"), "../secret")
     Traceback (most recent call last):
@@ -113,7 +115,7 @@ def inside(folder: Path, name: str) -> Path:
 
 
 def resolved(path: Path) -> Path:
-    """Where a path leads; one that goes round in a circle of links, to where it is.
+    """Return where a path leads; one that goes round in a circle of links, to where it is.
 
     >>> resolved(Path("/")) == Path("/")
     True
@@ -122,7 +124,7 @@ def resolved(path: Path) -> Path:
 
 
 def is_index(name: str) -> bool:
-    """Whether a file lists the tensors of shards, by its name.
+    """Tell whether a file lists the tensors of shards, by its name.
 
     >>> is_index("model.safetensors.index.fp16.json")
     True
@@ -131,7 +133,7 @@ def is_index(name: str) -> bool:
 
 
 def is_shard(name: str) -> bool:
-    """Whether a file is one of several, by its name.
+    """Tell whether a file is one of several, by its name.
 
     >>> is_shard("model-00001-of-00002.safetensors")
     True
@@ -140,7 +142,7 @@ def is_shard(name: str) -> bool:
 
 
 def is_plain(name: object) -> bool:
-    r"""Whether a name is that of a file in this very folder.
+    r"""Tell whether a name is that of a file in this very folder.
 
     >>> [is_plain(name) for name in ("a.bin", "../a.bin", "/a.bin", "C:\\a.bin", "~", "")]
     [True, False, False, False, False, False]
@@ -168,16 +170,16 @@ def _is_checkpoint(name: str) -> bool:
 
 
 def _only(names: list[str]) -> CheckpointFiles | None:
-    """The only checkpoint of the first kind that is there."""
+    """Return the only checkpoint of the first kind that is there."""
     for pattern in (_INDEX, r".+\.safetensors", _PICKLED):
-        found = [n for n in names if re.fullmatch(pattern, n) and _is_checkpoint(n)]
-        families = {_family(name): name for name in found}
+        candidates = [n for n in names if re.fullmatch(pattern, n) and _is_checkpoint(n)]
+        families = {_family(name): name for name in candidates}
         if len(families) > 1:
-            raise Malformed(f"several checkpoints: {_list(found)}", "give one of them")
-        if len(found) == 1 and not is_shard(found[0]):
-            return _single(found[0])
-        if found:
-            return _shards(found)
+            raise Malformed(f"several checkpoints: {_list(candidates)}", "give one of them")
+        if len(candidates) == 1 and not is_shard(candidates[0]):
+            return _single(candidates[0])
+        if candidates:
+            return _shards(candidates)
     return None
 
 
@@ -186,18 +188,18 @@ def _family(name: str) -> str:
     return f"{shard[1]}-of-{shard[2]}{shard[3]}" if shard else name
 
 
-def _shards(found: list[str]) -> CheckpointFiles:
-    """Shards that no index lists."""
-    shard = re.fullmatch(_SHARD, found[0])
+def _shards(shards: list[str]) -> CheckpointFiles:
+    """Return shards that no index lists."""
+    shard = re.fullmatch(_SHARD, shards[0])
     assert shard  # two names of one family
     stem, count, end = shard.groups()
     places = range(1, min(int(count), _MOST_ENTRIES) + 1)
-    missing = {f"{stem}-{i:05d}-of-{count}{end}" for i in places} - set(found)
-    return CheckpointFiles(None, tuple(found), tuple(sorted(missing)))
+    missing = {f"{stem}-{i:05d}-of-{count}{end}" for i in places} - set(shards)
+    return CheckpointFiles(None, tuple(shards), tuple(sorted(missing)))
 
 
 def _without(folder: Path, names: list[str]) -> Malformed:
-    """What to say of a folder without a checkpoint of its own."""
+    """Return what to say of a folder without a checkpoint of its own."""
     if any(name.endswith(".distcp") for name in names):
         return Malformed(
             "a distributed checkpoint",

@@ -24,7 +24,7 @@ class Malformed(Exception):  # noqa: N818 - what the content is
 
 
 def quoted(name: object) -> str:
-    r"""A name from a file, short and on one line, to be shown in a sentence.
+    r"""Return a name from a file, short and on one line, to be shown in a sentence.
 
     >>> quoted("a\nb" + 100 * "c")
     "'a\\nbccccccccccccccccccccccccccccccccccccccccccccccc...'"

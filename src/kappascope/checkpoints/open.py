@@ -21,9 +21,9 @@ from torch import Tensor
 
 from kappascope.checkpoints import folders, safetensors, torchfiles
 from kappascope.checkpoints.formats import AGAIN, HEAD, Malformed, format_of, quoted
+from kappascope.checkpoints.locations import CheckpointFile, TensorLocation
 from kappascope.checkpoints.pickles import ForbiddenCall
 from kappascope.checkpoints.rebuild import FileContents, Tree
-from kappascope.checkpoints.tensors import CheckpointFile, TensorLocation
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, unreadable
 from kappascope.refusal import Refusal
 from kappascope.text import first_few
@@ -87,7 +87,7 @@ class Checkpoint:
         return {key: grown(value) for key, value in self.tree.items()}
 
     def read(self, path: tuple[str, ...]) -> Tensor:
-        """The tensor at the end of a path of keys into ``contents``."""
+        """Return the tensor at the end of a path of keys into ``contents``."""
         node: Any = self.tree
         for key in path:
             node = node[key] if isinstance(node, dict) else None
@@ -102,7 +102,7 @@ class Checkpoint:
 
 
 def open(path: Path | str) -> Checkpoint:
-    """The checkpoint in a file or folder; a `Refusal` says what is wrong with any other.
+    """Return the checkpoint in a file or folder; a `Refusal` says what is wrong with any other.
 
     >>> open(Path("nowhere.pt"))
     Traceback (most recent call last):
@@ -120,12 +120,12 @@ def open(path: Path | str) -> Checkpoint:
         return replace(checkpoint, notes=more + checkpoint.notes)
 
 
-def _checkpoint(path: Path, folder: Path, found: FileContents, form: str) -> Checkpoint:
-    if not found.tree:
+def _checkpoint(path: Path, folder: Path, held: FileContents, form: str) -> Checkpoint:
+    if not held.tree:
         raise Malformed("holds no tensors", "give the file with the weights")
-    notes, faults = _said(found)
+    notes, faults = _said(held)
     config, more = _config(folder)
-    return Checkpoint(str(path), form, found.tree, config, notes + more, faults)
+    return Checkpoint(str(path), form, held.tree, config, notes + more, faults)
 
 
 @contextmanager
@@ -144,7 +144,7 @@ def _refusing(path: Path) -> Iterator[None]:
 
 
 def _load(real: Path, name: str) -> tuple[FileContents, str]:
-    """What a file holds, and its format by its content."""
+    """Return what a file holds, and its format by its content."""
     file = CheckpointFile.at(real)
     head = file.read(0, HEAD)
     form = format_of(head)
@@ -162,7 +162,7 @@ def _load(real: Path, name: str) -> tuple[FileContents, str]:
 
 
 def _oldest(file: CheckpointFile) -> FileContents:
-    """A file whose beginning is of no known format: the oldest pickles begin in any way."""
+    """Return a file whose beginning is of no known format: the oldest pickles begin in any way."""
     text = file.read(0, HEAD).isascii()
     try:
         return torchfiles.legacy(file)
@@ -177,18 +177,18 @@ def _oldest(file: CheckpointFile) -> FileContents:
     )
 
 
-def _said(found: FileContents) -> tuple[tuple[str, ...], tuple[Skipped, ...]]:
-    """What the user is told of foreign classes."""
-    names = [quoted(name) for name in found.kinds]
+def _said(held: FileContents) -> tuple[tuple[str, ...], tuple[Skipped, ...]]:
+    """Return what the user is told of foreign classes."""
+    names = [quoted(name) for name in held.kinds]
     asked = first_few(names)
     notes = (f"asks for {asked}: not built; {_STATE_DICT}",) if names else ()
     text = f"an object of a class: only the tensors it keeps are read; {_STATE_DICT}"
     reason = Reason(ReasonKind.FOREIGN_OBJECT, text)
-    return notes, tuple(Skipped(name, reason) for name, holds in found.kinds.items() if holds)
+    return notes, tuple(Skipped(name, reason) for name, holds in held.kinds.items() if holds)
 
 
 def _config(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The ``config.json`` of the model, if there is one that can be understood."""
+    """Return the ``config.json`` of the model, if there is one that can be understood."""
     try:
         if not (folder / "config.json").exists():
             return {}, ()
@@ -215,13 +215,13 @@ def _opened_folder(path: Path) -> Checkpoint:
     if choice.listing or len(wanted) > 1:
         checkpoint = _joined(folder, wanted, path)
     else:
-        found = _load(folders.inside(folder, choice.files[0]), choice.files[0])
-        checkpoint = _checkpoint(path, folder, *found)
+        held = _load(folders.inside(folder, choice.files[0]), choice.files[0])
+        checkpoint = _checkpoint(path, folder, *held)
     return replace(checkpoint, notes=(*choice.notes(wanted), *checkpoint.notes))
 
 
 def _listed(folder: Path, name: str) -> _Wanted:
-    """The shards that an index lists, each with the tensors it should hold."""
+    """Return the shards that an index lists, each with the tensors it should hold."""
     file = CheckpointFile.at(folders.inside(folder, name))
     if file.size > _LONGEST_INDEX:
         raise Malformed(f"an index of {file.size} bytes", _REPAIR)
@@ -240,7 +240,7 @@ def _listed(folder: Path, name: str) -> _Wanted:
 
 
 def _joined(folder: Path, wanted: _Wanted, path: Path) -> Checkpoint:
-    """What the shards hold together; one that cannot be read is a fault of the whole."""
+    """Return what the shards hold together; one that cannot be read is a fault of the whole."""
     reals = {shard: folders.inside(folder, shard) for shard in wanted}  # before any is opened
     loaded: dict[str, tuple[FileContents, str]] = {}
     faults: list[Skipped] = []
@@ -254,7 +254,7 @@ def _joined(folder: Path, wanted: _Wanted, path: Path) -> Checkpoint:
     if not loaded:
         raise Malformed(f"no shard can be read: {quoted(faults[0].name)} {faults[0].reason}", AGAIN)
     same: list[str] = []
-    united = _united([(shard, found.tree) for shard, (found, _) in loaded.items()], same)
+    united = _united([(shard, held.tree) for shard, (held, _) in loaded.items()], same)
     listed = {name: shard for shard, names in wanted.items() for name in names}
     safetensors.check_count(united)
     tree: Tree = {}
@@ -266,7 +266,7 @@ def _joined(folder: Path, wanted: _Wanted, path: Path) -> Checkpoint:
             reason = unreadable(f"not in {quoted(place)}, where the index has it")
             faults.append(Skipped(name, reason))
     more = len(tree.keys() - listed.keys()) if listed else 0
-    kinds = {name: holds for found, _ in loaded.values() for name, holds in found.kinds.items()}
+    kinds = {name: holds for held, _ in loaded.values() for name, holds in held.kinds.items()}
     form = next(form for _, form in loaded.values())
     checkpoint = _checkpoint(path, folder, FileContents(tree, kinds), form)
     notes = [f"{more} tensors in the shards that the index does not list"] if more else []
@@ -289,7 +289,7 @@ def _lost(error: Malformed | OSError, names: list[str]) -> Reason:
 
 
 def _united(trees: list[tuple[str, Tree]], same: list[str], at: str = "") -> Tree:
-    """The trees of several shards as one; names that two of them hold alike go to ``same``.
+    """Return the trees of several shards as one; names that two of them hold alike go to ``same``.
 
     Where two differ, neither is taken: nothing tells which of them the model is.
     """
@@ -313,15 +313,15 @@ def _united(trees: list[tuple[str, Tree]], same: list[str], at: str = "") -> Tre
     return united
 
 
-def _difference(one: Any, other: Any) -> str:
-    """How two nodes of the same name differ, if they do."""
-    if not (isinstance(one, TensorLocation) and isinstance(other, TensorLocation)):
+def _difference(node: Any, other: Any) -> str:
+    """Tell how two nodes of the same name differ, if they do."""
+    if not (isinstance(node, TensorLocation) and isinstance(other, TensorLocation)):
         return "of different kinds"
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
+    if (node.dtype, node.shape) != (other.dtype, other.shape):
         return "of different shapes or dtypes"
     try:
         # as bytes, for NaN is not equal to itself
-        a, b = (each.read().contiguous().flatten().view(torch.uint8) for each in (one, other))
+        a, b = (each.read().contiguous().flatten().view(torch.uint8) for each in (node, other))
     except (Malformed, OSError, MemoryError):
         return "held twice and not to be compared"
     return "" if torch.equal(a, b) else "with different values"

@@ -108,7 +108,7 @@ class ForeignObject:
 
 
 def forbidden(*names: str, wrong: str = "a pickle") -> ForbiddenCall:
-    """What to say of a pickle that wants these names to be run.
+    """Return what to say of a pickle that wants these names to be run.
 
     >>> forbidden("os.system").wrong
     "a pickle that asks for 'os.system'"
@@ -118,7 +118,7 @@ def forbidden(*names: str, wrong: str = "a pickle") -> ForbiddenCall:
 
 
 def build_value(builders: Builders, name: str, given: tuple[Any, ...]) -> Any:
-    """What the builder makes of arguments that may be anything.
+    """Return what the builder makes of arguments that may be anything.
 
     >>> build_value({"torch.Size": tuple}, "torch.Size", ([2, 3],))
     (2, 3)
@@ -155,23 +155,23 @@ class PickleMachine:
         return taken
 
     def number(self, layout: str) -> Any:
-        """The next bytes as a number."""
+        """Return the next bytes as a number."""
         (value,) = struct.unpack_from(layout, self.data, self.at)
         self.at += struct.calcsize(layout)
         return value
 
     def line(self) -> bytes:
-        """The bytes up to the end of the line."""
+        """Return the bytes up to the end of the line."""
         end = self.data.index(b"\n", self.at)
         return self.take(end + 1 - self.at)[:-1]
 
     def above(self) -> list[Any]:
-        """Everything above the last mark."""
+        """Return everything above the last mark."""
         items, self.stack = self.stack, self.marks.pop()
         return items
 
     def name(self, module: Any, name: Any) -> GlobalName:
-        """A name of a module; some are refused at the mere mention."""
+        """Return a name of a module; some are refused at the mere mention."""
         if not all(isinstance(text, str) and len(text) < _LONGEST_NAME for text in (module, name)):
             raise ValueError("a name is two short texts")
         full = f"{module}.{name}"
@@ -183,7 +183,7 @@ class PickleMachine:
         return GlobalName(full)
 
     def call(self, what: Any, given: Any) -> Any:
-        """What a call makes: the builder's value, or an inert object."""
+        """Return what a call makes: the builder's value, or an inert object."""
         if not isinstance(what, GlobalName) or not isinstance(given, tuple):
             raise ValueError("only what has a name is called")
         if what.text in self.builders:
@@ -193,7 +193,10 @@ class PickleMachine:
         return ForeignObject(what.text, given)
 
     def new(self, kind: Any, given: Any) -> Any:
-        """An object made by its class; what makes one this way is a class, whatever its name."""
+        """Return an object made by its class.
+
+        What makes one this way is a class, whatever its name.
+        """
         if not isinstance(kind, GlobalName):
             raise ValueError("only what has a name is made")
         known = kind.text in self.builders
@@ -461,7 +464,7 @@ _PACKAGERS = {"pip", "setuptools", "pkg_resources", "_distutils_hack", "ensurepi
 
 
 def is_refused(name: str) -> bool:
-    """Whether the mere mention of ``module.name`` ends the reading.
+    """Tell whether the mere mention of ``module.name`` ends the reading.
 
     >>> is_refused("os.system"), is_refused("argparse.Namespace"), is_refused("my.Config")
     (True, False, False)
@@ -473,7 +476,7 @@ def is_refused(name: str) -> bool:
 
 
 def is_data(name: str) -> bool:
-    """Whether calling ``module.name`` can be no more than the making of a value.
+    """Tell whether calling ``module.name`` can be no more than the making of a value.
 
     >>> is_data("torch.optim.adam.Adam"), is_data("torch.load")
     (True, False)

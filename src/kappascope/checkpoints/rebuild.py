@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from kappascope.checkpoints.formats import AGAIN, SAVE, Malformed, quoted
+from kappascope.checkpoints.locations import StorageLocation, TensorLocation
 from kappascope.checkpoints.pickles import (
     Builders,
     DictItems,
@@ -23,7 +24,6 @@ from kappascope.checkpoints.pickles import (
     build_value,
     forbidden,
 )
-from kappascope.checkpoints.tensors import StorageLocation, TensorLocation
 from kappascope.model.skipped import Reason, ReasonKind, unreadable
 from kappascope.model.tensors import REPEATED, Cycles, claimed
 
@@ -80,7 +80,7 @@ _DTYPES |= {f"torch.{name}": getattr(torch, name) for name in (*_NEWER.split(), 
 
 
 def pickled_storage(identity: Any) -> Any:
-    """What a persistent id stands for: a storage, by its type, key, device and size.
+    """Return what a persistent id stands for: a storage, by its type, key, device and size.
 
     >>> pickled_storage(("storage", GlobalName("torch.HalfStorage"), "0", "cuda:0", 6))
     PickledStorage(key='0', dtype=torch.float16, count=6, shift=0)
@@ -128,7 +128,7 @@ def _sparse(layout: Any, *given: Any) -> Reason:
 
 
 def _pairs(*given: Any) -> DictItems:
-    """An ordered dict; its items are taken, lest copies of one list fill the memory."""
+    """Return an ordered dict; its items are taken, lest copies of one list fill the memory."""
     (items,) = given or ([],)
     if not isinstance(items, list):
         raise ValueError("not a list of pairs")
@@ -152,7 +152,7 @@ def _text(*given: Any) -> str:
 
 
 def _typed(function: Any, kind: Any, given: Any, *state: Any) -> Any:
-    """A tensor with attributes, or of a class of its own."""
+    """Return a tensor with attributes, or of a class of its own."""
     if not (
         isinstance(function, GlobalName)
         and isinstance(kind, GlobalName)
@@ -238,7 +238,7 @@ class TreeBuilder:
     tensors: int = 0
 
     def build(self, loaded: LoadedPickle) -> FileContents:
-        """The tree; refused if there is no tensor in it."""
+        """Return the tree; refused if there is no tensor in it."""
         self.kinds = dict.fromkeys(loaded.asked, False)
         tree = self._node(loaded.value, 0)
         if not self.tensors:
@@ -283,7 +283,7 @@ class TreeBuilder:
         return tree
 
     def _object(self, it: ForeignObject, depth: int) -> Any:
-        """The tensors that an object of a foreign class keeps, if there are any."""
+        """Return the tensors that an object of a foreign class keeps, if there are any."""
         before = self.tensors
         states = it.state[:2] if isinstance(it.state, tuple) else (it.state,)  # dict and slots
         attributes = [state for state in states if isinstance(state, DictItems)]
@@ -321,7 +321,7 @@ def _label(key: Any, index: int) -> str:
 
 
 def _module(tree: Tree) -> Tree:
-    """What an ``nn.Module`` keeps, in the places where its state dict has it."""
+    """Return what an ``nn.Module`` keeps, in the places where its state dict has it."""
     if not {"_parameters", "_buffers", "_modules"} <= tree.keys():
         return tree
     parts = [tree[part] for part in ("_parameters", "_buffers", "_modules")]
@@ -330,6 +330,6 @@ def _module(tree: Tree) -> Tree:
 
 
 def _side_by_side(parts: Iterable[Tree]) -> Tree:
-    """Several mappings as one, in which none hides another of the same name."""
+    """Return several mappings as one, in which none hides another of the same name."""
     used = set[str]()
     return {claimed(name, used): node for part in parts for name, node in part.items()}

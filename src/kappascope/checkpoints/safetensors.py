@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kappascope.checkpoints.formats import AGAIN, LONGEST_HEADER, Malformed, quoted
-from kappascope.checkpoints.tensors import CheckpointFile, StorageLocation, TensorLocation
+from kappascope.checkpoints.locations import CheckpointFile, StorageLocation, TensorLocation
 from kappascope.model.skipped import Reason, unreadable
 
 # The names of number formats, the bits a number takes, and torch's name (None: it has none).
@@ -60,7 +60,7 @@ class _Entry(NamedTuple):
 
 
 def read(file: CheckpointFile) -> dict[str, TensorLocation | Reason]:
-    """The tensors of a safetensors file by name, in the order of its header.
+    """Return the tensors of a safetensors file by name, in the order of its header.
 
     >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
@@ -81,7 +81,7 @@ def read(file: CheckpointFile) -> dict[str, TensorLocation | Reason]:
 
 
 def parsed(text: bytes, what: str = "header") -> dict[str, Any]:
-    """A JSON object, strictly: UTF-8, no name twice, no NaN, no end of brackets.
+    """Return a JSON object, strictly: UTF-8, no name twice, no NaN, no end of brackets.
 
     >>> parsed(b'{"a": {}, "a": {}}')
     Traceback (most recent call last):
@@ -113,12 +113,12 @@ def check_count(names: Collection[str]) -> None:
 
 
 def _unique(pairs: list[tuple[str, Any]], tensor: type) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-        named = isinstance(found[twice], tensor) and twice != _METADATA
+        named = isinstance(unique[twice], tensor) and twice != _METADATA
         raise Malformed(f"duplicate {'tensor ' if named else ''}name {quoted(twice)}", AGAIN)
-    return found
+    return unique
 
 
 def _no_number(text: str) -> float:
@@ -132,7 +132,7 @@ def _check_metadata(metadata: Any) -> None:
 
 
 def _length(file: CheckpointFile) -> int:
-    """The length of the header, once there can be such a header."""
+    """Return the length of the header, once there can be such a header."""
     start = file.read(0, 9)
     length = int.from_bytes(start[:8], "little")
     if len(start) < 8:
@@ -207,13 +207,13 @@ def _leaf(entry: _Entry, file: CheckpointFile, start: int) -> TensorLocation | R
 
 
 def _strides(shape: list[int]) -> list[int]:
-    """Steps between neighbours, the last index the fastest."""
+    """Return the steps between neighbours, the last index the fastest."""
     factors = (max(size, 1) for size in shape[:0:-1])
     return list(accumulate(factors, _times, initial=1))[len(shape) - 1 :: -1] if shape else []
 
 
 def _product(shape: list[int]) -> int:
-    """How many numbers a tensor has."""
+    """Tell how many numbers a tensor has."""
     return reduce(_times, shape, 1)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from kappascope.checkpoints import pickles
 from kappascope.checkpoints.formats import AGAIN, SAVE, Malformed, quoted
+from kappascope.checkpoints.locations import CheckpointFile, StorageLocation
 from kappascope.checkpoints.pickles import DictItems, forbidden
 from kappascope.checkpoints.rebuild import (
     BUILDERS,
@@ -24,7 +25,6 @@ from kappascope.checkpoints.rebuild import (
     TreeBuilder,
     pickled_storage,
 )
-from kappascope.checkpoints.tensors import CheckpointFile, StorageLocation
 
 _MOST_MEMBERS = 65_535  # what a zip directory counts without its extension for more
 _LONGEST_DIRECTORY = 1 << 24  # bytes: 256 for each member
@@ -43,7 +43,7 @@ class _Cautious(io.FileIO):
 
 
 def zipped(file: CheckpointFile) -> FileContents:
-    """The tree of a zip archive that torch wrote.
+    """Return the tree of a zip archive that torch wrote.
 
     >>> import torch
     >>> from pathlib import Path
@@ -64,11 +64,11 @@ def zipped(file: CheckpointFile) -> FileContents:
     if any(name.startswith((f"{root}code/", f"{root}constants.pkl")) for name in members):
         raise _other_archive(members)
     order = members.get(f"{root}byteorder")  # which torch wrote from 2.1 on
-    told = b"little" if order is None else order.read() if order.size < 64 else b""
-    if told == b"big":
+    byte_order = b"little" if order is None else order.read() if order.size < 64 else b""
+    if byte_order == b"big":
         raise Malformed("its numbers are big-endian", "save it again on a little-endian machine")
-    if told != b"little":
-        raise Malformed(f"the order of its bytes is unknown: {quoted(repr(told))}", AGAIN)
+    if byte_order != b"little":
+        raise Malformed(f"the order of its bytes is unknown: {quoted(repr(byte_order))}", AGAIN)
     if data.size > pickles.MOST_BYTES:
         raise Malformed(f"its pickle has {data.size} bytes without any tensor", SAVE)
     loaded = pickles.load(data.read(), BUILDERS, pickled_storage)
@@ -81,7 +81,7 @@ def zipped(file: CheckpointFile) -> FileContents:
 
 
 def _members(file: CheckpointFile) -> dict[str, StorageLocation]:
-    """Where the members of a zip archive lie, once the archive is as plain as torch's are."""
+    """Return where the members of a zip archive lie; refuse one that torch did not write."""
     with file.opened() as descriptor, _Cautious(descriptor, closefd=False) as stream:
         try:
             infos = zipfile.ZipFile(stream).infolist()
@@ -125,7 +125,7 @@ def _location(file: CheckpointFile, info: zipfile.ZipInfo, stream: io.FileIO) ->
 
 
 def _other_archive(names: dict[str, StorageLocation]) -> Malformed:
-    """What a zip archive is that is no checkpoint."""
+    """Return what a zip archive is that is no checkpoint."""
     signs = {
         r"(^|/)(code|constants\.pkl)(/|$)": (
             "a TorchScript archive, which is code",
@@ -147,7 +147,7 @@ def _other_archive(names: dict[str, StorageLocation]) -> Malformed:
 
 
 def legacy(file: CheckpointFile) -> FileContents:
-    """The tree of a file from before torch 1.6: four pickles, then the keys, then the storages.
+    """Read a file from before torch 1.6: four pickles, then the keys, then the storages.
 
     >>> import torch
     >>> from pathlib import Path
@@ -186,7 +186,7 @@ def legacy(file: CheckpointFile) -> FileContents:
 
 
 def _begin(load: Callable[[int], pickles.LoadedPickle]) -> int:
-    """Where the pickle of the tensors begins, after three that say how it was written."""
+    """Return where the pickle of the tensors begins, after three that say how it was written."""
     magic = load(0)
     if magic.value != _MAGIC:
         wrong = "a pickle that torch.save did not write"
@@ -205,7 +205,7 @@ def _begin(load: Callable[[int], pickles.LoadedPickle]) -> int:
 def _locations(
     file: CheckpointFile, keys: Any, at: int, seen: dict[str, PickledStorage]
 ) -> Iterator[tuple[str, StorageLocation]]:
-    """The storages in the order of their keys: how many numbers, then the numbers."""
+    """Yield the storages in the order of their keys: how many numbers, then the numbers."""
     if type(keys) is not list:
         raise Malformed("damaged: a list of storages was expected after its pickle", AGAIN)
     with file.opened() as descriptor:

@@ -27,19 +27,25 @@ class Interrupted(BaseException):
         self.code = 128 + number
 
 
+_CAME: list[Interrupted] = []  # the signals so far
+_HOLDERS: list[None] = []  # one for each that holds them back
+
+
 @contextmanager
 def signals() -> Iterator[list[Interrupted]]:
     """Turn the first signal into an exception, so that all is closed; the second ends at once.
 
     The exception is also in the list: a library that is being loaded may turn it into another.
     """
-    numbers, came = (signal.SIGINT, signal.SIGTERM), list[Interrupted]()
+    numbers, came = (signal.SIGINT, signal.SIGTERM), _CAME
+    came.clear()
 
     def first(number: int, frame: FrameType | None) -> None:
         for other in numbers:
             signal.signal(other, lambda number, frame: os._exit(128 + number))
         came.append(Interrupted(number))
-        raise came[0]
+        if not _HOLDERS:
+            raise came[0]
 
     before = {number: signal.signal(number, first) for number in numbers}
     try:
@@ -47,6 +53,18 @@ def signals() -> Iterator[list[Interrupted]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Hold the first signal back: inside a library's C++ code an exception would end in a crash."""
+    _HOLDERS.append(None)
+    try:
+        yield
+    finally:
+        _HOLDERS.pop()
+    if _CAME and not _HOLDERS:
+        raise _CAME[0]
 
 
 def usage_error(error: BaseException) -> str:
@@ -79,19 +97,14 @@ def error_line(refusal: Refusal) -> str:
     A long name of what was given loses its middle; a long reason loses its end, but never the
     advice that stands behind it.
     """
+    start, wrong, advice = "kappascope: error: ", refusal.wrong, f" ({refusal.advice})"
     given = clean(refusal.given)
-    room = max(LONGEST_LINE // 3, LONGEST_LINE - (len(_line(refusal, refusal.given)) - len(given)))
+    room = max(LONGEST_LINE // 3, LONGEST_LINE - len(f"{start}: {wrong}{advice}"))
     if len(given) > room:
         given = f"{given[: room // 2]}…{given[-(room - room // 2 - 1) :]}"
-    line = _line(refusal, given)
-    if len(line) <= LONGEST_LINE:
-        return line
-    advice = line[line.rfind(" (") :] if line.endswith(")") else ""
-    room = LONGEST_LINE - len(advice)
-    if room < LONGEST_LINE // 2:
-        advice, room = "", LONGEST_LINE
-    return f"{line[: room - 1]}…{advice}"
-
-
-def _line(refusal: Refusal, given: str) -> str:
-    return f"kappascope: error: {Refusal(refusal.code, given, refusal.wrong, refusal.advice)}"
+    line = f"{start}{given}: {wrong}"
+    if len(line + advice) <= LONGEST_LINE:
+        return line + advice
+    if len(advice) > LONGEST_LINE // 2:
+        line, advice = line + advice, ""
+    return f"{line[: LONGEST_LINE - len(advice) - 1]}…{advice}"

@@ -9,8 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kappascope.cli._options import LOADING
-from kappascope.cli._terminal import draw, progress, say, tell, waiting
+from kappascope.cli._terminal import draw, loading, progress, say, tell, waiting
 from kappascope.lab.verdicts import OUTCOMES, unmeasured, verdict_counts
 from kappascope.refusal import Refusal
 from kappascope.system.workers import Done, Engine, Here, Processes
@@ -32,7 +31,7 @@ def start_engine(jobs: int) -> Processes | Here:
     engine = Processes(jobs, loaded=WORKER_MODULES) if jobs else Here()
     if isinstance(engine, Processes):
         engine.warm()
-    with waiting(LOADING):
+    with loading():
         for module in OWN_MODULES:
             import_module(module)
     return engine

@@ -1,4 +1,4 @@
-"""Options that several commands take, and what they say while they load."""
+"""Options that several commands take."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-
-LOADING = "Loading torch"
 
 
 def _folder(text: str) -> Path:

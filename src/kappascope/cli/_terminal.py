@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import typer
 
+from kappascope.cli._errors import signals_held
 from kappascope.refusal import Refusal
 from kappascope.text import clean
 
@@ -76,6 +77,13 @@ def waiting(work: str) -> Iterator[None]:
 
 
 @contextmanager
+def loading() -> Iterator[None]:
+    """Show that torch is loaded, which takes seconds; a signal waits until that is done."""
+    with waiting("Loading torch"), signals_held():
+        yield
+
+
+@contextmanager
 def progress(parts: Sequence[Part]) -> Iterator[Callable[[Part], None]]:
     """Show bars with the time left on a terminal, and now and then a line elsewhere.
 
@@ -93,20 +101,20 @@ def progress(parts: Sequence[Part]) -> Iterator[Callable[[Part], None]]:
     for name, cost in sorted(parts, key=lambda part: (len(part[0]), part[0])):
         costs[name] = costs.get(name, 0.0) + cost
     with Progress(*columns, console=console, speed_estimate_period=120) as bars:
-        whole = bars.add_task("all", total=sum(costs.values()))
+        total = bars.add_task("all", total=sum(costs.values()))
         several = costs if len(costs) > 1 else {}
         tasks = {name: bars.add_task(name, total=cost) for name, cost in several.items()}
 
         def advance(part: Part) -> None:
             name, cost = part
-            bars.advance(whole, cost)
+            bars.advance(total, cost)
             if tasks:
                 bars.advance(tasks[name], cost)
 
         yield advance
 
 
-def _lines(whole: float) -> Callable[[Part], None]:
+def _lines(total: float) -> Callable[[Part], None]:
     """Count what is done and print a line from time to time."""
     start = last = time.monotonic()
     done = 0.0
@@ -114,8 +122,8 @@ def _lines(whole: float) -> Callable[[Part], None]:
     def advance(part: Part) -> None:
         nonlocal done, last
         done, now = done + part[1], time.monotonic()
-        if now - last > SECONDS_BETWEEN_LINES and done < whole:
-            last, left = now, (now - start) * (whole / done - 1)
-            say(f"{done / whole:.0%} done, about {left:.0f} s left")
+        if now - last > SECONDS_BETWEEN_LINES and done < total:
+            last, left = now, (now - start) * (total / done - 1)
+            say(f"{done / total:.0%} done, about {left:.0f} s left")
 
     return advance

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kappascope.cli._errors import refusal_of
-from kappascope.cli._options import LOADING, Debug
-from kappascope.cli._terminal import draw, progress, tell, waiting
+from kappascope.cli._options import Debug
+from kappascope.cli._terminal import draw, loading, progress, tell, waiting
 from kappascope.clinic import MODULES, Extent, Severity, blank_document
 from kappascope.model.skipped import ReasonKind, Skipped
 from kappascope.refusal import Refusal
@@ -71,7 +71,7 @@ def diagnose(
     """
     with _document_of_an_error(as_json, paths[-1]):
         Processes(jobs, loaded=MODULES).warm()  # the workers load torch while we do
-        with waiting(LOADING):
+        with loading():
             from kappascope.clinic.diagnose import Selection, case
 
         limit = _memory(memory)
@@ -99,7 +99,7 @@ def diagnose(
 
 
 def _memory(given: str | None) -> int | None:
-    """The bytes of a worker that the user allows, if any."""
+    """Return the bytes of a worker that the user allows, if any."""
     try:
         return None if given is None else bytes_of(given)
     except ValueError as error:
@@ -127,19 +127,17 @@ def print_document(
     """
     untold = None
     try:
-        told = _document(diagnoses) if diagnoses else blank_document(source)
-        text = strict(told | _error(refusal))
+        document = blank_document(source)
+        if diagnoses:
+            from kappascope.clinic import diagnosis
+
+            document = diagnosis.document(diagnoses)
+        text = strict(document | _error(refusal))
     except Exception as error:
         untold = refusal_of(error, ("diagnose", source))
         text = strict(blank_document(source) | _error(untold))
     tell(text.decode())
     return untold
-
-
-def _document(diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
-    from kappascope.clinic.diagnosis import document
-
-    return document(diagnoses)
 
 
 def _error(refusal: Refusal | None) -> dict[str, Any]:
@@ -245,7 +243,11 @@ def _no_matrix(diagnosis: Diagnosis) -> Refusal | None:
 
 def _refuse_severe(diagnoses: Sequence[Diagnosis], fail_on: Severity | None) -> None:
     """End with 1 if a finding is as severe as the user said or worse."""
-    severe = [(each, one) for each in diagnoses for one in (each.above(fail_on) if fail_on else ())]
+    severe = [
+        (each, finding)
+        for each in diagnoses
+        for finding in (each.above(fail_on) if fail_on else ())
+    ]
     if severe:
         diagnosis, first = severe[0]
         count = plural(len(severe), "finding")

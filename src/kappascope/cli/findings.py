@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from kappascope.cli._laboratory import every_experiment, write_files
-from kappascope.cli._options import LOADING, Debug
-from kappascope.cli._terminal import tell, waiting
+from kappascope.cli._options import Debug
+from kappascope.cli._terminal import loading, tell
 from kappascope.refusal import Refusal
 from kappascope.system.workers import Here
 from kappascope.text import clean
@@ -25,7 +25,7 @@ def findings(
 
     Nothing is run: the trials in the folders are judged and drawn anew, reports and all.
     """
-    with waiting(LOADING):
+    with loading():
         from kappascope.lab import markdown
         from kappascope.lab.report import Publication
         from kappascope.lab.store import Store

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from kappascope.cli._laboratory import every_experiment, set_text
-from kappascope.cli._options import LOADING, Debug
-from kappascope.cli._terminal import tell, waiting
+from kappascope.cli._options import Debug
+from kappascope.cli._terminal import loading, tell
 from kappascope.refusal import Refusal
 from kappascope.text import clean
 
@@ -24,7 +24,7 @@ def verify(
     set_text(text)
     if not (folder / "units").is_dir():
         raise Refusal(2, str(folder), "holds no results", "name a folder reproduce has filled")
-    with waiting(LOADING):
+    with loading():
         from kappascope.lab import runs
         from kappascope.lab.store import Store
 

@@ -16,7 +16,7 @@ MODULES = ("torch", "kappascope.clinic.diagnose")  # what a worker needs
 
 
 def blank_document(source: str) -> dict[str, Any]:
-    """The document of a diagnosis that examined nothing; torch need not be loaded for it.
+    """Return the document of a diagnosis that examined nothing; torch need not be loaded for it.
 
     >>> blank_document("toy.pt")["summary"]["verdict"]
     'Nothing could be examined.'

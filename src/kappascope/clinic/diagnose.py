@@ -14,17 +14,18 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeAlias, final, get_args
+from typing import TypeAlias, final, get_args
 
 import torch
 from torch import Tensor
 
 from kappascope.clinic import MODULES, Extent
 from kappascope.clinic.diagnosis import Diagnosis
-from kappascope.clinic.row import Examination, examine
+from kappascope.clinic.examination import Examination, examine
 from kappascope.clinic.source import (
     GIGABYTE,
     InMemory,
@@ -36,6 +37,7 @@ from kappascope.clinic.source import (
     located,
 )
 from kappascope.matrix import spectra
+from kappascope.matrix.status import Outcome, Status
 from kappascope.model.attention import Attention, Product, attention
 from kappascope.model.chains import Chain, Ends, Links, links, obstacle
 from kappascope.model.matrices import Logical, Plan, Unit
@@ -52,6 +54,8 @@ from kappascope.system.workers import CORES, Done, Engine, Here, Processes
 from kappascope.text import error_text
 
 Row: TypeAlias = Examination | Product | Chain
+Readable: TypeAlias = OnDisk | Portion
+"""A model, or what is needed of it, that can be opened in whichever process."""
 MIN_WORKER_BYTES = LIBRARY_BYTES + GIGABYTE  # to parse any file that people make
 UNCHOSEN = Reason(ReasonKind.NOT_CHOSEN, "not chosen")
 LEAST_FLOPS = 2e9  # floating point operations a second: any machine does more
@@ -78,7 +82,7 @@ class Selection:
             raise ValueError(f"expected one of {known} for spectrum, got {self.spectrum!r}")
 
     def takes(self, name: str) -> bool:
-        """Whether a matrix of this name is wanted."""
+        """Tell whether a matrix of this name is wanted."""
 
         def matches(pattern: str) -> bool:
             return pattern in name or fnmatch.fnmatchcase(name, pattern)
@@ -90,37 +94,6 @@ class Selection:
 # --- tasks ----------------------------------------------------------------------------------------
 
 
-class Task(Protocol):
-    """Something to be measured, in whichever process."""
-
-    @property
-    def effort(self) -> float:
-        """Seconds that are more than enough for it."""
-
-    @property
-    def units(self) -> tuple[Unit, ...]:
-        """The stored tensors that are read for it."""
-
-    @property
-    def memory(self) -> Memory:
-        """The memory that it takes."""
-
-    def rows(self, model: Opened, reference: Opened | None, spectrum: Extent) -> Iterator[Row]:
-        """The rows that it measures."""
-
-    def failed(self, reason: Reason) -> Iterator[Row]:
-        """Rows that say why there are no others."""
-
-
-def _svd_seconds(units: Iterable[Unit]) -> float:
-    """Seconds that are more than enough to read some tensors and factorize all their matrices."""
-    seconds = 0.0
-    for unit in units:
-        shapes = [sorted(part.shape) for part in unit.parts]
-        seconds += 60 + sum(8 * long * short * short for short, long in shapes) / LEAST_FLOPS
-    return seconds
-
-
 @dataclass(frozen=True)
 class Memory:
     """Bytes of the stored tensors of a task, and what measuring them takes on top of that."""
@@ -130,31 +103,57 @@ class Memory:
     least: int = 0  # with the methods that need less, which are slower
 
     def at_most(self, copies: int) -> int:
-        """Bytes of data that a process is allowed, with so many copies as stored."""
+        """Return the bytes of data that a process is allowed, with so many copies as stored."""
         return max(GIGABYTE, 3 * self.stored) * copies + self.usual
 
     def at_least(self, copies: int) -> int:
-        """Bytes of data without which it is not worth a try."""
+        """Return the bytes of data without which it is not worth a try."""
         return self.stored * copies + self.least
 
 
 def _stored_bytes(units: Iterable[Unit]) -> int:
-    wholes = [unit.parts[0] for unit in units]
-    return sum(math.prod(whole.shape) * whole.dtype.itemsize for whole in wholes)
+    tensors = [unit.parts[0] for unit in units]
+    return sum(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in tensors)
+
+
+class Task(ABC):
+    """Something to be measured, in whichever process."""
+
+    @property
+    @abstractmethod
+    def units(self) -> tuple[Unit, ...]:
+        """The stored tensors that are read for it."""
+
+    @property
+    def effort(self) -> float:
+        """Seconds that are more than enough to read its tensors and factorize their matrices."""
+        seconds = 0.0
+        for unit in self.units:
+            shapes = [sorted(part.shape) for part in unit.parts]
+            seconds += 60 + sum(8 * long * short * short for short, long in shapes) / LEAST_FLOPS
+        return seconds
+
+    @property
+    def memory(self) -> Memory:
+        """The memory that it takes: its tensors as stored, beside which its products are small."""
+        return Memory(_stored_bytes(self.units))
+
+    @abstractmethod
+    def rows(self, model: Opened, reference: Readable | None, spectrum: Extent) -> Iterator[Row]:
+        """Measure it."""
+
+    @abstractmethod
+    def failed(self, reason: Reason) -> Iterator[Row]:
+        """Yield rows that say why there are no others."""
 
 
 @final
 @dataclass(frozen=True)
-class TensorTask:
+class TensorTask(Task):
     """The examination of those matrices of one stored tensor that were chosen."""
 
     unit: Unit
     chosen: frozenset[str]
-
-    @property
-    def effort(self) -> float:
-        """Seconds for a full SVD of each matrix."""
-        return _svd_seconds(self.units)
 
     @property
     def units(self) -> tuple[Unit, ...]:
@@ -165,41 +164,68 @@ class TensorTask:
     def memory(self) -> Memory:
         """The tensor as stored, and what its largest matrix needs beside it."""
         parts = [part for part in self.unit.parts if part.name in self.chosen]
-        shapes = [((part.shape[0], part.shape[1]), part.dtype) for part in parts]
+        shapes = [(part.shape[0], part.shape[1]) for part in parts]
         return Memory(
             stored=_stored_bytes(self.units),
-            usual=max(spectra.bytes_needed(*one) for one in shapes),
-            least=max(spectra.least_bytes_needed(*one) for one in shapes),
+            usual=max(map(spectra.bytes_needed, shapes)),
+            least=max(map(spectra.least_bytes_needed, shapes)),
         )
 
-    def rows(self, model: Opened, reference: Opened | None, spectrum: Extent) -> Iterator[Row]:
-        """The examination of each chosen matrix, compared with its counterpart if there is one."""
+    def rows(self, model: Opened, reference: Readable | None, spectrum: Extent) -> Iterator[Row]:
+        """Examine each chosen matrix, and compare it with its counterpart if there is one."""
         wanted = [part.name for part in self.unit.parts if part.name in self.chosen]
-        counterparts = reference.matrices(wanted) if reference else {}
+        counterparts, fault = _counterparts(reference, wanted)
         for logical, matrix in self.unit.matrices(model.read):
             if logical.name not in self.chosen:
                 continue
             counterpart = counterparts.get(logical.name)
-            row = _examined(logical.name, matrix, spectrum, counterpart)
+            other = counterpart if isinstance(counterpart, Tensor) else None
+            row = _examined(logical.name, matrix, spectrum, other)
             if reference and row.errors is None:
-                if counterpart is None:
-                    row = replace(row, uncompared=reference.absence(logical.name))
+                if isinstance(counterpart, Reason):
+                    row = replace(row, uncompared=counterpart)
                 elif row.failure is not None:
                     row = replace(row, uncompared=unreadable(row.status))
                 row = replace(row, reasons={"errors": str(row.uncompared), **row.reasons})
+            row = replace(row, faults=(*row.faults, *fault))
             yield _described(row, logical)
 
     def failed(self, reason: Reason) -> Iterator[Row]:
-        """A row that says why for each chosen matrix."""
+        """Yield a row that says why for each chosen matrix."""
         for part in self.unit.parts:
             if part.name in self.chosen:
                 yield _described(Examination.failed(part.name, (0, 0), "", reason), part)
 
 
+def _counterparts(
+    reference: Readable | None, names: Sequence[str]
+) -> tuple[Mapping[str, Tensor | Reason], tuple[str, ...]]:
+    """Return the matrices of a reference by their names, or why one is not there.
+
+    And what went wrong.
+    """
+    if reference is None:
+        return {}, ()
+    try:
+        opened = reference.opened()
+        matrices = opened.matrices(names)
+        absent = {name: opened.absence(name) for name in names if name not in matrices}
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        wrong = error.wrong if isinstance(error, Refusal) else error_text(error)
+        text = f"the reference cannot be read: {wrong}"
+        return dict.fromkeys(names, unreadable(text)), (f"not compared: {text}",)
+    return matrices | absent, ()
+
+
 def _examined(
     name: str, matrix: Tensor, spectrum: Extent, counterpart: Tensor | None
 ) -> Examination:
-    """The examination of a matrix; an error costs this one, not its neighbours in the tensor."""
+    """Return the examination of a matrix.
+
+    An error costs this one, not its neighbours in the tensor.
+    """
     try:
         return examine(name, matrix, spectrum, counterpart)
     except Exception as error:
@@ -209,7 +235,7 @@ def _examined(
 
 
 def _described(row: Examination, logical: Logical) -> Examination:
-    """The row with what the model tells of its matrix."""
+    """Return the row with what the model tells of its matrix."""
     rows, columns = logical.shape
     return replace(
         row,
@@ -223,40 +249,32 @@ def _described(row: Examination, logical: Logical) -> Examination:
 
 @final
 @dataclass(frozen=True)
-class AttentionTask:
+class AttentionTask(Task):
     """The products of the heads of one attention layer."""
 
     layer: Attention
-
-    @property
-    def effort(self) -> float:
-        """Seconds for its matrices, which take longer than their products."""
-        return _svd_seconds(self.units)
 
     @property
     def units(self) -> tuple[Unit, ...]:
         """The tensors of its projections."""
         return self.layer.units
 
-    @property
-    def memory(self) -> Memory:
-        """The tensors of its projections; a head's product is small beside them."""
-        return Memory(_stored_bytes(self.units))
-
-    def rows(self, model: Opened, reference: Opened | None, spectrum: Extent) -> Iterator[Row]:
-        """Two products for each head."""
+    def rows(self, model: Opened, reference: Readable | None, spectrum: Extent) -> Iterator[Row]:
+        """Return two products for each head."""
         return self.layer.products(model.read)
 
     def failed(self, reason: Reason) -> Iterator[Row]:
-        """One row for all products of the layer."""
+        """Yield one row for all products of the layer."""
         layer = self.layer
         shape = (layer.query.shape[1], layer.key.shape[1])
-        yield Product(layer.name, "QK", layer.depth, shape, (), None, f"failed: {reason}")
+        yield Product(
+            layer.name, "QK", layer.depth, shape, (), None, Status(Outcome.FAILED, str(reason))
+        )
 
 
 @final
 @dataclass(frozen=True)
-class ChainTask:
+class ChainTask(Task):
     """The product of layers that follow one another, of which the ends are known."""
 
     layers: Links
@@ -265,7 +283,7 @@ class ChainTask:
     @property
     def effort(self) -> float:
         """Seconds for the product; nothing where it is not formed."""
-        return 0.0 if obstacle(self.layers.widths) else _svd_seconds(self.units)
+        return 0.0 if obstacle(self.layers.widths) else super().effort
 
     @property
     def units(self) -> tuple[Unit, ...]:
@@ -278,17 +296,17 @@ class ChainTask:
         return Memory(max(_stored_bytes([unit]) for unit in self.units))
 
     def bound(self) -> Chain:
-        """What is known where the product is not formed: nothing needs to be read for that."""
+        """Return what is known where the product is not formed, without reading anything."""
         return self.layers.chain(lambda path: torch.empty(0), self.known)
 
-    def rows(self, model: Opened, reference: Opened | None, spectrum: Extent) -> Iterator[Row]:
-        """The one row of the chain."""
+    def rows(self, model: Opened, reference: Readable | None, spectrum: Extent) -> Iterator[Row]:
+        """Yield the one row of the chain."""
         yield self.layers.chain(model.read, self.known)
 
     def failed(self, reason: Reason) -> Iterator[Row]:
-        """The one row of the chain, without numbers."""
-        names = tuple(one.name for one in self.layers.members)
-        name, status = f"{names[0]} > {names[-1]}", f"failed: {reason}"
+        """Yield the one row of the chain, without numbers."""
+        names = tuple(member.name for member in self.layers.members)
+        name, status = f"{names[0]} > {names[-1]}", Status(Outcome.FAILED, str(reason))
         yield Chain(name, names, self.layers.widths, None, False, None, status)
 
 
@@ -309,18 +327,42 @@ class Inventory:
 
     @classmethod
     def of(cls, model: Location) -> Inventory:
-        """Open the model; for a file, this is to be called where it can do no harm."""
+        """Open the model; for a file, this is to be called where it can do no harm.
+
+        An error while attention or chains are looked for costs their products and no matrix.
+        """
         opened = model.opened()
-        layers, without = attention(opened.plan, opened.config)
+        layers: tuple[Attention, ...] = ()
+        chains: tuple[Links, ...] = ()
+        skipped = opened.plan.skipped
+        try:
+            layers, without = attention(opened.plan, opened.config)
+            skipped += without
+        except Exception as error:
+            skipped += (Skipped("products of attention", _not_found(error)),)
+        try:
+            chains = links(opened.plan)
+        except Exception as error:
+            skipped += (Skipped("chains of layers", _not_found(error)),)
         return cls(
             plan=opened.plan,
             attention=layers,
-            links=links(opened.plan),
-            skipped=(*opened.plan.skipped, *without),
+            links=chains,
+            skipped=skipped,
             faults=opened.faults,
             notes=opened.notes,
             unsound=tuple(opened.unsound()),
         )
+
+
+def _not_found(error: Exception) -> Reason:
+    """Say why layers that act together were not found.
+
+    Without memory, nothing else is worth a try.
+    """
+    if is_out_of_memory(error):
+        raise error
+    return unreadable(f"not looked for: {error_text(error)}")
 
 
 @dataclass(frozen=True)
@@ -336,7 +378,7 @@ class Case:
     room: Room
 
     def examine(self) -> Generator[Done[Task]]:
-        """Each task as it ends; its ``result`` is the rows of what it measured.
+        """Yield each task as it ends; its ``result`` is the rows of what it measured.
 
         Chains come last, when their layers are known.
         """
@@ -354,10 +396,10 @@ class Case:
                 chains.append(ChainTask(layers, {name: known[name] for name in names}))
         for chain in chains:
             if not chain.effort:
-                (told,) = Here().run(ChainTask.bound, [chain])
-                reason = unreadable(told.failure)
-                rows = list(chain.failed(reason)) if told.failure else [told.result]
-                yield Done(chain, result=rows)
+                (done_here,) = Here().run(ChainTask.bound, [chain])
+                failure = unreadable(done_here.failure)
+                failed = list(chain.failed(failure))
+                yield Done(chain, result=failed if done_here.failure else [done_here.result])
         yield from self._run(tuple(chain for chain in chains if chain.effort))
 
     def _run(self, tasks: tuple[Task, ...]) -> Generator[Done[Task]]:
@@ -379,37 +421,31 @@ class Case:
                 yield Done(task, done.seconds, done.failure, done.error, result)
 
     def concluded(self, rows: Iterable[Row]) -> Diagnosis:
-        """The diagnosis, with the rows in the order of the model and what the rules find."""
-        every, inventory, takes = list(rows), self.inventory, self.selection.takes
+        """Return the diagnosis, with the rows in the order of the model and what the rules find."""
+        inventory, takes = self.inventory, self.selection.takes
         names = [part.name for unit in inventory.plan.units for part in unit.parts]
         layers = [layer.name for layer in inventory.attention]
-        chains = [tuple(each.name for each in one.members) for one in inventory.links]
+        chains = [tuple(member.name for member in links.members) for links in inventory.links]
+        place = {key: k for k, key in enumerate((*names, *chains))}
+        layer_place = {name: k for k, name in enumerate(layers)}
+        matrices, products, multiplied = [], [], []
+        for row in rows:
+            if isinstance(row, Examination):
+                matrices.append(row)
+            elif isinstance(row, Product):
+                products.append(row)
+            else:
+                multiplied.append(row)
         unchosen = [Skipped(name, UNCHOSEN) for name in names if not takes(name)]
         settings = vars(self.selection).items()
-        place = {name: k for k, name in enumerate(names)}
         return Diagnosis(
             source=str(self.model),
-            matrices=tuple(
-                sorted(
-                    (row for row in every if isinstance(row, Examination)),
-                    key=lambda row: place[row.name],
-                )
-            ),
-            products=tuple(
-                sorted(
-                    (row for row in every if isinstance(row, Product)),
-                    key=lambda row: layers.index(row.layer),
-                )
-            ),
-            chains=tuple(
-                sorted(
-                    (row for row in every if isinstance(row, Chain)),
-                    key=lambda row: chains.index(row.members),
-                )
-            ),
+            matrices=tuple(sorted(matrices, key=lambda row: place[row.name])),
+            products=tuple(sorted(products, key=lambda row: layer_place[row.layer])),
+            chains=tuple(sorted(multiplied, key=lambda row: place[row.members])),
             skipped=(*inventory.skipped, *unchosen),
             faults=inventory.faults,
-            unsound=tuple(one for one in inventory.unsound if takes(one.name)),
+            unsound=tuple(vector for vector in inventory.unsound if takes(vector.name)),
             notes=inventory.notes,
             reference=str(self.reference) if self.reference else None,
             settings={name: list(it) if isinstance(it, tuple) else it for name, it in settings},
@@ -421,17 +457,16 @@ class _Order:
     """A task with the tensors that it takes, to be done in whichever process."""
 
     task: Task
-    model: OnDisk | Portion
-    reference: OnDisk | Portion | None
+    model: Readable
+    reference: Readable | None
     spectrum: Extent
 
     def rows(self) -> list[Row]:
-        other = self.reference.opened() if self.reference else None
-        return list(self.task.rows(self.model.opened(), other, self.spectrum))
+        return list(self.task.rows(self.model.opened(), self.reference, self.spectrum))
 
 
 def _reason(done: Done[_Order], room: Room) -> Reason:
-    """Why a task failed, in the words of a user."""
+    """Say why a task failed, in the words of a user."""
     if is_out_of_memory(done.error):
         return Reason(ReasonKind.NO_MEMORY, f"more memory needed than {room}")
     if not isinstance(done.error, Refusal):
@@ -453,7 +488,7 @@ class Room:
     limited: bool  # by the user, and not by the machine
 
     def refusal(self, task: Task) -> Reason | None:
-        """Why a task is not even tried, if so."""
+        """Say why a task is not even tried, if so."""
         # the machine's free memory is what the libraries have left already
         needed = task.memory.at_least(self.copies) + (LIBRARY_BYTES if self.limited else 0)
         if self.memory is None or needed <= self.memory or not task.memory.least:
@@ -523,7 +558,7 @@ def case(
 
 
 def _inventory(model: Location, memory: int | None) -> Inventory:
-    """What is in the model; a file is opened in a process of its own, or refused."""
+    """Return what is in the model; a file is opened in a process of its own, or refused."""
     if isinstance(model, InMemory):
         return Inventory.of(model)
     limit = model.parse_seconds

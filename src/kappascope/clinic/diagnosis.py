@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -15,8 +14,10 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from kappascope.clinic import SCHEMA, SEVERITIES
-from kappascope.clinic.row import Examination, Finding, detail, json_value
+from kappascope.clinic.examination import Examination, Finding, json_value
 from kappascope.clinic.rules import Measurements, judgement
+from kappascope.matrix import spectra
+from kappascope.matrix.status import Outcome
 from kappascope.model.attention import Product
 from kappascope.model.chains import Chain
 from kappascope.model.skipped import ReasonKind, Skipped, unreadable
@@ -51,7 +52,7 @@ class Diagnosis:
     unjudged: tuple[Skipped, ...] = ()
 
     def judged(self) -> Diagnosis:
-        """The same with what the rules find, of equally grave findings those of worse rows first.
+        """Add what the rules find; of equally grave findings those of worse rows come first.
 
         >>> from kappascope.model.skipped import Reason
         >>> bad = Skipped("b", Reason(ReasonKind.NON_FINITE, "non-finite (1 of 2)"))
@@ -61,8 +62,8 @@ class Diagnosis:
         said = judgement(Measurements(self.matrices, self.products, self.chains, self.unsound))
         found = said.findings
         own: dict[str, tuple[Finding, ...]] = {}
-        for one in found:
-            own[one.subject] = (*own.get(one.subject, ()), one)
+        for finding in found:
+            own[finding.subject] = (*own.get(finding.subject, ()), finding)
         rows = tuple(replace(row, findings=own.get(row.name, ())) for row in self.matrices)
         judged = replace(self, matrices=rows, unjudged=said.failed)
         place = {row.name: k for k, row in enumerate(judged.ranked)}
@@ -93,11 +94,11 @@ class Diagnosis:
         rows += [Skipped(row.name, unreadable(why)) for row in self.matrices for why in row.faults]
         multiplied: tuple[Product | Chain, ...] = (*self.products, *self.chains)
         rows += [
-            Skipped(one.name, unreadable(detail(one.status)))
-            for one in multiplied
-            if _has_failed(one)
+            Skipped(product.name, unreadable(product.status.reason))
+            for product in multiplied
+            if product.status.outcome is Outcome.FAILED
         ]
-        lost = (one for one in self.skipped if one.lost)
+        lost = (item for item in self.skipped if item.lost)
         return (*self.faults, *rows, *self.unsound, *lost, *self.unjudged)
 
     @property
@@ -107,7 +108,7 @@ class Diagnosis:
         >>> Diagnosis("x", faults=(Skipped("a.B", unreadable("its file is lost")),)).unbuilt
         ()
         """
-        return tuple(one for one in self.failed if one.unbuilt)
+        return tuple(item for item in self.failed if item.unbuilt)
 
     @property
     def analysed(self) -> tuple[Examination, ...]:
@@ -134,18 +135,20 @@ class Diagnosis:
         """
         if not self.reference or any(row.errors for row in self.matrices):
             return ""
-        if all(one.reason.kind is ReasonKind.NO_COUNTERPART for one in self.uncompared):
+        if all(item.reason.kind is ReasonKind.NO_COUNTERPART for item in self.uncompared):
             return "nothing there has the name and shape of a matrix here"
         return "no matrix could be compared"
 
     def above(self, severity: str) -> tuple[Finding, ...]:
-        """The findings of this severity or a worse one.
+        """Return the findings of this severity or a worse one.
 
         >>> Diagnosis("nothing").above("info")
         ()
         """
         least = SEVERITIES.index(severity)
-        return tuple(one for one in self.findings if SEVERITIES.index(one.severity) >= least)
+        return tuple(
+            finding for finding in self.findings if SEVERITIES.index(finding.severity) >= least
+        )
 
     @property
     def verdict(self) -> tuple[str, ...]:
@@ -207,7 +210,9 @@ class Diagnosis:
         return " ".join((f"{text}; {largest}.", *rest))
 
     def document(self, plots: bool = False) -> dict[str, Any]:
-        """All of it as strict JSON values; infinite or unknown is ``None`` with a reason beside it.
+        """Return all of it as strict JSON values.
+
+        Infinite or unknown is ``None`` with a reason beside it.
 
         >>> Diagnosis("nothing").document()["summary"]["analysed"]
         0
@@ -224,9 +229,9 @@ class Diagnosis:
             "matrices": rows,
             "products": products,
             "chains": chains,
-            "findings": [asdict(one) for one in self.findings],
-            "skipped": [{"name": one.name, "reason": str(one.reason)} for one in self.skipped],
-            "failed": [{"name": one.name, "reason": str(one.reason)} for one in failed],
+            "findings": [asdict(each) for each in self.findings],
+            "skipped": [{"name": each.name, "reason": str(each.reason)} for each in self.skipped],
+            "failed": [{"name": each.name, "reason": str(each.reason)} for each in failed],
             "summary": self.summary,
             "provenance": self.provenance,
         }
@@ -234,7 +239,7 @@ class Diagnosis:
     @property
     def summary(self) -> dict[str, Any]:
         """Counts and the verdict."""
-        counts = Counter(one.severity for one in self.findings)
+        counts = Counter(finding.severity for finding in self.findings)
         return {
             "matrices": len(self.matrices),
             "analysed": len(self.analysed),
@@ -252,7 +257,7 @@ class Diagnosis:
         return {**files.environment(), **computing, **self.settings, **notes}
 
     def html(self) -> str:
-        """The page that ``kappascope diagnose --html`` writes.
+        """Return the page that ``kappascope diagnose --html`` writes.
 
         >>> Diagnosis("nothing").html().splitlines()[0]
         '<!doctype html>'
@@ -262,7 +267,7 @@ class Diagnosis:
         return diagnosis_page([self])
 
     def table(self) -> pa.Table:
-        """One row per matrix, one column per number, for Parquet or CSV.
+        """Return one row per matrix, one column per number, for Parquet or CSV.
 
         >>> Diagnosis("nothing").table().num_rows
         0
@@ -278,7 +283,10 @@ Told = TypeVar("Told", Examination, Product, Chain)
 def _each_told(
     rows: Iterable[Told], tell: Callable[[Told], dict[str, Any]], untold: list[Skipped]
 ) -> list[dict[str, Any]]:
-    """The documents of rows; one that cannot be told is named with why, and costs no other."""
+    """Return the documents of rows.
+
+    One that cannot be told is named with why, and costs no other.
+    """
     documents = []
     for row in rows:
         try:
@@ -291,85 +299,78 @@ def _each_told(
 
 
 def _flat(row: Examination) -> dict[str, Any]:
-    """The row without nests: ``row_norms.cv`` for a number in one, text for a list."""
+    """Return the row without nests: ``row_norms.cv`` for a number in one, text for a list."""
     flat: dict[str, Any] = {}
     for name, value in row.document().items():
         if name in ("row_norms", "column_norms", "effective_ranks", "errors"):
-            flat |= {f"{name}.{key}": one for key, one in (value or {}).items()}
+            flat |= {f"{name}.{key}": entry for key, entry in (value or {}).items()}
         elif name == "reasons":
             flat[name] = "; ".join(f"{key}: {why}" for key, why in value.items())
         elif name == "shape":
             flat["rows"], flat["columns"] = value
         elif name == "findings":
             flat["severity"] = row.severity or None
-            flat["findings"] = "; ".join(one.rule for one in row.findings)
+            flat["findings"] = "; ".join(finding.rule for finding in row.findings)
         else:
             flat[name] = value
     return flat
 
 
-def _has_failed(one: Product | Chain) -> bool:
-    """Whether a product could not be measured; one left out for its size did not fail."""
-    return one.status.startswith("failed")
-
-
 def product_document(product: Product) -> dict[str, Any]:
-    """The product as strict JSON values: what follows from its singular values, not their list.
+    """Return the product as strict JSON values, without the list of its singular values.
 
-    >>> product_document(Product("attn", "QK", 0, (8, 8), (3.0, 1.0), 3.0, "ok"))["sigma_min"]
-    1.0
+    >>> from kappascope.matrix.status import OK
+        >>> product_document(Product("attn", "QK", 0, (8, 8), (3.0, 1.0), 3.0, OK))["sigma_min"]
+        1.0
     """
-    told: dict[str, Any] = json_value({"name": product.name} | asdict(product) | {"reasons": {}})
-    values, exponent = told.pop("values"), told.pop("exponent")
-    del told["layer"]
-    told |= {"sigma_max": None, "sigma_min": None, "stable_rank": None}
+    document: dict[str, Any] = json_value(
+        {"name": product.name} | asdict(product) | {"reasons": {}}
+    )
+    values, exponent = document.pop("values"), document.pop("exponent")
+    del document["layer"]
+    document |= {"sigma_max": None, "sigma_min": None, "stable_rank": None}
     if values:
         ends = {"sigma_max": values[0], "sigma_min": values[-1]}
-        told |= {name: _times_power(value, exponent) for name, value in ends.items()}
+        document |= {name: spectra.unscaled(value, exponent) for name, value in ends.items()}
     if values and values[0]:
-        told["stable_rank"] = sum((value / values[0]) ** 2 for value in values)
+        document["stable_rank"] = sum((value / values[0]) ** 2 for value in values)
     derived = "condition_number", "sigma_max", "sigma_min", "stable_rank"
-    told["reasons"] = {name: detail(product.status) for name in derived if told[name] is None}
+    document["reasons"] = {
+        name: product.status.reason for name in derived if document[name] is None
+    }
     if values:
-        beyond = {name: RANGE for name in ("sigma_max", "sigma_min") if told[name] is None}
-        told["reasons"] |= beyond
-    return told
-
-
-def _times_power(value: float, exponent: int) -> float | None:
-    """``value * 2**exponent``, or nothing where float64 cannot hold all its digits."""
-    try:
-        result = math.ldexp(value, exponent)
-    except OverflowError:
-        return None
-    return result if result >= sys.float_info.min or not value else None
+        beyond = {name: RANGE for name in ("sigma_max", "sigma_min") if document[name] is None}
+        document["reasons"] |= beyond
+    return document
 
 
 def chain_document(chain: Chain) -> dict[str, Any]:
-    """The chain as strict JSON values, with reasons for what is infinite or unknown.
+    """Return the chain as strict JSON values, with reasons for what is infinite or unknown.
 
-    >>> both = Chain("a > b", ("a", "b"), (4, 4, 4), math.inf, True, 5.0, "ok")
-    >>> chain_document(both)["reasons"]
-    {'bound': 'kappa of a layer is not finite'}
+    >>> from kappascope.matrix.status import OK
+        >>> both = Chain("a > b", ("a", "b"), (4, 4, 4), math.inf, True, 5.0, OK)
+        >>> chain_document(both)["reasons"]
+        {'bound': 'kappa of a layer is not finite'}
     """
     reasons = {}
     if chain.condition_number is None or math.isinf(chain.condition_number):
-        reasons["condition_number"] = detail(chain.status)
+        reasons["condition_number"] = chain.status.reason
     if chain.bound is None:
-        reasons["bound"] = detail(chain.status) if _has_failed(chain) else RANGE
+        failed = chain.status.outcome is Outcome.FAILED
+        reasons["bound"] = chain.status.reason if failed else RANGE
     elif math.isinf(chain.bound):
         reasons["bound"] = "kappa of a layer is not finite"
-    told: dict[str, Any] = json_value(asdict(chain) | {"reasons": reasons})
-    return told
+    document: dict[str, Any] = json_value(asdict(chain) | {"reasons": reasons})
+    return document
 
 
-def severity_counts(found: Iterable[Finding]) -> str:
-    """How many findings there are of each severity, the gravest first.
+def severity_counts(findings: Iterable[Finding]) -> str:
+    """Tell how many findings there are of each severity, the gravest first.
 
     >>> severity_counts([Finding("zero", "info", "w", "all entries are zero", "")])
     '1 note'
     """
-    counts = Counter(one.severity for one in found)
+    counts = Counter(finding.severity for finding in findings)
     words = {"critical": ("critical",) * 2, "warning": ("warning", "warnings")}
     words["info"] = ("note", "notes")
     known = [(counts[severity], words[severity]) for severity in reversed(SEVERITIES)]
@@ -377,7 +378,7 @@ def severity_counts(found: Iterable[Finding]) -> str:
 
 
 def spreadsheet(table: pa.Table) -> bytes:
-    """CSV in which no name is taken for a formula or has a control character in it.
+    """Return CSV in which no name is taken for a formula or has a control character in it.
 
     >>> print(spreadsheet(pa.table({"name": ["=1+1"]})).decode().splitlines()[1])
     "'=1+1"
@@ -397,7 +398,7 @@ def spreadsheet(table: pa.Table) -> bytes:
 
 
 def _cell(text: str) -> str:
-    """Text on one line, with escapes for what cannot be printed, that begins no formula."""
+    """Return text on one line, with escapes for what cannot be printed, that begins no formula."""
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return f"'{shown}" if shown.lstrip().startswith(tuple(FORMULA_SIGNS)) else shown
 
@@ -406,7 +407,7 @@ def _cell(text: str) -> str:
 
 
 def document(steps: Sequence[Diagnosis], plots: bool = False) -> dict[str, Any]:
-    """The document of one diagnosis, or of the last of several with the way that led to it.
+    """Return the document of one diagnosis, or of the last of several with the way that led to it.
 
     >>> document([Diagnosis("a"), Diagnosis("b")])["trajectory"][0]["source"]
     'a'
@@ -414,14 +415,14 @@ def document(steps: Sequence[Diagnosis], plots: bool = False) -> dict[str, Any]:
     last = steps[-1].document(plots)
     if len(steps) > 1:
         names = ("source", "reference", "matrices", "findings", "failed", "summary")
-        whole = [one.document() for one in steps]
-        last["trajectory"] = [{name: one[name] for name in names} for one in whole]
+        documents = [each.document() for each in steps]
+        last["trajectory"] = [{name: each[name] for name in names} for each in documents]
         last["summary"]["verdict"] = "\n".join((*steps[-1].verdict, *before(steps)))
     return last
 
 
 def before(steps: Sequence[Diagnosis]) -> Iterator[str]:
-    """What is wrong with the steps before the last, which the verdict on that does not tell.
+    """Yield what is wrong with the steps before the last, which the verdict on that does not tell.
 
     >>> from kappascope.model.skipped import Reason
     >>> reason = Reason(ReasonKind.NON_FINITE, "non-finite (1 of 2), first at [0]")
@@ -429,9 +430,9 @@ def before(steps: Sequence[Diagnosis]) -> Iterator[str]:
     >>> list(before([Diagnosis("1.pt", unsound=(bad,)).judged(), Diagnosis("2.pt")]))
     ['Before the last, in 1.pt: 1 critical; the worst is non-finite in fc.bias.']
     """
-    for one in steps[:-1]:
-        if one.above("warning"):
-            yield f"Before the last, in {one.source}: {one.ills}"
+    for step in steps[:-1]:
+        if step.above("warning"):
+            yield f"Before the last, in {step.source}: {step.ills}"
 
 
 @dataclass(frozen=True)
@@ -451,42 +452,44 @@ class TrajectoryStep:
 
 
 def trajectory_steps(steps: Sequence[Diagnosis]) -> list[TrajectoryStep]:
-    """What there is to say of each checkpoint of a trajectory.
+    """Return what there is to say of each checkpoint of a trajectory.
 
     >>> trajectory_steps([Diagnosis("run/1.pt")])[0].name
     '1.pt'
     """
-    return [_step(name, one) for name, one in zip(short_sources(steps), steps, strict=True)]
+    return [_step(name, step) for name, step in zip(short_sources(steps), steps, strict=True)]
 
 
-def _step(name: str, one: Diagnosis) -> TrajectoryStep:
-    kappas = [row.kappa for row in one.analysed]
-    errors = [row.errors or {} for row in one.analysed]
+def _step(name: str, diagnosis: Diagnosis) -> TrajectoryStep:
+    kappas = [row.kappa for row in diagnosis.analysed]
+    errors = [row.errors or {} for row in diagnosis.analysed]
     return TrajectoryStep(
         name,
-        len(one.analysed),
+        len(diagnosis.analysed),
         known_median(kappas),
         max((kappa for kappa in kappas if kappa is not None), default=None),
         known_median(each.get("log_condition_number") for each in errors),
         known_median(each.get("overall_matrix") for each in errors),
-        severity_counts(f for f in one.findings if f.severity == one.findings[0].severity)
+        severity_counts(
+            f for f in diagnosis.findings if f.severity == diagnosis.findings[0].severity
+        )
         or "none",
     )
 
 
 def short_sources(steps: Sequence[Diagnosis]) -> tuple[str, ...]:
-    """The sources without their folders, where that tells them apart.
+    """Return the sources without their folders, where that tells them apart.
 
     >>> short_sources([Diagnosis("run/1.pt"), Diagnosis("run/2.pt")])
     ('1.pt', '2.pt')
     """
-    whole = tuple(one.source or str(place) for place, one in enumerate(steps, 1))
-    last = tuple(PurePath(name).name or name for name in whole)
-    return last if len(set(last)) == len(last) else whole
+    sources = tuple(step.source or str(place) for place, step in enumerate(steps, 1))
+    last = tuple(PurePath(name).name or name for name in sources)
+    return last if len(set(last)) == len(last) else sources
 
 
 def known_median(values: Iterable[float | None]) -> float | None:
-    """The median of those values that are known.
+    """Return the median of those values that are known.
 
     >>> known_median([3.0, None, 1.0]), known_median([None])
     (2.0, None)
@@ -498,13 +501,15 @@ def known_median(values: Iterable[float | None]) -> float | None:
 
 
 def joined(steps: Sequence[Diagnosis]) -> pa.Table:
-    """The tables of several diagnoses, each row with its source.
+    """Return the tables of several diagnoses, each row with its source.
 
     >>> joined([Diagnosis("a")]).column_names
     ['source', 'name']
     """
     tables = [
-        one.table().add_column(0, "source", pa.array([one.source] * len(one.matrices), pa.string()))
-        for one in steps
+        step.table().add_column(
+            0, "source", pa.array([step.source] * len(step.matrices), pa.string())
+        )
+        for step in steps
     ]
     return pa.concat_tables(tables, promote_options="permissive")

@@ -1,6 +1,6 @@
 """The page of a diagnosis: the matrices by depth and kind, the findings, every matrix on demand.
 
->>> from kappascope.clinic.row import Examination
+>>> from kappascope.clinic.examination import Examination
 >>> sick = Examination("w", (3, 3), "float32", "ok", condition_number=9e5, resolved=True)
 >>> html = diagnosis_page([Diagnosis("toy.pt", (sick,))])
 >>> html.splitlines()[0], "900,000" in html
@@ -29,9 +29,9 @@ from kappascope.clinic.diagnosis import (
     short_sources,
     trajectory_steps,
 )
-from kappascope.clinic.row import Examination, Finding, Spread
+from kappascope.clinic.examination import Examination, Finding, Spread
 from kappascope.matrix.components import Components
-from kappascope.model.skipped import ReasonKind, Skipped
+from kappascope.model.skipped import ReasonKind
 from kappascope.pages.rendering import fill, legible
 from kappascope.text import Record, bracketed, error_text, first_few, number, plural, words
 
@@ -70,18 +70,18 @@ LABELS = {
 
 
 def diagnosis_page(steps: Sequence[Diagnosis]) -> str:
-    """The last diagnosis as HTML that asks the network for nothing, with the way that led to it."""
+    """Write the last diagnosis, with the steps before it, as HTML that needs no network."""
     last = steps[-1]
     rows, trajectory = last.ranked, steps if len(steps) > 1 else ()
     place = {row.name: k for k, row in enumerate(last.matrices)}
     filters: tuple[Callable[..., Any], ...] = (
         shown, short, sortable, breakable, one_line, quantity_columns, ratio_level, error_level,
     )  # fmt: skip
-    made: dict[str, Callable[[], Any]] = {  # where it is shown: what fails costs one panel
+    panels: dict[str, Callable[[], Any]] = {  # where it is shown: what fails costs one panel
         "heat": lambda: heat_map(rows),
         "change": lambda: change(rows),
-        "products": lambda: [product_document(one) for one in last.products],
-        "chains": lambda: [chain_document(one) for one in last.chains],
+        "products": lambda: [product_document(product) for product in last.products],
+        "chains": lambda: [chain_document(chain) for chain in last.chains],
         "curves": lambda: curves(trajectory),
         "steps": lambda: trajectory_steps(trajectory),
         "groups": lambda: by_rule(last.findings),
@@ -96,7 +96,7 @@ def diagnosis_page(steps: Sequence[Diagnosis]) -> str:
         place=place,
         ratio_levels=RATIO_LEVELS,
         error_levels=ERROR_LEVELS,
-        made=made,
+        made=panels,
         compared=any(row.errors for row in rows),
         trajectory=bool(trajectory),
         severities=SEVERITIES[::-1],
@@ -111,7 +111,7 @@ def diagnosis_page(steps: Sequence[Diagnosis]) -> str:
 
 
 def short(text: str, most: int = 100) -> str:
-    """A long name without its middle, for its ends tell names apart.
+    """Return a long name without its middle, for its ends tell names apart.
 
     >>> short("abcdefghij", 5)
     'ab…ij'
@@ -121,7 +121,7 @@ def short(text: str, most: int = 100) -> str:
 
 
 def one_line(name: str) -> str:
-    r"""A name on one line, and something to press where there is none.
+    r"""Return a name on one line, and something to press where there is none.
 
     >>> one_line("two\nlines"), one_line("")
     ('two\\nlines', '(no name)')
@@ -130,7 +130,7 @@ def one_line(name: str) -> str:
 
 
 def breakable(name: str) -> Markup:
-    """A name that may go on in the next line after a dot or a slash.
+    """Return a name that may go on in the next line after a dot or a slash.
 
     >>> breakable("a.<b>")
     Markup('a.<wbr>&lt;b&gt;')
@@ -139,7 +139,7 @@ def breakable(name: str) -> Markup:
 
 
 def shown(value: Any) -> str:
-    """A number, a text or several of them as a reader wants them.
+    """Return a number, a text or several of them as a reader wants them.
 
     >>> shown([3, 4]), shown(True), shown({"min": 0.5, "max": 2.0}), shown(None)
     ('3 × 4', 'yes', 'min: 0.500, max: 2.00', '–')
@@ -153,14 +153,14 @@ def shown(value: Any) -> str:
     if isinstance(value, Spread):
         value = asdict(value)
     if isinstance(value, Mapping):
-        return ", ".join(f"{words(name)}: {shown(one)}" for name, one in value.items())
+        return ", ".join(f"{words(name)}: {shown(item)}" for name, item in value.items())
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return " × ".join(shown(one) for one in value)
+        return " × ".join(shown(item) for item in value)
     return str(value)
 
 
 def sortable(value: float | None) -> str:
-    """A number to sort by: six digits tell as much as can be seen.
+    """Return a number to sort by: six digits tell as much as can be seen.
 
     >>> sortable(1 / 3), sortable(None), sortable(math.inf)
     ('0.333333', '', 'Infinity')
@@ -171,7 +171,7 @@ def sortable(value: float | None) -> str:
 
 
 def quantity_columns(products: Sequence[Record]) -> dict[str, str]:
-    """The numbers that products or chains have, and their labels.
+    """Return the numbers that products or chains have, and their labels.
 
     >>> quantity_columns([{"name": "w[qk.0]", "head": 0, "condition_number": 7.0, "alpha": None}])
     {'head': 'Head', 'condition_number': 'κ'}
@@ -180,7 +180,7 @@ def quantity_columns(products: Sequence[Record]) -> dict[str, str]:
     def is_number(value: object) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool)
 
-    known = {name for one in products for name, value in one.items() if is_number(value)}
+    known = {name for product in products for name, value in product.items() if is_number(value)}
     labels = {"depth": "Layer", "head": "Head"} | LABELS
     labels |= {name: words(name) for name in sorted(known - labels.keys())}
     return {name: label for name, label in labels.items() if name in known}
@@ -219,9 +219,9 @@ class Opening:
 
 
 def opening(diagnosis: Diagnosis) -> Opening:
-    """What was read and what was not.
+    """Return what was read and what was not.
 
-    >>> from kappascope.model.skipped import acts_beside
+    >>> from kappascope.model.skipped import Skipped, acts_beside
     >>> bias = Skipped("b", acts_beside("one-dimensional"))
     >>> opening(Diagnosis("toy.pt", skipped=(bias,))).first
     'Nothing could be analysed.'
@@ -230,14 +230,17 @@ def opening(diagnosis: Diagnosis) -> Opening:
     Opening(alarm=False, first='1 matrix analysed.', rest='Skipped: 1 one-dimensional.')
     """
     failures = {one_line(row.name): row.failure for row in diagnosis.ranked if row.failure}
-    failures |= {one_line(one.name): one.reason for one in diagnosis.failed}
+    failures |= {one_line(item.name): item.reason for item in diagnosis.failed}
     failed, analysed = len(diagnosis.failed), len(diagnosis.analysed)
     rest = []
     if failed:
         causes = [f"{name}: {reason}" for name, reason in failures.items()]
         rest.append(f"{failed:,} failed: {_listed(causes)}.")
     if diagnosis.skipped:
-        kinds = Counter(_skipping(one) for one in diagnosis.skipped)
+        kinds = Counter(  # ties to different names are one kind
+            "tied to another" if item.reason.kind is ReasonKind.TIED else str(item.reason)
+            for item in diagnosis.skipped
+        )
         causes = [f"{many:,} {reason}" for reason, many in kinds.most_common()]
         rest.append(f"Skipped: {_listed(causes)}.")
     first = f"{plural(analysed, 'matrix', 'matrices')} analysed."
@@ -246,11 +249,6 @@ def opening(diagnosis: Diagnosis) -> Opening:
     if not analysed:
         first = "Nothing could be analysed."
     return Opening(bool(failed) or not analysed, first, " ".join(rest))
-
-
-def _skipping(one: Skipped) -> str:
-    """The reason by which skipped tensors are counted: ties to different names are one."""
-    return "tied to another" if one.reason.kind is ReasonKind.TIED else str(one.reason)
 
 
 def _listed(causes: Sequence[str]) -> str:
@@ -300,18 +298,18 @@ class Cell:
     def label(self) -> str:
         """What hovering, focus and screen readers tell."""
         row, many = self.worst, len(self.rows)
-        found, name = sum(len(one.findings) for one in self.rows), one_line(row.name)
+        findings, name = sum(len(each.findings) for each in self.rows), one_line(row.name)
         parts = [
             f"{many} matrices, shown is {name}" if many > 1 else name,
             _compared(row),
             "not resolved by its dtype" if row.is_unresolved else "",
-            f"{found} finding{'s' * (found != 1)}" if found else "",
+            f"{findings} finding{'s' * (findings != 1)}" if findings else "",
         ]
         return "; ".join(part for part in parts if part)
 
 
 def _compared(row: Examination) -> str:
-    """The condition number beside that of a random matrix, in words."""
+    """Return the condition number beside that of a random matrix, in words."""
     if row.failure is not None:
         return row.status
     if row.ratio is None:
@@ -323,7 +321,7 @@ def _compared(row: Examination) -> str:
 
 
 def ratio_level(row: Examination) -> int | None:
-    """How many of RATIO_LEVELS a matrix's ratio exceeds, or (negative) its inverse does.
+    """Tell how many of RATIO_LEVELS a matrix's ratio exceeds, or (negative) its inverse does.
 
     What is only bounded is not shown below chance, where it need not be.
 
@@ -338,7 +336,7 @@ def ratio_level(row: Examination) -> int | None:
 
 
 def heat_map(rows: Iterable[Examination]) -> HeatMap:
-    """The matrices by depth and kind.
+    """Return the matrices by depth and kind.
 
     >>> kinds = ("up", "query")
     >>> rows = [Examination(k, (2, 2), "", "ok", kind=k, depth=d) for d in (0, 1) for k in kinds]
@@ -352,13 +350,13 @@ def heat_map(rows: Iterable[Examination]) -> HeatMap:
     columns = tuple(sorted({kind for _, kind in cells}, key=_flow))
     lines = []
     for depth in depths:
-        found = (cells.get((depth, kind)) for kind in columns)
-        lines.append((depth, tuple(Cell(tuple(those)) if those else None for those in found)))
+        groups = (cells.get((depth, kind)) for kind in columns)
+        lines.append((depth, tuple(Cell(tuple(those)) if those else None for those in groups)))
     return HeatMap(columns, tuple(lines))
 
 
 def _flow(kind: str) -> tuple[int, str]:
-    """The key that sorts kinds in the order in which data flow."""
+    """Return the key that sorts kinds in the order in which data flow."""
     return (KINDS.index(kind) if kind in KINDS else len(KINDS)), kind
 
 
@@ -384,7 +382,7 @@ class Change:
 
 
 def change(rows: Sequence[Examination]) -> Change | None:
-    """The errors against a reference, or None if there was none.
+    """Return the errors against a reference, or None if there was none.
 
     >>> errors = {"row_norms": 0.5, "effective_rank": 0.0, "condition_number": None}
     >>> found = change([Examination("w", (2, 2), "", "ok", kind="up", depth=3, errors=errors)])
@@ -416,7 +414,7 @@ def change(rows: Sequence[Examination]) -> Change | None:
 
 
 def error_level(error: float) -> int:
-    """How many of ERROR_LEVELS an error exceeds.
+    """Tell how many of ERROR_LEVELS an error exceeds.
 
     >>> [error_level(error) for error in (0.0, 0.02, 5.0)]
     [0, 2, 4]
@@ -425,13 +423,13 @@ def error_level(error: float) -> int:
 
 
 def curves(steps: Sequence[Diagnosis]) -> dict[str, HeatMap]:
-    """Medians over the matrices of a kind, one column a checkpoint, of kappa and of the norm.
+    """Return the median kappa and norm of each kind, one column a checkpoint.
 
     >>> row = Examination("w", (2, 2), "", "ok", kind="up", frobenius_norm=2.0)
     >>> curves([Diagnosis("1.pt", (row,)), Diagnosis("2.pt", (row,))])["frobenius_norm"].lines
     (('up', (2.0, 2.0)),)
     """
-    kinds = sorted({row.kind for one in steps for row in one.matrices}, key=_flow)
+    kinds = sorted({row.kind for step in steps for row in step.matrices}, key=_flow)
     fields: dict[str, Callable[[Examination], float | None]] = {
         "condition_number": lambda row: row.kappa,
         "frobenius_norm": lambda row: row.frobenius_norm,
@@ -469,21 +467,21 @@ class RuleFindings:
         [('prune', 2), ('go', 1)]
         """
         groups: dict[str, list[Finding]] = {}
-        for one in self.findings:
-            groups.setdefault(one.advice, []).append(one)
+        for finding in self.findings:
+            groups.setdefault(finding.advice, []).append(finding)
         return groups
 
 
-def by_rule(found: Iterable[Finding]) -> list[RuleFindings]:
-    """The findings by severity, gravest first, then by rule.
+def by_rule(findings: Iterable[Finding]) -> list[RuleFindings]:
+    """Return the findings by severity, gravest first, then by rule.
 
     >>> found = [Finding("dead-rows", severity, "w", "", "") for severity in ("info", "warning")]
     >>> [(group.severity, len(group.findings)) for group in by_rule(found)]
     [('warning', 1), ('info', 1)]
     """
     groups: dict[tuple[str, str], list[Finding]] = {}
-    for one in sorted(found, key=lambda one: -SEVERITIES.index(one.severity)):
-        groups.setdefault((one.severity, one.rule), []).append(one)
+    for finding in sorted(findings, key=lambda finding: -SEVERITIES.index(finding.severity)):
+        groups.setdefault((finding.severity, finding.rule), []).append(finding)
     return [RuleFindings(severity, rule, those) for (severity, rule), those in groups.items()]
 
 
@@ -509,15 +507,15 @@ class _Shared:
 
 
 def _data(matrices: Sequence[Examination], ranked: Sequence[Examination]) -> dict[str, Any]:
-    """Every matrix in the order of the model, and plots of the worst."""
+    """Return every matrix in the order of the model, and plots of the worst."""
     shared = _Shared()
     plotted = {id(row) for row in ranked[:PLOT_LIMIT]}
-    told = [_view(row, shared, id(row) in plotted) for row in matrices]
-    return {"shelf": shared.items, "matrices": told, "plotted": PLOT_LIMIT, "rows": ROWS_AT_ONCE}
+    views = [_view(row, shared, id(row) in plotted) for row in matrices]
+    return {"shelf": shared.items, "matrices": views, "plotted": PLOT_LIMIT, "rows": ROWS_AT_ONCE}
 
 
 def _view(row: Examination, shared: _Shared, plotted: bool) -> dict[str, Any]:
-    """All that the page tells of one matrix, or why it cannot."""
+    """Return all that the page tells of one matrix, or why it cannot."""
     try:
         plot = _plot(row, shared) if plotted else None
         known = [
@@ -526,15 +524,15 @@ def _view(row: Examination, shared: _Shared, plotted: bool) -> dict[str, Any]:
         ]
     except Exception as error:
         known, plot = [[shared.index("Not shown"), error_text(error)]], None
-    found = [
+    findings = [
         [shared.text(text) for text in (f.severity, f.rule, f.evidence, f.advice, f.snippet)]
         for f in row.findings
     ]
-    return {"name": one_line(row.name), "facts": known, "findings": found, "plot": plot}
+    return {"name": one_line(row.name), "facts": known, "findings": findings, "plot": plot}
 
 
 def _plot(row: Examination, shared: _Shared) -> dict[str, Any] | None:
-    """The plot with four digits; its indices and its random curve are shared."""
+    """Return the plot with four digits; its indices and its random curve are shared."""
     if not row.plot:
         return None
     histogram = row.plot.get("rows") or {}

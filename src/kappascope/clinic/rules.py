@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
@@ -22,8 +22,8 @@ from typing import Any, TypeAlias, TypeVar
 from scipy.special import betaincinv, chdtri, gammaincinv
 
 from kappascope.clinic import SEVERITIES, Severity
-from kappascope.clinic.remedies import Flaw, Prescription, is_left_alone, prescribe
-from kappascope.clinic.row import Examination, Finding, Spread
+from kappascope.clinic.examination import Examination, Finding, Spread
+from kappascope.clinic.prescriptions import Flaw, Prescription, is_left_alone, prescribe
 from kappascope.model.attention import Product
 from kappascope.model.chains import Chain
 from kappascope.model.names import is_mask
@@ -76,8 +76,8 @@ class Measurements:
     @cached_property
     def is_fresh(self) -> bool:
         """Whether most matrices that can tell look as initialised."""
-        told = [is_fresh(row) for row in self.rows if can_tell(row)]
-        return 2 * sum(told) >= len(told)
+        fresh = [is_fresh(row) for row in self.rows if can_tell(row)]
+        return 2 * sum(fresh) >= len(fresh)
 
 
 MatrixRule: TypeAlias = Callable[[Examination, Measurements], Symptom | None]
@@ -102,24 +102,6 @@ def model_rule(judge: ModelRule, rule_id: str = "") -> ModelRule:
     return judge
 
 
-def findings(
-    rows: Iterable[Examination],
-    products: Iterable[Product] = (),
-    chains: Iterable[Chain] = (),
-    unsound: Iterable[Skipped] = (),
-) -> tuple[Finding, ...]:
-    """What all rules say, worst first; see :func:`judgement` for those that fail.
-
-    >>> import torch
-    >>> from kappascope.clinic.row import examine
-    >>> found = findings([examine("fc.weight", torch.tensor([[1.0, float("inf")]]))])
-    >>> [(one.rule, one.severity) for one in found]
-    [('non-finite', 'critical')]
-    """
-    model = Measurements(tuple(rows), tuple(products), tuple(chains), tuple(unsound))
-    return judgement(model).findings
-
-
 @dataclass(frozen=True)
 class Judgement:
     """What all rules say of a model, worst first, and which of them failed where and why."""
@@ -134,27 +116,23 @@ def judgement(model: Measurements) -> Judgement:
     >>> judgement(Measurements(rows=()))
     Judgement(findings=(), failed=())
     """
-    found: list[Finding | Skipped | None] = []
+    results: list[Finding | Skipped | None] = []
     for row in model.rows:
         for rule_id, judge in RULES.items():
-            found.append(_attempt(rule_id, row.name, partial(_judged, rule_id, judge, row, model)))
+            symptom = _attempt(rule_id, row.name, partial(judge, row, model))
+            results.append(_finding(rule_id, symptom, row.name, (row,)))
     for rule_id, ask in MODEL_RULES.items():
-        told: Symptom | Skipped | None
         symptoms = chain.from_iterable(map(ask, [model]))  # asked by the first next()
-        while told := _attempt(rule_id, "model", partial(next, symptoms, None)):
-            if isinstance(told, Symptom):
-                subject = told.subject or "model"
-                finding = partial(_finding, rule_id, told, subject, told.about)
-                found.append(_attempt(rule_id, subject, finding))
-            else:
-                found.append(told)
-    known = [one for one in found if isinstance(one, Finding)]
-    known.sort(key=lambda one: -SEVERITIES.index(one.severity))
-    return Judgement(tuple(known), tuple(one for one in found if isinstance(one, Skipped)))
+        while symptom := _attempt(rule_id, "model", partial(next, symptoms, None)):
+            results.append(_finding(rule_id, symptom, "model", ()))
+    found = [result for result in results if isinstance(result, Finding)]
+    failed = [result for result in results if isinstance(result, Skipped)]
+    found.sort(key=lambda finding: -SEVERITIES.index(finding.severity))
+    return Judgement(tuple(found), tuple(failed))
 
 
 def _attempt(rule_id: str, subject: str, judge: Callable[[], T]) -> T | Skipped:
-    """What a rule says of its subject, or why it failed to say anything."""
+    """Return what a rule says of its subject, or why it failed to say anything."""
     try:
         return judge()
     except Exception as error:
@@ -162,17 +140,20 @@ def _attempt(rule_id: str, subject: str, judge: Callable[[], T]) -> T | Skipped:
         return Skipped(subject, Reason(ReasonKind.RULE_FAILED, text))
 
 
-def _judged(
-    rule_id: str, judge: MatrixRule, row: Examination, model: Measurements
-) -> Finding | None:
-    symptom = judge(row, model)
-    return _finding(rule_id, symptom, row.name, (row,)) if symptom else None
-
-
 def _finding(
+    rule_id: str, symptom: Symptom | Skipped | None, subject: str, about: tuple[Examination, ...]
+) -> Finding | Skipped | None:
+    """Turn a symptom into a finding; what a rule could not judge stays as it is."""
+    if not isinstance(symptom, Symptom):
+        return symptom
+    subject, about = symptom.subject or subject, symptom.about or about
+    return _attempt(rule_id, subject, partial(_treated, rule_id, symptom, subject, about))
+
+
+def _treated(
     rule_id: str, symptom: Symptom, subject: str, about: tuple[Examination, ...]
 ) -> Finding:
-    """The symptom with the correction that treats it, if there is one for this kind of layer."""
+    """Add the correction that treats a symptom, if there is one for this kind of layer."""
     treatment, severity = Prescription(None, "", symptom.advice), symptom.severity
     if symptom.flaw is not None and about:
         treatment = prescribe(symptom.flaw, *about)
@@ -180,15 +161,8 @@ def _finding(
             severity = "info"  # where nothing is to be done about it, nobody is to be alarmed
     calm = "no need to act; if the layer trains badly, "
     advice = f"{calm if severity == 'info' and treatment.correction else ''}{treatment.advice}"
-    return Finding(
-        rule_id,
-        severity,
-        subject,
-        symptom.evidence,
-        advice,
-        treatment.correction,
-        treatment.snippet,
-    )
+    correction, snippet = treatment.correction, treatment.snippet
+    return Finding(rule_id, severity, subject, symptom.evidence, advice, correction, snippet)
 
 
 # --- numbers that are none, or none left ----------------------------------------------------------
@@ -285,25 +259,25 @@ def outlier_columns(row: Examination, model: Measurements) -> Symptom | None:
 
 
 def _outlying(
-    what: str, norms: Spread | None, found: int | None, shape: tuple[int, int], model: Measurements
+    what: str, norms: Spread | None, count: int | None, shape: tuple[int, int], model: Measurements
 ) -> Symptom | None:
-    """A norm beyond chance that is at least three times the median one.
+    """Return a norm beyond chance that is at least three times the median one.
 
     Trained transformers have two to five times. From ten on one vector decides sigma_1 and the
     scale at which the matrix can be quantized: a warning.
     """
-    if norms is None or not norms.median or not found:
+    if norms is None or not norms.median or not count:
         return None
     times = norms.max / norms.median
     if times < max(NORM_INFO, _usual_excess(*shape, model.chance)):
         return None
     longest = f"the longest {what} has {times:.1f} times the median norm"
-    evidence = f"{longest}; {found} {'stands' if found == 1 else 'stand'} out"
+    evidence = f"{longest}; {count} {'stands' if count == 1 else 'stand'} out"
     return Symptom("warning" if times >= NORM_WARNING else "info", evidence, flaw=Flaw.SCALE)
 
 
 def _usual_excess(count: int, length: int, chance: float) -> float:
-    """Times the median norm that the longest of ``count`` normal vectors has by chance at most.
+    """Return by how much chance lets the longest of ``count`` vectors exceed the median.
 
     Squared norms are chi-square; half the chance is for a long vector and half for a short median,
     which few vectors may have (the share below an order statistic is a beta variable).
@@ -330,7 +304,7 @@ def uneven_norms(row: Examination, model: Measurements) -> Symptom | None:
 
 
 def _spreads(row: Examination) -> Iterator[tuple[float, str]]:
-    """Coefficients of variation at least three times those of chance, dead ones left out."""
+    """Yield coefficients of variation at least three times those of chance, dead ones left out."""
     rows = ("row", row.row_norms, row.dead_rows, *row.shape)
     columns = ("column", row.column_norms, row.dead_columns, *row.shape[::-1])
     for what, norms, dead, count, length in (rows, columns):
@@ -367,14 +341,17 @@ def ill_conditioned(row: Examination, model: Measurements) -> Symptom | None:
 
 
 def _flaw(row: Examination, model: Measurements) -> Flaw:
-    """The flaw that makes kappa large: one treatment for a matrix, whichever rule speaks of it."""
+    """Return the flaw that makes kappa large, so that all rules advise one treatment."""
     if rank_deficient(row, model):
         return Flaw.RANK
     return Flaw.BOTH if uneven_norms(row, model) else Flaw.SHAPE
 
 
 def _times_usual(row: Examination, kappa: float | None, model: Measurements) -> float:
-    """The ratio of kappa to that of a random matrix of the shape; 0 if it is not beyond chance."""
+    """Return the ratio of kappa to that of a random matrix of the shape.
+
+    0 if it is not beyond chance.
+    """
     # the stored null_tail spares a look at the null in most cases
     if kappa is None or row.null_tail is None or row.null_tail > model.chance:
         return 0.0
@@ -425,7 +402,7 @@ def rank_deficient(row: Examination, model: Measurements) -> Symptom | None:
 
 
 def _alive(row: Examination) -> int:
-    """The rank that rows and columns which are not dead could have."""
+    """Return the rank that rows and columns which are not dead could have."""
     rows, columns = row.shape
     return max(1, min(rows - (row.dead_rows or 0), columns - (row.dead_columns or 0)))
 
@@ -443,14 +420,14 @@ ORTHOGONAL_KAPPA = 1.01  # what rounding to bfloat16 leaves of 1
 
 
 def is_fresh(row: Examination) -> bool:
-    """Whether a spectrum is Marchenko and Pastur's as closely as a random matrix's, or orthogonal.
+    """Tell whether a spectrum is as near to Marchenko and Pastur's as chance, or orthogonal.
 
     Singular values of a random matrix repel each other: their distance from the law is of order
     log(n) / n, not 1/sqrt(n), so that little training shows. The entries must be of a law that
     layers are drawn from, too, and not have moved from those of a reference.
 
     >>> import torch
-    >>> from kappascope.clinic.row import examine
+    >>> from kappascope.clinic.examination import examine
     >>> is_fresh(examine("w", torch.eye(40))), is_fresh(examine("w", torch.ones(40, 40)))
     (True, False)
     """
@@ -464,7 +441,7 @@ def is_fresh(row: Examination) -> bool:
 
 
 def law(row: Examination) -> str | None:
-    """The law of initial entries whose kurtosis a matrix has, within chance.
+    """Return the law of initial entries whose kurtosis a matrix has, within chance.
 
     >>> law(Examination("w", (40, 40), "float32", "ok", entry_kurtosis=-1.17))
     'uniform'
@@ -480,7 +457,7 @@ def law(row: Examination) -> str | None:
 
 
 def can_tell(row: Examination) -> bool:
-    """Whether there are enough singular values for a fresh matrix to be told from another.
+    """Tell whether there are enough singular values for a fresh matrix to be told from another.
 
     >>> can_tell(Examination("w", (40, 31), "float32", "ok", null_distance=0.1))
     False
@@ -489,7 +466,7 @@ def can_tell(row: Examination) -> bool:
 
 
 def usual_distance(row: Examination) -> float:
-    """The distance that 999 of 1000 fresh matrices stay below.
+    """Return the distance that 999 of 1000 fresh matrices stay below.
 
     Fitted to simulated quantiles of 32 to 1024 singular values, checked with other random numbers.
 
@@ -501,7 +478,7 @@ def usual_distance(row: Examination) -> float:
 
 
 def is_orthogonal(row: Examination) -> bool:
-    """Whether all singular values are equal.
+    """Tell whether all singular values are equal.
 
     >>> is_orthogonal(Examination("w", (8, 8), "float32", "ok", condition_number=1.0002))
     True
@@ -520,8 +497,8 @@ def untrained(row: Examination, model: Measurements) -> Symptom | None:
             "info", "all singular values are equal, as after orthogonal initialisation", advice
         )
     distance = f"distance {row.null_distance:.4f}; chance reaches {usual_distance(row):.4f}"
-    told = f"its spectrum could be that of freshly drawn {law(row)} entries ({distance})"
-    return Symptom("info", told, advice)
+    evidence = f"its spectrum could be that of freshly drawn {law(row)} entries ({distance})"
+    return Symptom("info", evidence, advice)
 
 
 # --- the model as a whole -------------------------------------------------------------------------
@@ -554,11 +531,13 @@ def exploding_product(model: Measurements) -> Iterator[Symptom | Skipped]:
     quantile that leaves it an n-th of the chance. Sizes as for one matrix; heads of trained models
     have up to 30 times the usual kappa.
     """
-    asked = [(one.name, partial(_product_explodes, one, model)) for one in model.products]
-    asked += [(one.name, partial(_chain_explodes, one, model)) for one in model.chains]
+    asked = [
+        (product.name, partial(_product_explodes, product, model)) for product in model.products
+    ]
+    asked += [(links.name, partial(_chain_explodes, links, model)) for links in model.chains]
     for subject, explodes in asked:
-        if told := _attempt("exploding-product", subject, explodes):
-            yield told
+        if symptom := _attempt("exploding-product", subject, explodes):
+            yield symptom
 
 
 def _product_explodes(product: Product, model: Measurements) -> Symptom | None:
@@ -593,7 +572,10 @@ def _explodes(it: Product | Chain, widths: tuple[int, ...], model: Measurements)
 
 
 def _times_random_factors(kappa: float, widths: tuple[int, ...], chance: float) -> float:
-    """The ratio of kappa to the usual kappas of all factors; 0 if it is not beyond chance."""
+    """Return the ratio of kappa to the usual kappas of all factors.
+
+    0 if it is not beyond chance.
+    """
     narrowest = widths.index(min(widths))
     others = [*widths[:narrowest], *widths[narrowest + 1 :]]
     nulls = [GaussianNull(widths[narrowest], width) for width in others]
@@ -607,7 +589,7 @@ def _times_random_factors(kappa: float, widths: tuple[int, ...], chance: float) 
 
 
 def _factors(product: Product, model: Measurements) -> tuple[Examination, ...]:
-    """The matrices whose heads a product multiplies: by kind, in the same layer."""
+    """Return the matrices whose heads a product multiplies: by kind, in the same layer."""
     kinds = {"QK": ("query", "key"), "OV": ("output", "value")}.get(product.kind, ())
     near = [row for row in model.rows if row.depth == product.depth and row.kind in kinds]
     inside = [row for row in near if row.name.startswith(product.layer)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 
 from kappascope.checkpoints import open
 from kappascope.checkpoints.folders import resolved
-from kappascope.clinic.row import non_finite_entries
+from kappascope.checkpoints.locations import Stamp
+from kappascope.clinic.examination import non_finite_entries
 from kappascope.corrections.saved import merged
 from kappascope.model.matrices import Plan, Unit, plan, reader
 from kappascope.model.names import is_mask, stored
@@ -21,14 +23,16 @@ from kappascope.model.skipped import Reason, ReasonKind, Skipped, unreadable
 from kappascope.model.tensors import Path as Keys
 from kappascope.model.tensors import Read, refuse_meta, vectors
 from kappascope.refusal import Refusal
+from kappascope.system.memory import is_out_of_memory
+from kappascope.text import error_text
 
 Model: TypeAlias = nn.Module | Mapping[Any, Any]
 Source: TypeAlias = str | Path | Model
 
 GIGABYTE = 2**30
 WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt"}  # beside logs, which may grow
-Stamp: TypeAlias = tuple[str, int, int, int, int]
-"""Of a file: its name, inode, size, and when its content and it itself were changed."""
+Stamps: TypeAlias = tuple[tuple[str, Stamp], ...]
+"""The files of a checkpoint by their names, as they were when we first saw them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +53,7 @@ class Opened:
     vectors: Mapping[str, Keys] = field(default_factory=dict)
 
     def unsound(self) -> Iterator[Skipped]:
-        """The vectors that cannot be read or are not finite: no matrices, but all pass them.
+        """Yield the vectors that cannot be read or are not finite: no matrices, but all pass them.
 
         >>> import torch
         >>> list(InMemory({"fc.bias": torch.tensor([1.0, float("nan")])}).opened().unsound())
@@ -58,21 +62,27 @@ class Opened:
         for name, path in self.vectors.items():
             try:
                 vector = self.read(path)
-            except Refusal as refusal:
-                yield Skipped(name, unreadable(f"cannot be read: {refusal.wrong}"))
+            except Exception as error:
+                if is_out_of_memory(error):
+                    raise
+                wrong = error.wrong if isinstance(error, Refusal) else error_text(error)
+                yield Skipped(name, unreadable(f"cannot be read: {wrong}"))
                 continue
             reason = non_finite_entries(vector)
             if reason and not (reason.kind is ReasonKind.MINUS_INFINITY and is_mask(name)):
                 yield Skipped(name, reason)
 
     def matrices(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """The matrices of these names that are there; a tensor is read once for all its parts."""
+        """Return the matrices of these names that are there.
+
+        A tensor is read once for all its parts.
+        """
         wanted = frozenset(names)
         pairs = (pair for unit in self.units(wanted) for pair in unit.matrices(self.read))
         return {logical.name: matrix for logical, matrix in pairs if logical.name in wanted}
 
     def absence(self, name: str) -> Reason:
-        """Why there is no matrix of this name to compare another with.
+        """Say why there is no matrix of this name to compare another with.
 
         >>> import torch
         >>> InMemory({"w": torch.eye(2).int()}).opened().absence("w")
@@ -84,7 +94,7 @@ class Opened:
         return Reason(ReasonKind.NO_COUNTERPART, "not in the reference")
 
     def units(self, names: Iterable[str]) -> tuple[Unit, ...]:
-        """The stored tensors that hold the matrices of these names, as far as there are any."""
+        """Return the stored tensors that hold those matrices of these names that exist."""
         holders = (self._holders[name] for name in names if name in self._holders)
         return tuple({unit.paths: unit for unit in holders}.values())
 
@@ -102,7 +112,7 @@ class OnDisk:
     """A checkpoint on disk, as it was when we first saw it."""
 
     path: str
-    stamp: tuple[Stamp, ...]
+    stamp: Stamps
 
     @classmethod
     def at(cls, path: str | Path) -> OnDisk:
@@ -132,11 +142,11 @@ class OnDisk:
         return opened
 
     def holds(self, path: str) -> bool:
-        """Whether this is the very file at ``path``, whatever links lead to it."""
+        """Tell whether this is the very file at ``path``, whatever links lead to it."""
         return resolved(Path(path)) == resolved(Path(self.path))
 
     def portion(self, names: Iterable[str]) -> OnDisk:
-        """The whole checkpoint, which is read where the work is done."""
+        """Return the whole checkpoint, which is read where the work is done."""
         return self
 
     @property
@@ -145,29 +155,30 @@ class OnDisk:
         path = Path(self.path)
         try:
             files = list(path.iterdir()) if path.is_dir() else [path]
-            size = sum(one.stat().st_size for one in files if one.is_file())
+            size = sum(file.stat().st_size for file in files if file.is_file())
         except OSError:  # who parses it will say why
             size = 0
         return 30 + 60 * size / GIGABYTE
 
 
-def _stamps(path: Path) -> tuple[Stamp, ...]:
-    """What tells whether a file, or a weight in a folder, was written to meanwhile."""
-    whole, found = path.stat(), []
-    if not path.is_dir():
-        found = [(str(path), whole)]
-    elif os.access(path, os.R_OK | os.X_OK):  # or else who reads it says why it cannot
-        weights = (one for one in sorted(path.iterdir()) if one.suffix in WEIGHT_SUFFIXES)
-        found = [(str(one), one.stat()) for one in weights if one.is_file()]
-    return tuple((name, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for name, s in found)
+def _stamps(path: Path) -> Stamps:
+    """Return what tells whether a file, or a weight in a folder, was written to meanwhile."""
+    files, status = [path], path.stat()  # which may be an error
+    if stat.S_ISDIR(status.st_mode):
+        readable = os.access(path, os.R_OK | os.X_OK)  # or else who reads it says why it cannot
+        names = sorted(path.iterdir()) if readable else []
+        files = [file for file in names if file.suffix in WEIGHT_SUFFIXES and file.is_file()]
+    return tuple((str(file), Stamp.of(file.stat())) for file in files)
 
 
 @cache
-def _opened(path: str, stamp: tuple[Stamp, ...]) -> Opened:
-    found = open.open(Path(path))
-    whole = merged(found.contents, found.read)
-    planned, small = plan(whole.contents, found.config), vectors(whole.contents)
-    return Opened(planned, whole.read, found.config, found.faults, found.notes, small)
+def _opened(path: str, stamp: Stamps) -> Opened:
+    checkpoint = open.open(Path(path))
+    model = merged(checkpoint.contents, checkpoint.read)
+    planned, small = plan(model.contents, checkpoint.config), vectors(model.contents)
+    return Opened(
+        planned, model.read, checkpoint.config, checkpoint.faults, checkpoint.notes, small
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +191,7 @@ class InMemory:
         return type(self.model).__name__
 
     def opened(self) -> Opened:
-        """The model as it is, looked over once."""
+        """Return the model as it is, looked over once."""
         return self._opened
 
     @cached_property
@@ -194,13 +205,13 @@ class InMemory:
 
         if isinstance(self.model, nn.Module):
             return Opened(plan(self.model), here, vectors=vectors(self.model))
-        whole = merged(self.model, here)
-        return Opened(plan(whole.contents), whole.read, vectors=vectors(whole.contents))
+        model = merged(self.model, here)
+        return Opened(plan(model.contents), model.read, vectors=vectors(model.contents))
 
     def portion(self, names: Iterable[str]) -> Portion:
-        """What of it is needed for the matrices of these names."""
+        """Return what of it is needed for the matrices of these names."""
         opened, wanted = self.opened(), {stored(name) for name in names}
-        skipped = tuple(one for one in opened.plan.skipped if one.name in wanted)
+        skipped = tuple(item for item in opened.plan.skipped if item.name in wanted)
         return Portion(opened.units(names), opened.read, skipped)
 
 
@@ -217,7 +228,7 @@ class Portion:
         return Opened(Plan(self.units, self.skipped), self.read)
 
     def holds(self, path: str) -> bool:
-        """Whether this is the file at ``path``: never, for it is in no file."""
+        """Tell whether this is the file at ``path``: never, for it is in no file."""
         return False
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -230,7 +241,7 @@ Location: TypeAlias = OnDisk | InMemory
 
 
 def located(source: Source) -> Location:
-    """Where a model is that was named or handed over.
+    """Return where a model is that was named or handed over.
 
     >>> str(located(nn.Linear(2, 2)))
     'Linear'

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kappascope.clinic.diagnosis import Diagnosis, before, trajectory_steps
-from kappascope.clinic.row import Examination, Finding
+from kappascope.clinic.examination import Examination, Finding
 from kappascope.model.attention import HEADLESS
 from kappascope.model.skipped import ReasonKind
 from kappascope.text import clean, error_text, first_few, number
@@ -30,17 +30,17 @@ COLOURS = {"critical": "bold red", "warning": "yellow", "info": "dim"}
 
 
 def plain(text: str, most: int = 10_000) -> str:
-    r"""Text that moves no cursor and hides nothing; the end of it if it is long.
+    r"""Return text that moves no cursor and hides nothing; the end of it if it is long.
 
     >>> plain("a\x1b[31mb"), plain("layers.0.self_attn.q_proj.weight", most=16)
     ('a?[31mb', '…n.q_proj.weight')
     """
-    whole = clean(text)
-    return whole if len(whole) <= most else f"…{whole[-(most - 1) :]}"
+    cleaned = clean(text)
+    return cleaned if len(cleaned) <= most else f"…{cleaned[-(most - 1) :]}"
 
 
 def matrix_table(diagnosis: Diagnosis, width: int) -> RenderableType:
-    """The matrices, worst first, as many as a screen of this width holds.
+    """Return the matrices, worst first, as many as a screen of this width holds.
 
     Names get the room they need, at the cost of some columns.
     """
@@ -64,7 +64,7 @@ def matrix_table(diagnosis: Diagnosis, width: int) -> RenderableType:
 
 
 def _guarded_cells(row: Examination) -> list[Text]:
-    """The cells of one row, or its name and why there are no others."""
+    """Return the cells of one row, or its name and why there are no others."""
     try:
         return list(_cells(row))
     except Exception as error:
@@ -73,7 +73,7 @@ def _guarded_cells(row: Examination) -> list[Text]:
 
 
 def _cells(row: Examination) -> Iterator[Text]:
-    """The cells of one row, in the order of HEADS."""
+    """Yield the cells of one row, in the order of HEADS."""
     yield Text(plain(row.name))
     yield Text("×".join(map(str, row.shape)))
     if row.failure is not None:
@@ -87,7 +87,7 @@ def _cells(row: Examination) -> Iterator[Text]:
         yield Text(number(row.stable_rank))
         yield Text(number(row.spectral_gap, 2))
         yield Text(number(row.alpha))
-    worst = next((one for one in row.findings if one.severity == row.severity), None)
+    worst = next((finding for finding in row.findings if finding.severity == row.severity), None)
     yield Text(worst.rule, COLOURS[worst.severity]) if worst else Text("")
 
 
@@ -96,25 +96,25 @@ def _fitting(
 ) -> list[int]:
     """Drop optional columns until the table fits the terminal."""
     kept = list(columns)
-    for one in dropped:
+    for column in dropped:
         if sum(widths[i] + COLUMN_GAP for i in kept) > width:
-            kept.remove(one)
+            kept.remove(column)
     return kept
 
 
 def trajectory_table(diagnoses: Sequence[Diagnosis], width: int) -> RenderableType:
-    """One row a step: what kappa is and how far log kappa and the matrix have gone since the last.
+    """Show one row a step: kappa, and how far log kappa and the matrix moved since the last.
 
     Changes are medians over the matrices that both steps have.
     """
     cells = [
         [
-            plain(one.name, SHORTEST_NAME),
-            str(one.matrices),
-            *(number(value) for value in (one.median, one.largest, one.log_change, one.change)),
-            one.findings,
+            plain(step.name, SHORTEST_NAME),
+            str(step.matrices),
+            *(number(value) for value in (step.median, step.largest, step.log_change, step.change)),
+            step.findings,
         ]
-        for one in trajectory_steps(diagnoses)
+        for step in trajectory_steps(diagnoses)
     ]
     widths = [max(map(len, column)) for column in zip(STEP_HEADS, *cells, strict=True)]
     kept = _fitting(range(len(STEP_HEADS)), widths, STEP_COLUMNS_DROPPED, width - 2)
@@ -128,13 +128,13 @@ def trajectory_table(diagnoses: Sequence[Diagnosis], width: int) -> RenderableTy
 
 
 def earlier(diagnoses: Sequence[Diagnosis]) -> Iterator[Text]:
-    """A line for every step before the last with something wrong."""
+    """Yield a line for every step before the last with something wrong."""
     for sentence in before(diagnoses):
         yield Text(plain(sentence), COLOURS["warning"])
 
 
 def lines(diagnosis: Diagnosis) -> Iterator[Text]:
-    """What was left out, the verdict, and a paragraph for every rule that found something."""
+    """Yield what was left out, the verdict, and a paragraph for every rule that found something."""
     hidden = len(diagnosis.matrices) - TABLE_ROWS
     if hidden > 0:
         yield Text(f"{hidden} more matrices; --html or --table shows all of them.", "dim")
@@ -143,7 +143,10 @@ def lines(diagnosis: Diagnosis) -> Iterator[Text]:
 
 
 def _guarded(part: Callable[[Diagnosis], Iterator[Text]], diagnosis: Diagnosis) -> Iterator[Text]:
-    """The lines of one part; where one cannot be made, a line says why and other parts go on."""
+    """Yield the lines of one part.
+
+    Where one cannot be made, a line says why and other parts go on.
+    """
     try:
         yield from part(diagnosis)
     except Exception as error:
@@ -158,17 +161,17 @@ def _summary(diagnosis: Diagnosis) -> Iterator[Text]:
 
 
 def _failures(diagnosis: Diagnosis) -> Iterator[Text]:
-    """A line for what was lost."""
+    """Yield a line for what was lost."""
     for name, reason in _failed(diagnosis):
         yield Text(f"failed: {plain(name, LONGEST_NAME)}: {plain(reason)}", COLOURS["critical"])
 
 
 def _paragraphs(diagnosis: Diagnosis) -> Iterator[Text]:
-    """A paragraph for every rule that found something, with what to run."""
+    """Yield a paragraph for every rule that found something, with what to run."""
     shown: set[str] = set()
     groups: dict[tuple[str, ...], list[Finding]] = {}
-    for one in diagnosis.findings:  # what is advised for one holds for all of its group
-        groups.setdefault((one.severity, one.rule, one.advice), []).append(one)
+    for finding in diagnosis.findings:  # what is advised for one holds for all of its group
+        groups.setdefault((finding.severity, finding.rule, finding.advice), []).append(finding)
     for group in groups.values():
         yield _paragraph(group)
         snippet = group[0].snippet
@@ -179,24 +182,24 @@ def _paragraphs(diagnosis: Diagnosis) -> Iterator[Text]:
 
 
 def _without_products(diagnosis: Diagnosis) -> Iterator[str]:
-    """Why attention has no products, where a word about its heads would give them."""
-    unknown = [one for one in diagnosis.skipped if one.reason.kind is ReasonKind.HEADS_UNKNOWN]
+    """Say why attention has no products, where a word about its heads would give them."""
+    unknown = [item for item in diagnosis.skipped if item.reason.kind is ReasonKind.HEADS_UNKNOWN]
     if unknown:
-        layers = [plain(one.name.rpartition("[")[0], LONGEST_NAME) for one in unknown]
+        layers = [plain(item.name.rpartition("[")[0], LONGEST_NAME) for item in unknown]
         advice = "a config.json beside the file, or the model in memory, tells them"
         yield f"No QK and OV products: {HEADLESS} ({first_few(layers)}); {advice}."
 
 
 def _failed(diagnosis: Diagnosis, most: int = 8) -> Iterator[tuple[str, str]]:
-    """What was lost; objects of foreign classes are no matrices, and in the notes."""
-    lost = [one for one in diagnosis.failed if not one.unbuilt]
-    yield from ((one.name, str(one.reason)) for one in lost[:most])
+    """Yield what was lost; objects of foreign classes are no matrices, and in the notes."""
+    lost = [item for item in diagnosis.failed if not item.unbuilt]
+    yield from ((item.name, str(item.reason)) for item in lost[:most])
     if len(lost) > most:
         yield "…", f"{len(lost) - most} more, all in --json"
 
 
 def _moves(diagnosis: Diagnosis) -> Iterator[Text]:
-    """How far each component is from that of the reference: in the middle, and at most."""
+    """Tell how far each component is from that of the reference: in the middle, and at most."""
     compared = [(row.errors, row.name) for row in diagnosis.matrices if row.errors]
     if not diagnosis.reference:
         return

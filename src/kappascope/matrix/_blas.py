@@ -31,24 +31,24 @@ _without_warnings = np.errstate(all="ignore")
 
 
 def _on_cpu(a: Tensor) -> bool:
-    """Whether numpy and scipy do the work, and not torch."""
+    """Tell whether numpy and scipy do the work, and not torch."""
     return a.device.type == "cpu"
 
 
 def _strips(matrix: NDArray[Any], vectors: NDArray[Any]) -> Iterator[slice]:
-    """The rows of a matrix in strips that OpenBLAS multiplies without packing, where it can."""
+    """Return the rows of a matrix in strips that OpenBLAS, if it can, does not pack."""
     height = UNPACKED_MULTIPLICATIONS // max(matrix.shape[1] * vectors.shape[1], 1)
     height = height if height >= MIN_STRIP_ROWS else PACKED_STRIP_ROWS
     return (slice(i, i + height) for i in range(0, len(matrix), height))
 
 
 def _lapack(name: str, dtype: object) -> Callable[..., Any]:
-    """The routine of scipy's LAPACK with this name, for float32 or float64."""
+    """Return the routine of scipy's LAPACK with this name, for float32 or float64."""
     return getattr(scipy.linalg.lapack, ("s" if str(dtype).endswith("float32") else "d") + name)
 
 
 def empty_like(like: Tensor, dtype: torch.dtype) -> Tensor:
-    """An empty tensor of this shape, column-major where ``like`` is.
+    """Return an empty tensor of this shape, column-major where ``like`` is.
 
     On the CPU numpy allocates it, in large pages where it is large. Page faults of small ones take
     longer than filling them: a copy of 2048 columns takes three times as long.
@@ -65,7 +65,7 @@ def empty_like(like: Tensor, dtype: torch.dtype) -> Tensor:
 
 @_without_warnings
 def multiply(a: Float[Tensor, "q p"], x: Float[Tensor, "p k"]) -> Float[Tensor, "q k"]:
-    """The product ``A x`` of a large matrix and a few vectors.
+    """Return the product ``A x`` of a large matrix and a few vectors.
 
     >>> multiply(torch.eye(2), torch.ones(2, 1))
     tensor([[1.],
@@ -85,7 +85,7 @@ def multiply(a: Float[Tensor, "q p"], x: Float[Tensor, "p k"]) -> Float[Tensor, 
 
 @_without_warnings
 def multiply_gram(a: Float[Tensor, "q p"], x: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
-    """The product ``A'A x``, each strip of ``A`` used twice while it is in cache.
+    """Return the product ``A'A x``, each strip of ``A`` used twice while it is in cache.
 
     >>> multiply_gram(2 * torch.eye(2), torch.ones(2, 1))
     tensor([[4.],
@@ -145,7 +145,7 @@ class LU:
         return cls(torch.from_numpy(lu), torch.from_numpy(swaps + 1), info != 0)
 
     def regularised(self) -> LU:
-        """The same factors, with pivots that are lost in rounding raised to its size, in place."""
+        """Raise pivots that are lost in rounding to its size, in place."""
         diagonal = self.factors.diagonal()
         least = torch.finfo(diagonal.dtype).eps * diagonal.abs().max()
         diagonal[~(diagonal.abs() > least)] = least
@@ -153,7 +153,7 @@ class LU:
 
     @_without_warnings
     def solve(self, x: Float[Tensor, "p k"], transposed: bool = False) -> Float[Tensor, "p k"]:
-        """The solution y of ``A y = x``, or of ``A'y = x``."""
+        """Return the solution y of ``A y = x``, or of ``A'y = x``."""
         if not _on_cpu(x):
             return torch.linalg.lu_solve(self.factors, self.pivots, x, adjoint=transposed)
         if not _in_blocks(x):
@@ -216,7 +216,7 @@ class Cholesky:
 
     @_without_warnings
     def solve(self, x: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
-        """The solution y of ``A y = x``."""
+        """Return the solution y of ``A y = x``."""
         if not _on_cpu(x):
             # torch.cholesky_solve copies the factor, which takes four times as long as this
             half = torch.linalg.solve_triangular(self.factor, x, upper=False)
@@ -235,12 +235,12 @@ class Cholesky:
 
 
 def _block_rows(size: int) -> int:
-    """The rows of a block whose products with a block of vectors OpenBLAS does not pack."""
+    """Return the rows of a block whose products with a block of vectors OpenBLAS does not pack."""
     return UNPACKED_MULTIPLICATIONS // (size * BLOCKED_VECTORS[-1])
 
 
 def _in_blocks(x: Float[Tensor, "p k"]) -> bool:
-    """Whether to solve for these vectors by blocks of rows."""
+    """Tell whether to solve for these vectors by blocks of rows."""
     return x.shape[1] in BLOCKED_VECTORS and _block_rows(len(x)) >= MIN_STRIP_ROWS
 
 
@@ -303,7 +303,7 @@ class LDL:
         return cls(factors, pivots, info != 0)
 
     def solve(self, x: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
-        """The solution y of ``A y = x``."""
+        """Return the solution y of ``A y = x``."""
         sytrs = _lapack("sytrs", x.dtype)
         y, _ = sytrs(self.factors, self.pivots, x.numpy(force=True), lower=1)
         return torch.as_tensor(y, device=x.device)
@@ -316,7 +316,7 @@ class LDL:
 
 
 def _shifted(lower: Float[Tensor, "p p"], shift: float, overwrite: bool) -> NDArray[Any]:
-    """A symmetric matrix less a shift, in the lower triangle of a column-major one.
+    """Return a symmetric matrix less a shift, in the lower triangle of a column-major one.
 
     It is a copy, unless the matrix given is column-major and may be overwritten.
     """
@@ -327,7 +327,9 @@ def _shifted(lower: Float[Tensor, "p p"], shift: float, overwrite: bool) -> NDAr
 
 
 def svdvals(a: Float[Tensor, "q p"], overwrite: bool = False) -> Float[Tensor, " p"]:
-    """Singular values, largest first; raises an error of torch's or of numpy's if there are none.
+    """Return singular values, largest first.
+
+    Raises an error of torch's or of numpy's if there are none.
 
     >>> svdvals(torch.diag(torch.tensor([1.0, 2.0])))
     tensor([2., 1.])
@@ -342,7 +344,7 @@ def svdvals(a: Float[Tensor, "q p"], overwrite: bool = False) -> Float[Tensor, "
 
 
 def triangle_of_rows(panels: Iterable[Float[Tensor, "rows p"]], columns: int) -> Tensor:
-    """The ``R`` of a QR factorization of all rows, which takes no more room than itself.
+    """Return the ``R`` of a QR factorization of all rows, which takes no more room than itself.
 
     A panel is reflected into the triangle of those before it (LAPACK's tpqrt): as many operations
     as a QR factorization of all rows at once.
@@ -360,7 +362,7 @@ def triangle_of_rows(panels: Iterable[Float[Tensor, "rows p"]], columns: int) ->
 def tridiagonal(
     lower: Float[Tensor, "p p"],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Diagonal and subdiagonal of a tridiagonal matrix with the eigenvalues of this one.
+    """Return the diagonal and subdiagonal of a tridiagonal matrix with the eigenvalues of this one.
 
     It is scipy's on every device: torch has none.
 

@@ -30,6 +30,7 @@ POLISHED_VECTORS = 8  # the wanted ones, and a few more that separate them from 
 L2_CACHE_ENTRIES = 2**16  # of a panel that is used several times: half a megabyte of float64
 PANEL_ROWS = 256  # of a panel for a product with a few vectors
 SYRK_ROWS = 2048  # of a panel for a product with itself: enough for BLAS to reach its speed
+SYRK_BUFFER_ROWS = 1024  # of such a panel that is copied to be multiplied
 QR_ROWS = 512  # of a panel that is reflected into a triangle, and copied for that
 FLUSHED_BELOW = 1e-30  # of the largest entry: what is smaller may be subnormal in float32, and slow
 NULL_SPACE_ITERATIONS = 2  # each takes all the digits that there are
@@ -87,7 +88,7 @@ class Panels:
         return Panels(self.stored.mT, self.exponent)
 
     def split(self, rows: int, dtype: torch.dtype = torch.float64) -> Iterator[Tensor]:
-        """The panels from the top, each of at most so many rows, all in one buffer.
+        """Yield the panels from the top, each of at most so many rows, all in one buffer.
 
         A buffer for each would take as long as all that is done with it.
         """
@@ -112,7 +113,7 @@ Matrix: TypeAlias = Float[Tensor, "q p"] | Panels
 
 
 def as_dense(a: Matrix, dtype: torch.dtype) -> Float[Tensor, "q p"]:
-    """The whole matrix in a precision, without entries that may be subnormal in float32.
+    """Return the whole matrix in a precision, without entries that may be subnormal in float32.
 
     >>> as_dense(torch.tensor([[1.0, 1e-40]], dtype=torch.float64), torch.float32)
     tensor([[1., 0.]])
@@ -126,14 +127,14 @@ def as_dense(a: Matrix, dtype: torch.dtype) -> Float[Tensor, "q p"]:
 
 
 def gram(a: Matrix, dtype: torch.dtype | None = None) -> Float[Tensor, "p p"]:
-    """Lower triangle of ``A'A``, zeros above it: half the work of the full product.
+    """Return the lower triangle of ``A'A``, zeros above it: half the work of the full product.
 
     >>> gram(torch.tensor([[1.0, 2.0]]))
     tensor([[1., 0.],
             [2., 4.]])
     """
     dtype, total = dtype or a.dtype, None
-    for panel in a.split(SYRK_ROWS, dtype) if isinstance(a, Panels) else a.split(SYRK_ROWS):
+    for panel in a.split(SYRK_BUFFER_ROWS, dtype) if isinstance(a, Panels) else a.split(SYRK_ROWS):
         entries = panel.to(dtype)
         if dtype == torch.float32 and not (isinstance(a, Tensor) and a.dtype == dtype):
             # as as_dense() does
@@ -144,7 +145,7 @@ def gram(a: Matrix, dtype: torch.dtype | None = None) -> Float[Tensor, "p p"]:
 
 
 def mirror(lower: Float[Tensor, "p p"], tile: int = 256) -> Float[Tensor, "p p"]:
-    """The symmetric matrix with this lower triangle, in its place.
+    """Return the symmetric matrix with this lower triangle, in its place.
 
     Tile by tile: a quarter of a megabyte is read along and written across within the cache.
 
@@ -162,7 +163,7 @@ def mirror(lower: Float[Tensor, "p p"], tile: int = 256) -> Float[Tensor, "p p"]
 
 
 def transpose(square: Float[Tensor, "p p"], tile: int = 256) -> Float[Tensor, "p p"]:
-    """The transpose of a square matrix, in its place and order.
+    """Return the transpose of a square matrix, in its place and order.
 
     >>> transpose(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     tensor([[1., 3.],
@@ -179,7 +180,7 @@ def transpose(square: Float[Tensor, "p p"], tile: int = 256) -> Float[Tensor, "p
 
 
 def times(a: Matrix, x: Float[Tensor, "p k"]) -> Float[Tensor, "q k"]:
-    """The product ``A x`` with a few vectors.
+    """Return the product ``A x`` with a few vectors.
 
     >>> times(torch.tensor([[1.0, 2.0]]), torch.ones(2, 1))
     tensor([[3.]])
@@ -190,7 +191,7 @@ def times(a: Matrix, x: Float[Tensor, "p k"]) -> Float[Tensor, "q k"]:
 
 
 def transposed_times(a: Matrix, y: Float[Tensor, "q k"]) -> Float[Tensor, "p k"]:
-    """The product ``A'y`` with a few vectors.
+    """Return the product ``A'y`` with a few vectors.
 
     >>> transposed_times(torch.tensor([[1.0, 2.0]]), torch.ones(1, 1))
     tensor([[1.],
@@ -205,7 +206,7 @@ def transposed_times(a: Matrix, y: Float[Tensor, "q k"]) -> Float[Tensor, "p k"]
 
 
 def triangle(a: Matrix) -> Float[Tensor, "r p"]:
-    """The ``R`` of a QR factorization of a tall matrix, which has its singular values.
+    """Return the ``R`` of a QR factorization of a tall matrix, which has its singular values.
 
     >>> triangle(torch.tensor([[3.0], [4.0]])).abs()
     tensor([[5.]])
@@ -219,7 +220,7 @@ def triangle(a: Matrix) -> Float[Tensor, "r p"]:
 
 
 def random_block(like: Matrix, width: int = BLOCK_SIZE) -> Tensor:
-    """Orthonormal random columns from a generator of our own: the caller's is not touched.
+    """Return orthonormal random columns from a generator of our own: the caller's is not touched.
 
     >>> random_block(torch.empty(0, 40)).shape
     torch.Size([40, 16])
@@ -294,7 +295,9 @@ class Gram:
         return float(self.lower.diagonal().sum(dtype=torch.float64))
 
     def factorized(self, kind: type[Factors], shift: float = 0.0) -> Factors:
-        """Factors of the Gram matrix less a shift; from panels, in its place."""
+        """Return factors of the Gram matrix less a shift; from panels, in its place."""
+        if not self.tall:
+            self.release()  # the matrix and its factors: room for the Gram matrix
         lower = self.lower
         self.release()
         return kind.of(lower, shift, overwrite=self.in_panels)
@@ -305,7 +308,7 @@ class Gram:
         return mirror(self.lower) if self.tall else as_dense(self.matrix, self.dtype)
 
     def apply(self, x: Tensor) -> Tensor:
-        """The product ``A'A x`` in the precision."""
+        """Return the product ``A'A x`` in the precision."""
         if self.in_panels and self.dtype == torch.float64:
             total = torch.zeros_like(x)
             for panel in self.matrix.split(PANEL_ROWS):
@@ -349,7 +352,7 @@ class Gram:
         return _blas.LU.of(self.operand.mT)
 
     def inverse(self, x: Tensor) -> Tensor:
-        """The product ``(A'A)^-1 x`` in the precision."""
+        """Return the product ``(A'A)^-1 x`` in the precision."""
         _ = self.factor  # raises where there is no inverse
         if self.tall:
             return self._cholesky.solve(x)
@@ -363,7 +366,7 @@ class Gram:
         return shifted.solve
 
     def near_null(self, x: Tensor) -> Tensor:
-        """Vectors near the null space of a square matrix whose inverse is lost in rounding."""
+        """Return vectors near the null space of a square matrix that float64 cannot invert."""
         lu = self._lu.regularised()
         for _ in range(NULL_SPACE_ITERATIONS):
             x = lu.solve(torch.linalg.qr(lu.solve(x))[0], transposed=True)
@@ -371,7 +374,7 @@ class Gram:
         return x
 
     def scaled_inverse(self, x: Float[Tensor, "p k"]) -> Float[Tensor, "p k"]:
-        """The product ``(A'A)^-1 x`` in float64, to as many digits as the precision allows.
+        """Return the product ``(A'A)^-1 x`` in float64, to as many digits as the precision allows.
 
         Each column is scaled first, so that none is too small or too large for float32.
         """
@@ -383,7 +386,7 @@ class Gram:
 
 
 def norm(apply: Callable[[Tensor], Tensor], a: Matrix, turns: int = 6) -> float:
-    """Norm of a symmetric operator, to a few per cent, by block power iteration.
+    """Return the norm of a symmetric operator, to a few per cent, by block power iteration.
 
     >>> a = torch.diag(torch.tensor([4.0, 1.0, 1.0, 1.0]))
     >>> round(norm(lambda x: a @ x, a), 4)
@@ -399,7 +402,7 @@ def norm(apply: Callable[[Tensor], Tensor], a: Matrix, turns: int = 6) -> float:
 
 
 def count_below(square: Gram, cut: float) -> int:
-    """Number of singular values up to ``cut``: the inertia of ``A'A - cut^2`` (Sylvester).
+    """Count the singular values up to ``cut`` by the inertia of ``A'A - cut^2`` (Sylvester).
 
     The factorization is exact for a matrix within rounding of that one; its inverse tells how
     far the nearest eigenvalue is from zero, so a count that rounding could change is refused.
@@ -416,7 +419,7 @@ def count_below(square: Gram, cut: float) -> int:
 
 
 def count_below_in_float32(square: Gram, cut: float) -> int | None:
-    """The same count from a factorization in float32, if float64 confirms it.
+    """Return the same count from a factorization in float32, if float64 confirms it.
 
     That factorization is exact for a matrix some 1e-7 of the norm away. Only eigenvalues near zero
     can have another sign there. They are found through the factorization and measured in float64:
@@ -447,7 +450,7 @@ def count_below_in_float32(square: Gram, cut: float) -> int | None:
 
 
 def _shifted(square: Gram, cut: float) -> _blas.LDL:
-    """The factors of ``A'A - cut^2``."""
+    """Return the factors of ``A'A - cut^2``."""
     factors = square.factorized(_blas.LDL, cut * cut)
     if factors.singular:
         raise Unresolved("a singular value sits at the threshold")

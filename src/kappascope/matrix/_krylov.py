@@ -122,7 +122,7 @@ class Ritz:
     coefficients: Tensor | None = None
 
     def uncertainty(self, wanted: int) -> float:
-        """Relative error bound of the first ``wanted`` values.
+        """Return the relative error bound of the first ``wanted`` values.
 
         A value is within its residual of an eigenvalue, or much nearer in a group that a gap
         separates from the rest. What lies below a value that has not converged is no gap: more of
@@ -137,7 +137,7 @@ class Ritz:
         return min([alone, *(self._in_group(group, wanted) for group in groups)]) / size
 
     def _in_group(self, group: int, wanted: int) -> float:
-        """Error bound of the first ``wanted`` values in a ``group``, if all others lie below it.
+        """Bound the error of the first ``wanted`` of a ``group``, if all others lie below it.
 
         Seen from the group (Schur's complement at a wanted value), the rest adds a form of at
         most ``(sum of |x_k| r_k)^2`` over the distance between them, and so no more than a diagonal
@@ -155,7 +155,7 @@ class Ritz:
         return float((most - values)[:wanted].max())
 
     def count(self, cut: float) -> int | None:
-        """How many values exceed ``cut``, if the residuals place each one clearly.
+        """Tell how many values exceed ``cut``, if the residuals place each one clearly.
 
         Alone in a gap, a value is known to the square of its residual over the gap.
         """
@@ -175,7 +175,7 @@ class Ritz:
         return self.basis.shape[1] // BLOCK_SIZE
 
     def vectors(self, count: int) -> Tensor:
-        """The first ``count`` approximate eigenvectors."""
+        """Return the first ``count`` approximate eigenvectors."""
         assert self.basis is not None and self.coefficients is not None
         return self.basis @ self.coefficients[:, :count].to(self.basis)
 
@@ -251,7 +251,7 @@ class Space:
         self.steps += 1
 
     def _next(self) -> Tensor:
-        """The next orthonormal block: what the operator left of the last one."""
+        """Return the next orthonormal block: what the operator left of the last one."""
         if not self.steps:
             if self.start is None:
                 return random_block(self.like)
@@ -261,7 +261,7 @@ class Space:
         return torch.linalg.qr(block - _blas.multiply(known, _blas.multiply(known.mT, block)))[0]
 
     def ritz(self, keep: int) -> Ritz:
-        """The leading eigenpairs of the projection, and their residuals."""
+        """Return the leading eigenpairs of the projection, and their residuals."""
         n = self.steps * BLOCK_SIZE
         projection, keep = self._projection[:n, :n], min(n, keep)
         theta, c = scipy.linalg.eigh(
@@ -275,7 +275,7 @@ class Space:
 
 
 def share(uncertainty: float, tolerance: float) -> float:
-    """The share of the digits of ``tolerance`` that an uncertainty leaves; from one on, all.
+    """Return the share of the digits of ``tolerance`` that an uncertainty leaves; from one on, all.
 
     >>> round(share(1e-4, tolerance=1e-8), 6)
     0.5
@@ -288,11 +288,16 @@ def share(uncertainty: float, tolerance: float) -> float:
 
 @failures_unresolved()
 def extremes(
-    a: Matrix, threshold: float, certify: bool, precisions: Sequence[torch.dtype]
+    a: Matrix,
+    threshold: float,
+    certify: bool,
+    precisions: Sequence[torch.dtype],
+    singular: bool = False,
 ) -> Extremes:
-    """The two ends from two Krylov spaces, each in the first of the precisions that verifies it.
+    """Find both ends by Krylov spaces, each in the first of the precisions that verifies it.
 
-    With float32 alone, nothing is tried where float32 has no inverse.
+    With float32 alone, nothing is tried where float32 has no inverse. The bottom of a matrix that
+    is known to be ``singular`` is zero: it is not looked for, and nothing is factorized for it.
 
     >>> a = torch.diag(torch.cat([torch.tensor([3.0, 2.0]), torch.ones(60), torch.tensor([0.5])]))
     >>> both = extremes(a.double(), 0.01, certify=False, precisions=[torch.float32])
@@ -301,20 +306,21 @@ def extremes(
     """
     rough, exact = Gram(a, torch.float32), Gram(a, torch.float64)
     squares = [square for square in (rough, exact) if square.dtype in precisions]
-    if len(squares) == 1:
+    if len(squares) == 1 and not singular:
         _ = rough.factor  # raises Unresolved, where nothing else is worth its time
-    begun = _first_steps(rough)
+    begun = None if singular else _first_steps(rough)
     try:
         top = _first_verified(_top, squares)
     except Unresolved as problem:
         blurred = problem.blurred or (begun is not None and _squaring_blurs(begun, rough))
         raise Unresolved(str(problem), crowded=problem.crowded, blurred=blurred) from problem
     largest, cut = top.values[0], threshold * top.values[0]
-    if begun and _crowded(begun):
+    if singular:
+        bottom = _End([0.0], top.method)
+    elif begun and _crowded(begun):
         bottom = _first_verified(lambda square: _crowd(square, begun, largest), [rough, exact])
     else:
         bottom = _bottom_or_null(squares, exact, begun, largest, cut)
-    rough.release()
     exact.release()
     smallest, below, method = bottom.values[0], bottom.below, f"krylov, {bottom.method}"
     clear = smallest > cut * (1 + 1e-6)
@@ -325,13 +331,14 @@ def extremes(
     if below is None and not certify and cut > FLOAT32_COUNTS_ABOVE * largest:
         below = count_below_in_float32(rough, cut)
         method = method if below is None else f"{method}, inertia float32"
+    rough.release()
     if below is None or certify:
         below, certify, method = count_below(exact, cut), True, f"{method}, inertia"
     return Extremes(largest, top.values[1], smallest, below, certify, method)
 
 
 def _first_steps(square: Gram) -> Space | None:
-    """A short Krylov space of the inverse, if this precision has one; another may have."""
+    """Return a short Krylov space of the inverse, if this precision has one; another may have."""
     try:
         space = _bottom_space(square)
         space.grow(FIRST_STEPS)
@@ -341,20 +348,20 @@ def _first_steps(square: Gram) -> Space | None:
 
 
 def _bottom_space(square: Gram) -> Space:
-    """A Krylov space of the inverse, whose largest eigenvalues are the bottom's."""
+    """Return a Krylov space of the inverse, whose largest eigenvalues are the bottom's."""
     _ = square.factor  # raises where there is no inverse
     # not cached by the square: a reference cycle would delay freeing the matrix
     return Space(square.inverse, square.like, MAX_BOTTOM_STEPS)
 
 
 def _crowded(begun: Space) -> bool:
-    """Whether the first steps say that the Krylov space would take too many more."""
+    """Tell whether the first steps say that the Krylov space would take too many more."""
     ritz = begun.ritz(POLISHED_VECTORS + 1)
     return ritz.values[POLISHED_VECTORS] > CROWDED_RATIO * ritz.values[0]
 
 
 def _squaring_blurs(begun: Space, square: Gram) -> bool:
-    """Whether the first steps say that sigma_min, or a crowd of values, is too small to square."""
+    """Tell whether the first steps show a sigma_min, or a crowd, too small to square."""
     ritz = begun.ritz(POLISHED_VECTORS + 1)
     largest = math.sqrt(norm(square.apply, square.like, turns=2))
     if _crowded(begun):
@@ -372,7 +379,7 @@ class _End:
 
 
 def _first_verified(method: Callable[[Gram], _End], squares: list[Gram]) -> _End:
-    """The method's answer in the first precision that can verify it."""
+    """Return the method's answer in the first precision that can verify it."""
     for square in squares[:-1]:
         try:
             return method(square)
@@ -384,7 +391,7 @@ def _first_verified(method: Callable[[Gram], _End], squares: list[Gram]) -> _End
 
 
 def _top(square: Gram) -> _End:
-    """The two largest singular values, from a Krylov space of ``A'A``."""
+    """Return the two largest singular values, from a Krylov space of ``A'A``."""
 
     def progress(ritz: Ritz) -> float:
         if ritz.values[1] < 256 * square.eps * ritz.values[0]:
@@ -400,11 +407,11 @@ def _top(square: Gram) -> _End:
     triplets = _Triplets.within(square.matrix, ritz.vectors(POLISHED_VECTORS))
     if not triplets.largest_squares.uncertainty(2) < 2 * TOLERANCE:
         raise Unresolved("residual of the largest singular values")
-    return _End(triplets.values[:2].tolist(), str(square))
+    return _End(triplets.values[:2].tolist(), square.precision)
 
 
 def _bottom(square: Gram, exact: Gram, begun: Space | None, largest: float, cut: float) -> _End:
-    """The smallest singular value, and the number of values up to ``cut`` where it is countable.
+    """Return the smallest singular value, and the number of values up to ``cut`` if countable.
 
     A value that a space in float32 cannot verify is polished in float64, by the ``exact`` square.
     """
@@ -436,7 +443,7 @@ def _bottom(square: Gram, exact: Gram, begun: Space | None, largest: float, cut:
 def _bottom_or_null(
     squares: list[Gram], exact: Gram, begun: Space | None, largest: float, cut: float
 ) -> _End:
-    """The smallest singular value, which may be one that float64 cannot tell from zero."""
+    """Return the smallest singular value, which may be one that float64 cannot tell from zero."""
     try:
         return _first_verified(lambda square: _bottom(square, exact, begun, largest, cut), squares)
     except Unresolved as problem:
@@ -451,7 +458,7 @@ def _bottom_or_null(
 
 
 def _null(exact: Gram, largest: float) -> _End | None:
-    """An end of zero, as far as float64 can tell: vectors that the matrix maps to nothing.
+    """Return an end of zero, as far as float64 can tell: vectors that the matrix maps to nothing.
 
     No singular value exceeds what is left of a unit vector, so the last one is that small. Without
     this an exactly singular matrix would take the time of the plain SVD.
@@ -472,7 +479,7 @@ def _null(exact: Gram, largest: float) -> _End | None:
 def _corrected(
     square: Gram, start: Float[Tensor, "p k"], cut: float | None
 ) -> tuple[float, int | None]:
-    """The smallest singular value in float64, by corrections through rougher factors.
+    """Return the smallest singular value in float64, by corrections through rougher factors.
 
     This is Davidson's method (1975): the residual of a vector, multiplied by an inverse that has a
     few digits, takes as many digits from its error. All vectors are corrected until the values up
@@ -498,7 +505,7 @@ def _corrected(
 
 
 def _crowd(square: Gram, begun: Space, largest: float) -> _End:
-    """The smallest of many singular values that lie close together.
+    """Return the smallest of many singular values that lie close together.
 
     The inverse of ``A'A - s`` tells them apart if the shift s is little less than the smallest
     square. From the Gram matrix it has a few digits: enough to find where to begin, and to correct
@@ -524,7 +531,7 @@ def _crowd(square: Gram, begun: Space, largest: float) -> _End:
 def _davidson(
     a: Matrix, shift: float, inverse: Callable[[Tensor], Tensor], start: Float[Tensor, "p k"]
 ) -> float:
-    """The smallest singular value in float64, from all that a rough ``(A'A - shift)^-1`` adds.
+    """Return the smallest singular value in float64, through a rough ``(A'A - shift)^-1``.
 
     Most of a residual r belongs to values far away, which move the one sought by little. The
     inverse tells: ``r'(A'A - shift)^-1 r``, times the distance of the last square looked at from
@@ -569,7 +576,7 @@ class _Triplets:
 
     @classmethod
     def within(cls, a: Matrix, vectors: Float[Tensor, "p k"]) -> _Triplets:
-        """The best triplets of a span (Rayleigh and Ritz), in float64."""
+        """Return the best triplets of a span (Rayleigh and Ritz), in float64."""
         v, _ = torch.linalg.qr(vectors.double())
         u, s, wt = torch.linalg.svd(times(a, v), full_matrices=False)
         right = v @ wt.mT
@@ -590,7 +597,7 @@ class _Triplets:
 
 @failures_unresolved()
 def smallest(a: Matrix, wanted: int) -> Float[Tensor, " wanted"]:
-    """The ``wanted`` smallest singular values, largest of them first.
+    """Return the ``wanted`` smallest singular values, largest of them first.
 
     >>> smallest(torch.diag(torch.arange(1.0, 33.0)).double(), 2).round(decimals=6)
     tensor([2., 1.], dtype=torch.float64)
@@ -606,7 +613,7 @@ def smallest(a: Matrix, wanted: int) -> Float[Tensor, " wanted"]:
 
 @failures_unresolved()
 def least(a: Matrix, near: int) -> float:
-    """The smallest singular value, one of about ``near`` that lie near each other.
+    """Return the smallest singular value, one of about ``near`` that lie near each other.
 
     >>> round(least(torch.diag(torch.arange(1.0, 33.0)).double(), near=2), 6)
     1.0
@@ -615,7 +622,7 @@ def least(a: Matrix, near: int) -> float:
 
 
 def _unsquared(a: Matrix) -> Gram:
-    """An inverse in float64 from an LU factorization of the matrix, or of its triangle."""
+    """Return an inverse in float64 from an LU factorization of the matrix, or of its triangle."""
     if a.shape[0] == a.shape[1]:
         return Gram(a, torch.float64)
     if isinstance(a, Panels):
@@ -624,7 +631,7 @@ def _unsquared(a: Matrix) -> Gram:
 
 
 def _started(a: Matrix, wanted: int) -> tuple[Gram, Float[Tensor, "p k"]]:
-    """An inverse in float64, and vectors from which to find so many of the smallest values.
+    """Return an inverse in float64, and vectors from which to find so many of the smallest values.
 
     For a few values these are random; for more they are about the last right singular vectors,
     and a few others that separate them from the rest.
@@ -651,7 +658,7 @@ def _started(a: Matrix, wanted: int) -> tuple[Gram, Float[Tensor, "p k"]]:
 
 
 def hopeless(gram: Float[Tensor, "p p"]) -> bool:
-    """Whether the pivots of a Gram matrix, its lower triangle, say that the SVD is faster.
+    """Tell whether the pivots of a Gram matrix, its lower triangle, say that the SVD is faster.
 
     :func:`smallest` would find nothing, or too much. No pivot is smaller than sigma_min, so a tiny
     one is proof; some tiny values have none.
@@ -669,7 +676,7 @@ def hopeless(gram: Float[Tensor, "p p"]) -> bool:
 
 
 def _inverse_fails(square: Gram) -> bool:
-    """Whether the pivots say that an inverse in float64 would verify nothing.
+    """Tell whether the pivots say that an inverse in float64 would verify nothing.
 
     Those of a tall matrix say nothing: its Gram matrix has lost the same digits.
     """
@@ -685,7 +692,7 @@ def _inverse_fails(square: Gram) -> bool:
 def _polish(
     square: Gram, start: Float[Tensor, "p k"], wanted: int, cut: float | None = None
 ) -> Ritz:
-    """The largest eigenvalues of the inverse in float64, by subspace iteration.
+    """Return the largest eigenvalues of the inverse in float64, by subspace iteration.
 
     Accepted after two independent checks: the residual of the inverse, and ``|Av|`` against it.
     With a ``cut`` it goes on for a few turns until those above can be counted.
@@ -734,7 +741,7 @@ class _Settled:
         return done if done < 1 or self._counted(ritz) else 0.9
 
     def blurred(self, ritz: Ritz, several: bool = True) -> bool:
-        """Whether more than a few values are too small for the Gram matrix, or any is."""
+        """Tell whether more than a few values are too small for the Gram matrix, or any is."""
         value = ritz.values[POLISHED_VECTORS if several else 0]
         return value > max((GRAM_BLURS_BELOW * self.largest) ** -2, self._noise(ritz))
 
@@ -742,7 +749,7 @@ class _Settled:
         return 4 * self.eps * ritz.values[0]  # ten times the worst met
 
     def _counted(self, ritz: Ritz) -> bool:
-        """Whether the number of values above ``cut`` is known, or known to stay unknown."""
+        """Tell whether the number of values above ``cut`` is known, or known to stay unknown."""
         theta, residuals = np.array(ritz.values), np.array(ritz.residuals)
         k = int((theta > self.cut).sum())
         noise = self._noise(ritz)
@@ -758,6 +765,6 @@ class _Settled:
 
 
 def _clustered(values: NDArray[np.float64]) -> bool:
-    """Whether as many values as a Krylov block has vectors lie together: some may hide then."""
+    """Tell whether so many values lie together that a Krylov block may hide some."""
     width = BLOCK_SIZE - 3
     return len(values) > width and bool((values[width:] > 0.98 * values[:-width]).any())

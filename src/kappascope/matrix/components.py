@@ -183,7 +183,7 @@ class Components:
         return self._values / self._sigma(0)[..., None]
 
     def _sigma(self, index: int) -> Float[Tensor, "*stack"]:
-        """A singular value of the scaled matrix; zero where there is no such value."""
+        """Return a singular value of the scaled matrix; zero where there is no such value."""
         s = self._values
         exists = -s.shape[-1] <= index < s.shape[-1]
         return s[..., index] if exists else s.new_zeros(s.shape[:-1])
@@ -207,7 +207,10 @@ class Components:
         return spectra.singular_values(self._scaled[0])
 
     def _norms(self, dim: int, vectors: Shaped[Tensor, "*stack count entries"]) -> Tensor:
-        """Norms along a dimension of the scaled entries, scaled back; ``vectors`` are as given."""
+        """Return norms along a dimension of the scaled entries, scaled back.
+
+        ``vectors`` are as given.
+        """
         entries, exponent = self._scaled
         norms = torch.linalg.vector_norm(entries, dim=dim)
         return spectra.norms_restored(norms, vectors.detach(), exponent[..., None])
@@ -216,7 +219,7 @@ class Components:
 def floored_condition_number(
     singular_values: Float[Tensor, "*stack rank"],
 ) -> Float[Tensor, "*stack"]:
-    """The paper's kappa: the smallest singular value is raised by 1e-10.
+    """Return the paper's kappa: the smallest singular value is raised by 1e-10.
 
     >>> floored_condition_number(torch.tensor([2.0, 0.0], dtype=torch.float64))
     tensor(2.0000e+10, dtype=torch.float64)
@@ -239,7 +242,7 @@ class Errors(dict[str, Tensor]):
 
 
 def errors(learned: Tensor | Components, target: Tensor | Components) -> Errors:
-    """Relative error of every component of ``learned``, and of the matrix itself.
+    """Return the relative error of every component of ``learned``, and of the matrix itself.
 
     Either side may be matrices ``(..., out, in)`` or the :class:`Components` of some, which then
     are not computed again. Vectors are compared as a whole, ``|a - a*| / |a*|``, as the paper does;
@@ -257,17 +260,19 @@ def errors(learned: Tensor | Components, target: Tensor | Components) -> Errors:
     pairs = {name: (getattr(ours, name), getattr(theirs, name)) for name in Components.names}
     pairs["overall_matrix"] = (ours._entries, theirs._entries)
     broken = ours._broken | theirs._broken
-    found, absent = {}, {}
+    measured, absent = {}, {}
     for name, (a, b) in pairs.items():
         vector = b.ndim > theirs.matrix.ndim - 2
-        found[name] = _relative_error(a, b, vector)
-        if found[name].isnan().any():
-            absent[name] = _explained(found[name], broken, _reasons(name, a, b, vector))
+        measured[name] = _relative_error(a, b, vector)
+        if measured[name].isnan().any():
+            absent[name] = _explained(measured[name], broken, _reasons(name, a, b, vector))
     log = (ours.log_condition_number - theirs.log_condition_number).abs()
-    found["log_condition_number"] = torch.where(found["condition_number"].isnan(), torch.nan, log)
+    measured["log_condition_number"] = torch.where(
+        measured["condition_number"].isnan(), torch.nan, log
+    )
     if "condition_number" in absent:
         absent["log_condition_number"] = absent["condition_number"]
-    return Errors(found, absent)
+    return Errors(measured, absent)
 
 
 def _relative_error(a: Tensor, b: Tensor, vector: bool) -> Tensor:
@@ -294,7 +299,7 @@ def _check_shapes(a: Tensor, b: Tensor) -> None:
 
 
 def _explained(error: Tensor, broken: Tensor, reasons: Iterator[tuple[str, Tensor]]) -> str:
-    """The reasons why errors are absent, each once, and how many it explains."""
+    """Return the reasons why errors are absent, each once, and how many it explains."""
     left, sentences = error.isnan(), []
     for reason, applies in (("a matrix is not finite", broken), *reasons):
         here = left & applies
@@ -305,10 +310,10 @@ def _explained(error: Tensor, broken: Tensor, reasons: Iterator[tuple[str, Tenso
 
 
 def _reasons(name: str, a: Tensor, b: Tensor, vector: bool) -> Iterator[tuple[str, Tensor]]:
-    """Why finite matrices with these values of a component have no relative error, and which."""
+    """Say which finite matrices have no relative error of a component, and why."""
 
-    def any_of(found: Tensor) -> Tensor:
-        return found.any(-1) if vector else found
+    def any_of(holds: Tensor) -> Tensor:
+        return holds.any(-1) if vector else holds
 
     for whose, values in (("target's", b), ("learned", a)):
         yield f"the {whose} {name} is infinite", any_of(values.isinf())

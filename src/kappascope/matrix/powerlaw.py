@@ -45,7 +45,7 @@ class PowerLaw:
 
 
 def power_law(eigenvalues: ArrayLike, floor: float = EIGENVALUE_FLOOR) -> PowerLaw | str:
-    """The power law that fits the largest eigenvalues best, or the reason why none does.
+    """Return the power law that fits the largest eigenvalues best, or the reason why none does.
 
     Eigenvalues are squared singular values, not divided by a size: ``floor`` is absolute, as
     WeightWatcher's is. With ``floor=0`` alpha does not depend on their scale.
@@ -70,7 +70,7 @@ def power_law(eigenvalues: ArrayLike, floor: float = EIGENVALUE_FLOOR) -> PowerL
 
 
 def _fitted(x: Array) -> PowerLaw | str:
-    """The best power law for positive eigenvalues in rising order."""
+    """Return the best power law for positive eigenvalues in rising order."""
     logs = np.log(x)
     alphas = _exponents(logs)
     starts = np.flatnonzero(~np.isnan(alphas))
@@ -81,7 +81,7 @@ def _fitted(x: Array) -> PowerLaw | str:
 
 
 def _exponents(logs: Array) -> Array:
-    """The most likely exponent of the tail from each point on; NaN where there is none."""
+    """Return the most likely exponent of the tail from each point on; NaN where there is none."""
     n = len(logs) - np.arange(len(logs))
     sums = np.cumsum(logs[::-1])[::-1] - n * logs  # of log(x / xmin)
     few = len(logs) < UNCORRECTED_FROM
@@ -90,7 +90,7 @@ def _exponents(logs: Array) -> Array:
 
 
 def _closest(logs: Array, alphas: Array, starts: Indices) -> tuple[float, int]:
-    """The smallest distance of a tail from its law, and where that tail begins.
+    """Return the smallest distance of a tail from its law, and where that tail begins.
 
     Exactly the smallest of all distances, without n^2 of them: some points of every tail bound its
     distance from below, and tails are looked at in that order until the bound says stop.
@@ -107,7 +107,7 @@ def _closest(logs: Array, alphas: Array, starts: Indices) -> tuple[float, int]:
 
 
 def _bounds(logs: Array, alphas: Array, starts: Indices) -> Array:
-    """The largest gap between law and tail at a few points of each tail."""
+    """Return the largest gap between law and tail at a few points of each tail."""
     steps = np.linspace(0, 1, PROBED_POINTS)
     last = len(logs) - 1
     points = np.rint(starts[:, None] + np.multiply.outer(last - starts, steps)).astype(np.intp)
@@ -115,6 +115,6 @@ def _bounds(logs: Array, alphas: Array, starts: Indices) -> Array:
 
 
 def _gaps(logs: Array, alphas: Array, start: Indices | np.intp, points: Indices) -> Array:
-    """How far the law of the tail from ``start`` is from the share of the tail below each point."""
+    """Tell how far the law from ``start`` is from the share of the tail below each point."""
     law = -np.expm1((1 - alphas[start]) * (logs[points] - logs[start]))
     return np.abs(law - (points - start) / (len(logs) - start))

@@ -59,14 +59,14 @@ class FloatGrid:
 
     @classmethod
     def of(cls, dtype: torch.dtype) -> FloatGrid:
-        """The grid as torch describes it, but for a type whose spacing torch gives as half."""
+        """Describe the grid as torch does, but for a type whose spacing torch gives as half."""
         info = torch.finfo(dtype)
         eps = 0.25 if dtype == torch.float8_e5m2fnuz else info.eps  # two bits behind the point
         return cls(eps, info.tiny)
 
 
 def storage_dtype(matrix: Tensor) -> torch.dtype:
-    """The floating type that holds every entry exactly, the roughest where several do.
+    """Return the floating type that holds every entry exactly, the roughest where several do.
 
     Checkpoints are converted to other types without gaining a digit: what sits on the bfloat16
     grid is as uncertain as bfloat16, whatever its dtype says.
@@ -81,19 +81,19 @@ def storage_dtype(matrix: Tensor) -> torch.dtype:
 
 
 def _roughness(matrix: Tensor, grid: torch.dtype) -> float:
-    """Norm of the half-ulps, a panel at a time: a copy may not fit."""
+    """Return the norm of the half-ulps, a panel at a time: a copy may not fit."""
     panels = (half_ulps(panel.double(), grid) for panel in matrix.split(1024))
     return math.hypot(*(float(panel.norm()) for panel in panels))
 
 
 def _can_be_rougher(grid: torch.dtype, than: torch.dtype) -> bool:
     """By its digits, or among small numbers: float16's subnormals are further apart than most."""
-    one, other = FloatGrid.of(grid), FloatGrid.of(than)
-    return one.eps > other.eps or one.eps * one.tiny > other.eps * other.tiny
+    rougher, other = FloatGrid.of(grid), FloatGrid.of(than)
+    return rougher.eps > other.eps or rougher.eps * rougher.tiny > other.eps * other.tiny
 
 
 def _on_grid(matrix: Tensor, grid: torch.dtype) -> bool:
-    """Whether a round trip through ``grid`` changes nothing; a corner tells as a rule."""
+    """Tell whether a round trip through ``grid`` changes nothing; a corner tells as a rule."""
     parts = (matrix[:32, :32], *matrix.split(1024))
     return all(bool((part.to(grid).to(part.dtype) == part).all()) for part in parts)
 
@@ -101,7 +101,7 @@ def _on_grid(matrix: Tensor, grid: torch.dtype) -> bool:
 def half_ulps(
     values: Float[Tensor, "*shape"], dtype: torch.dtype, exponent: int = 0
 ) -> Float[Tensor, "*shape"]:
-    """How far rounding to ``dtype`` may have moved each value: half the spacing of the grid there.
+    """Return half the grid's spacing at each value: how far rounding may have moved it.
 
     That is one rounding, of a weight trained in float32: torch takes a float64 number to float16
     by way of float32, which may add the half-ulp of that. The values are the stored ones divided by
@@ -116,7 +116,7 @@ def half_ulps(
 
 
 def independent(matrix: Shaped[Tensor, "out in"], dtype: torch.dtype) -> bool:
-    """Whether entries repeat no more often than chance makes them on the grid of ``dtype``.
+    """Tell whether entries repeat no more often than chance makes them on the grid of ``dtype``.
 
     Equal entries were rounded alike: then the errors add up, and no estimate holds that takes them
     for random. Chance fills, of the M numbers that the grid has between two powers of two, with c
@@ -145,7 +145,7 @@ def independent(matrix: Shaped[Tensor, "out in"], dtype: torch.dtype) -> bool:
 
 
 def _sample(matrix: Shaped[Tensor, "out in"]) -> Tensor:
-    """Rows and columns at equal distances, or entries where these meet little but zeros."""
+    """Return rows and columns at equal distances, or entries where these meet little but zeros."""
     rows, columns = (math.ceil(n / SAMPLED_LINES) for n in matrix.shape)
     sample = matrix[::rows, ::columns].double()
     if 4 * int(sample.count_nonzero()) >= sample.numel():
@@ -155,7 +155,7 @@ def _sample(matrix: Shaped[Tensor, "out in"]) -> Tensor:
 
 
 def rounding_bound(panels: Iterable[Tensor], dtype: torch.dtype, exponent: int = 0) -> float:
-    """What no rounding exceeds: the smaller of two norms of the half-ulps.
+    """Return what no rounding exceeds: the smaller of two norms of the half-ulps.
 
     That of Frobenius, and the root of the largest row sum times the largest column sum.
 
@@ -189,7 +189,7 @@ def rounding_norm(rows: Float[Tensor, " out"], columns: Float[Tensor, " in"]) ->
 def condition_interval(
     sigma_max: float, sigma_min: float, uncertainty: float, computed: float = 0.0
 ) -> Interval:
-    """All condition numbers within ``uncertainty`` (a spectral norm) of the given extremes.
+    """Return all condition numbers within ``uncertainty`` (a spectral norm) of the given extremes.
 
     The ratio of these may be wrong by a share of ``computed`` itself.
 

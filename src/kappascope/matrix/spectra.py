@@ -54,6 +54,7 @@ from kappascope.matrix._krylov import (
     Extremes,
     failures_unresolved,
 )
+from kappascope.matrix.status import OK, Outcome, Status
 from kappascope.system.memory import is_out_of_memory
 
 # --- which method a matrix gets -------------------------------------------------------------------
@@ -113,37 +114,36 @@ QR_FROM_ROWS_PER_COLUMN = 1.2  # from which a QR factorization before the SVD sa
 # Beside the matrix itself :func:`vitals` and :func:`spectrum` hold at most (benchmarks/memory.py):
 COPIES_OF_SMALL = 7  # of a matrix that is copied to float64: that copy, factors, Gram matrices
 COPIES_OF_LARGE = 1  # in panels: one matrix in float64, or two in float32
-SHORT_VECTORS = 4096  # as long as the shorter side: rows of panels, bases of Krylov spaces
+SHORT_VECTORS = 3072  # as long as the shorter side: rows of panels, bases of Krylov spaces
 LONG_VECTORS = 512  # as long as the longer side: images of a few vectors
 
 
-def bytes_needed(shape: tuple[int, int], dtype: torch.dtype) -> int:
-    """The bytes that the vitals or the spectrum of a matrix take at most, beside the matrix itself.
+def bytes_needed(shape: tuple[int, int]) -> int:
+    """Return the most bytes that vitals or spectrum take, beside the matrix itself.
 
-    For large matrices about one copy in float64, and what dead rows or columns leave of the stored
-    one. Benchmarks measure it; ``docs/spectra.md`` has a figure for every size.
+    For large matrices that is about one copy in float64. Benchmarks measure it, and
+    ``docs/spectra.md`` has a figure for every size.
 
-    >>> bytes_needed((16384, 16384), torch.bfloat16) / (8 * 16384**2) < 1.7
+    >>> bytes_needed((16384, 16384)) / (8 * 16384**2) < 1.3
     True
     """
-    least = least_bytes_needed(shape, dtype)
+    least = least_bytes_needed(shape)
     copy = 8 * math.prod(shape)
     return least if copy >= MAX_COPY_BYTES else max(least, COPIES_OF_SMALL * copy)
 
 
-def least_bytes_needed(shape: tuple[int, int], dtype: torch.dtype) -> int:
-    """The same where memory is short: a small matrix is read in panels then, as large ones are.
+def least_bytes_needed(shape: tuple[int, int]) -> int:
+    """Return the same where memory is short, and small matrices are read in panels, too.
 
-    >>> least_bytes_needed((5000, 5000), torch.float32) < bytes_needed((5000, 5000), torch.float32)
+    >>> least_bytes_needed((5000, 5000)) < bytes_needed((5000, 5000))
     True
     """
     long, short = max(shape), min(shape)
-    live = dtype.itemsize * long * short  # what dead rows or columns leave of the stored matrix
-    return 8 * (COPIES_OF_LARGE * short**2 + SHORT_VECTORS * short + LONG_VECTORS * long) + live
+    return 8 * (COPIES_OF_LARGE * short**2 + SHORT_VECTORS * short + LONG_VECTORS * long)
 
 
 def _chosen(table: tuple[Limit, ...], columns: int) -> Method:
-    """The method of a table for a tall matrix of so many columns."""
+    """Return the method of a table for a tall matrix of so many columns."""
     return next(limit.method for limit in table if columns <= limit.columns)
 
 
@@ -166,12 +166,12 @@ class Spectrum:
 
     ``values`` is empty when ``status`` says ``failed``.
 
-    >>> Spectrum(torch.zeros(2), "degenerate: zero matrix").status
+    >>> Spectrum(torch.zeros(2), Status(Outcome.DEGENERATE, "zero matrix")).status
     'degenerate: zero matrix'
     """
 
     values: Float[Tensor, " rank"]
-    status: str
+    status: Status
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,12 +203,12 @@ class Vitals:
     singular_values: Tensor | None = field(default=None, repr=False)
     resolution: float | None = None
     storage: str = ""
-    status: str = ""
+    status: Status = OK
     method: str = ""
 
 
 def spectrum(matrix: Tensor | ArrayLike) -> Spectrum:
-    """All singular values of one matrix.
+    """Return all singular values of one matrix.
 
     >>> spectrum(torch.diag(torch.tensor([3.0, 2.0, 1.0]))).values
     tensor([3., 2., 1.], dtype=torch.float64)
@@ -224,12 +224,14 @@ def spectrum(matrix: Tensor | ArrayLike) -> Spectrum:
     elif _representable(values[:1]) is None:
         reason = "outside float64's range"
     if reason:
-        return Spectrum(values[:0], f"failed: {reason}")
+        return Spectrum(values[:0], Status(Outcome.FAILED, reason))
     if not values.any():
-        return Spectrum(values, f"degenerate: {'zero' if a.numel() else 'empty'} matrix")
+        what = f"{'zero' if a.numel() else 'empty'} matrix"
+        return Spectrum(values, Status(Outcome.DEGENERATE, what))
     if few := int(((values > 0) & (values < SMALLEST_NORMAL)).sum()):
-        return Spectrum(values, f"ok: {few} subnormal in float64, with fewer digits")
-    return Spectrum(values, "ok")
+        detail = f"{few} subnormal in float64, with fewer digits"
+        return Spectrum(values, Status(Outcome.OK, detail))
+    return Spectrum(values, OK)
 
 
 @contextlib.contextmanager
@@ -266,7 +268,7 @@ def vitals(
     given = _as_matrix(matrix)
     check_threshold(threshold)
     if reason := _unusable(given):
-        return Vitals(status=f"failed: {reason}", storage=_name(given.dtype))
+        return Vitals(status=Status(Outcome.FAILED, reason), storage=_name(given.dtype))
     if given.numel() == 0:
         return _without_entries(given, "empty matrix")
     try:
@@ -280,7 +282,7 @@ def vitals(
 def _measured(
     given: Tensor, scaled: tuple[Matrix, int], threshold: float, certify: bool, complete: bool
 ) -> Vitals:
-    """The vitals of a finite matrix with entries, scaled by the power of two that comes with it."""
+    """Measure a finite matrix with entries, scaled by the power of two that comes with it."""
     a, exponent = scaled
     dtype = precision.storage_dtype(given) if given.dtype.is_floating_point else torch.float64
     norms = _Norms.of(a, dtype, exponent)
@@ -292,13 +294,13 @@ def _measured(
     try:
         extremes = _non_zero_extremes(a, norms, threshold, certify, complete)
     except ArithmeticError as problem:
-        return Vitals(status=f"failed: {problem}", storage=_name(dtype))
+        return Vitals(status=Status(Outcome.FAILED, str(problem)), storage=_name(dtype))
     return _report(given, dtype, norms, extremes, exponent)
 
 
 @without_autocast()
 def singular_values(stack: Shaped[Tensor, "*stack out in"]) -> Float[Tensor, "*stack rank"]:
-    """All singular values of each matrix of a stack, largest first, in float64.
+    """Return all singular values of each matrix of a stack, largest first, in float64.
 
     NaN where a matrix is not finite or its SVD does not converge.
 
@@ -319,7 +321,7 @@ def singular_values(stack: Shaped[Tensor, "*stack out in"]) -> Float[Tensor, "*s
 def decomposition(
     stack: Float[Tensor, "*stack out in"],
 ) -> tuple[Float[Tensor, "*stack out rank"], Float[Tensor, "*stack rank"], Tensor]:
-    """Thin SVD ``u, s, vt`` of each matrix of a stack, in the stack's own precision.
+    """Return the thin SVD ``u, s, vt`` of each matrix of a stack, in the stack's own precision.
 
     Raises :data:`LinAlgError` where there is none, as torch does not for infinite entries.
 
@@ -334,7 +336,7 @@ def decomposition(
 
 
 def scaled_to_one(stack: Shaped[Tensor, "*stack out in"]) -> tuple[Tensor, Tensor]:
-    """Each matrix in float64 with its largest entry in [1/2, 1), and the exponent taken out.
+    """Return each matrix in float64 with its largest entry in [1/2, 1), and the exponent taken out.
 
     Squares of what is left neither overflow nor vanish where they matter.
 
@@ -368,7 +370,7 @@ def norms_restored(
     vectors: Shaped[Tensor, "*count entries"],
     exponent: Tensor | int,
 ) -> Float[Tensor, "*count"]:
-    """Norms of scaled vectors as those of the vectors given, ``2**exponent`` times as long.
+    """Return norms of scaled vectors as those of the vectors given, ``2**exponent`` times as long.
 
     The squares of entries that are tiny beside the largest of all may have vanished: such a vector
     is scaled on its own.
@@ -409,7 +411,10 @@ def resolution(shape: tuple[int, ...], largest: Tensor) -> Tensor:
 
 
 def _each_spectrum(stack: Float[Tensor, "stack q p"]) -> Float[Tensor, "stack p"]:
-    """Singular values of tall, scaled, finite matrices; NaN where the SVD does not converge."""
+    """Return singular values of tall, scaled, finite matrices.
+
+    NaN where the SVD does not converge.
+    """
     values = stack.new_full((len(stack), stack.shape[-1]), torch.nan)
     if _chosen(ALL_VALUES, stack.shape[-1]) is Method.STACKED_SVD:
         with contextlib.suppress(RuntimeError):  # torch gives up on all when one does not converge
@@ -422,7 +427,7 @@ def _each_spectrum(stack: Float[Tensor, "stack q p"]) -> Float[Tensor, "stack p"
 
 @without_autocast()
 def _values_of_large(given: Shaped[Tensor, "out in"]) -> Float[Tensor, " rank"]:
-    """The values of :func:`singular_values` of one finite matrix, without a copy in float64."""
+    """Return what :func:`singular_values` does for one finite matrix, without a float64 copy."""
     a, exponent = _workable(given)
     tall = a if a.shape[0] >= a.shape[1] else a.mT
     with contextlib.suppress(ArithmeticError):
@@ -431,7 +436,7 @@ def _values_of_large(given: Shaped[Tensor, "out in"]) -> Float[Tensor, " rank"]:
 
 
 def _values(a: Matrix) -> Float[Tensor, " p"]:
-    """The values of :func:`singular_values`, to the last bit where the matrix fits into memory."""
+    """Return what :func:`singular_values` does, to the last bit where the matrix is dense."""
     values = _all_values(a) if isinstance(a, Panels) else _each_spectrum(a[None])[0]
     if values.isnan().any():
         raise ArithmeticError("the SVD did not converge")
@@ -439,7 +444,10 @@ def _values(a: Matrix) -> Float[Tensor, " p"]:
 
 
 def _all_values(a: Matrix) -> Float[Tensor, " p"]:
-    """Singular values of a tall, scaled, finite matrix; those that squaring blurs from ``a``."""
+    """Return singular values of a tall, scaled, finite matrix.
+
+    Those that squaring blurs from ``a``.
+    """
     method = _chosen(ALL_VALUES, a.shape[1])
     if method in (Method.STACKED_SVD, Method.SVD):
         return _svd_values(a)
@@ -452,7 +460,7 @@ def _all_values(a: Matrix) -> Float[Tensor, " p"]:
 
 
 def _gram_values(a: Matrix, method: Method) -> Float[Tensor, " p"]:
-    """The roots of the eigenvalues of the Gram matrix, largest first."""
+    """Return the roots of the eigenvalues of the Gram matrix, largest first."""
     gram = _gram.gram(a)
     if method is Method.TORCH_GRAM:
         with failures_unresolved():
@@ -463,7 +471,7 @@ def _gram_values(a: Matrix, method: Method) -> Float[Tensor, " p"]:
 
 
 def _sharp(a: Matrix, values: Float[Tensor, " p"], count: int) -> Float[Tensor, " count"]:
-    """The smallest values from ``a`` itself, the same as far as squaring left them."""
+    """Return the smallest values from ``a`` itself, the same as far as squaring left them."""
     if count > POLISHED_VECTORS and values[-1] < INVERSE_FAILS_BELOW * values[0]:
         raise Unresolved("many values that squaring has lost")
     sharp = _krylov.smallest(a, count)
@@ -476,7 +484,7 @@ def _sharp(a: Matrix, values: Float[Tensor, " p"], count: int) -> Float[Tensor, 
 def _eigenvalues(
     diagonal: NDArray[np.float64], beside: NDArray[np.float64], **which: Any
 ) -> NDArray[np.float64]:
-    """Eigenvalues of a tridiagonal matrix, smallest first: all of them, or some by bisection."""
+    """Return the eigenvalues of a tridiagonal matrix, smallest first, or some by bisection."""
     how: dict[str, Any] = {"lapack_driver": "stebz" if which else "sterf", "check_finite": False}
     with failures_unresolved():
         return np.asarray(scipy.linalg.eigvalsh_tridiagonal(diagonal, beside, **which, **how))
@@ -485,7 +493,7 @@ def _eigenvalues(
 def _all_eigenvalues(
     diagonal: NDArray[np.float64], beside: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """All eigenvalues, the smallest by bisection, which keeps a digit more."""
+    """Return all eigenvalues, the smallest by bisection, which keeps a digit more."""
     values = _eigenvalues(diagonal, beside)
     small = min(MAX_COUNTED, int((values < BISECTED_BELOW**2 * values[-1]).sum()))
     if small:
@@ -508,7 +516,7 @@ def _without_subnormals() -> Iterator[None]:
 
 
 def _svd_values(a: Matrix) -> Float[Tensor, " p"]:
-    """Singular values by the plain SVD, of a tall matrix after a QR factorization."""
+    """Return singular values by the plain SVD, of a tall matrix after a QR factorization."""
     if isinstance(a, Panels):
         with contextlib.suppress(RuntimeError, np.linalg.LinAlgError):
             dense = _reduced(a)
@@ -518,7 +526,7 @@ def _svd_values(a: Matrix) -> Float[Tensor, " p"]:
 
 
 def _reduced(a: Matrix) -> Float[Tensor, "r p"]:
-    """A dense matrix in float64 with the same values: the triangle of a tall one."""
+    """Return a dense matrix in float64 with the same values: the triangle of a tall one."""
     ratio = 1 if isinstance(a, Panels) else QR_FROM_ROWS_PER_COLUMN
     if a.shape[0] > ratio * a.shape[1]:
         return _gram.triangle(a)  # which may have to read subnormals
@@ -543,53 +551,50 @@ def _plain_svd_values(a: Float[Tensor, "q p"]) -> Float[Tensor, " p"]:
 def _non_zero_extremes(
     a: Matrix, norms: _Norms, threshold: float, certify: bool, complete: bool
 ) -> Extremes:
-    """The ends of the spectrum of a scaled, finite, non-zero matrix of any shape.
+    """Return the ends of the spectrum of a scaled, finite, non-zero matrix of any shape.
 
-    Rows and columns of zeros, which dead neurons leave, stand for values that are zero. Where these
-    are all that makes it singular, the rest is measured the fast way.
+    Rows or columns of zeros, which dead neurons leave, may make it singular. Then sigma_min is
+    known, and nothing needs to be factorized for it.
     """
     threshold = max(threshold, max(a.shape) * EPS)  # below that there is only rounding to count
-    live, missing = a, 0
-    fast = not complete and _chosen(EXTREMES, min(a.shape)) is not Method.SVD
-    if fast:
-        rows, columns = norms.rows > 0, norms.columns > 0
-        missing = min(a.shape) - int(min(rows.sum(), columns.sum()))
-    if missing:
-        stored = a.stored if isinstance(a, Panels) else a
-        if _all_zero(stored[~rows]) and _all_zero(stored[:, ~columns]):  # not even faint ones
-            stored = stored if rows.all() else stored[rows]
-            stored = stored if columns.all() else stored[:, columns]
-            live = replace(a, stored=stored) if isinstance(a, Panels) else stored
-    tall = live if live.shape[0] >= live.shape[1] else live.mT
-    ends = _extremes(tall, threshold, certify, complete, singular=live is not a)
-    if live is a:
-        return ends
-    values = ends.values
-    if values is not None:
-        values = torch.cat([values, values.new_zeros(missing)])
-    below, method = ends.below + missing, f"{ends.method} of the non-zero rows and columns"
-    return replace(ends, smallest=0.0, below=below, method=method, values=values)
+    tall = a if a.shape[0] >= a.shape[1] else a.mT
+    by_svd = complete or _chosen(EXTREMES, tall.shape[1]) is Method.SVD
+    if by_svd or not _is_dead(a, norms):
+        return _extremes(tall, threshold, certify, complete, singular=False)
+    ends = _extremes(tall, threshold, certify, complete, singular=True)
+    return replace(ends, smallest=0.0, method=f"{ends.method}, zero rows or columns")
+
+
+def _is_dead(a: Matrix, norms: _Norms) -> bool:
+    """Tell whether so many rows or columns are zero that the matrix is singular."""
+    rows, columns = norms.rows > 0, norms.columns > 0
+    if min(int(rows.sum()), int(columns.sum())) == min(a.shape):
+        return False
+    stored = a.stored if isinstance(a, Panels) else a  # the squares of faint entries may vanish
+    return _all_zero(stored[~rows]) and _all_zero(stored[:, ~columns])
 
 
 def _extremes(
     a: Matrix, threshold: float, certify: bool, complete: bool, singular: bool
 ) -> Extremes:
-    """The ends of the spectrum of a tall, scaled, finite, non-zero matrix.
+    """Return the ends of the spectrum of a tall, scaled, finite, non-zero matrix.
 
-    The smallest value of what is part of a ``singular`` matrix need not be known.
+    The smallest value of one that is known to be ``singular`` is not looked for.
     """
     method, blurred = Method.SVD if complete else _chosen(EXTREMES, a.shape[1]), False
     try:
         match method:
             case Method.KRYLOV:
-                return _krylov.extremes(a, threshold, certify, [torch.float32, torch.float64])
+                return _krylov.extremes(
+                    a, threshold, certify, [torch.float32, torch.float64], singular
+                )
             case Method.KRYLOV_FLOAT32:
-                return _krylov.extremes(a, threshold, certify, [torch.float32])
+                return _krylov.extremes(a, threshold, certify, [torch.float32], singular)
             case Method.PIVOTS_THEN_BISECTION | Method.BISECTION:
                 return _bisected(a, threshold, singular, method)
     except Unresolved as problem:
         blurred = problem.blurred
-    values = _svd_values(a) if blurred else _values(a)
+    values = _svd_values(a) if blurred or singular else _values(a)
     second = float(values[1]) if len(values) > 1 else 0.0
     below = int((values <= threshold * values[0]).sum())
     ends = float(values[0]), second, float(values[-1])
@@ -597,7 +602,7 @@ def _extremes(
 
 
 def _bisected(a: Matrix, threshold: float, singular: bool, method: Method) -> Extremes:
-    """The ends by bisection of the tridiagonal form, and a count by Sturm, which is inertia.
+    """Return the ends by bisection of the tridiagonal form, and a count by Sturm, which is inertia.
 
     Half the time that all values take. What squaring blurs comes from ``a`` itself.
     """
@@ -680,7 +685,7 @@ def _report(
     extremes: Extremes,
     exponent: int,
 ) -> Vitals:
-    """The vitals of the matrix as given, from those of the scaled one."""
+    """Return the vitals of the matrix as given, from those of the scaled one."""
     computation = max(given.shape) * EPS * extremes.largest
     uncertainty = norms.rounding + computation
     # small matrices have a plain SVD; what other methods give is right to seven digits or more
@@ -696,10 +701,10 @@ def _report(
         "sigma_2": extremes.second,
         "sigma_min": extremes.smallest,
     }
-    shown = {name: _unscaled(value, exponent) for name, value in absolute.items()}
+    shown = {name: unscaled(value, exponent) for name, value in absolute.items()}
     rows, columns = norms.unscaled(given, exponent)
     vectors = {"row_norms": rows, "column_norms": columns}
-    resolution = {"resolution": _unscaled(uncertainty, exponent)}
+    resolution = {"resolution": unscaled(uncertainty, exponent)}
     absent = [name for name, value in (shown | vectors | resolution).items() if value is None]
     return Vitals(
         row_norms=rows,
@@ -714,8 +719,9 @@ def _report(
         singular_values=_unscaled_values(extremes.values, exponent),
         **resolution,
         storage=_name(dtype),
-        status="; ".join(
-            _notes(given, dtype, extremes, interval.low if singular else None, absent)
+        status=Status(
+            Outcome.OK,
+            "; ".join(_notes(given, dtype, extremes, interval.low if singular else None, absent)),
         ),
         method=extremes.method,
     )
@@ -724,8 +730,11 @@ def _report(
 def _notes(
     given: Tensor, dtype: torch.dtype, extremes: Extremes, least: float | None, absent: list[str]
 ) -> Iterator[str]:
-    """How far the vitals can be trusted; ``least`` is all that is known of an infinite kappa."""
-    yield "ok: certified" if extremes.certified else "ok: verified"
+    """Tell how far the vitals can be trusted.
+
+    ``least`` is all that is known of an infinite kappa.
+    """
+    yield "certified" if extremes.certified else "verified"
     if least is not None:
         yield f"numerically singular, condition number at least {least:.3g}"
     if given.dtype.is_floating_point and given.dtype != dtype:
@@ -737,17 +746,17 @@ def _notes(
 
 
 def _without_entries(given: Tensor, what: str) -> Vitals:
-    """The vitals of a matrix without a non-zero entry: values are zero, ratios are undefined."""
+    """Describe a matrix without a non-zero entry: values are zero, ratios undefined."""
     rows, columns = given.shape
     zeros = given.new_zeros(rows + columns, dtype=torch.float64)
     return Vitals(
         zeros[:rows], zeros[rows:], 0.0, 0.0, 0.0, 0.0, effective_rank=0,
-        storage=_name(given.dtype), status=f"degenerate: {what}",
+        storage=_name(given.dtype), status=Status(Outcome.DEGENERATE, what),
     )  # fmt: skip
 
 
 def as_tensor(given: Tensor | ArrayLike) -> Tensor:
-    """A tensor as it is, anything that NumPy takes on the CPU; copied only where torch must.
+    """Return a tensor as it is, anything that NumPy takes on the CPU; copied only where torch must.
 
     >>> as_tensor(np.arange(3)[::-1])
     tensor([2, 1, 0])
@@ -778,7 +787,7 @@ def _as_matrix(matrix: Tensor | ArrayLike) -> Tensor:
 
 
 def _workable(given: Tensor) -> tuple[Matrix, int]:
-    """The matrix in float64 and scaled, or in panels where that would be a large copy."""
+    """Return the matrix in float64 and scaled, or in panels where that would be a large copy."""
     if 8 * given.numel() < MAX_COPY_BYTES:
         a, exponent = scaled_to_one(given)
         return a, int(exponent)
@@ -786,13 +795,13 @@ def _workable(given: Tensor) -> tuple[Matrix, int]:
 
 
 def _in_panels(given: Tensor) -> tuple[Panels, int]:
-    """The matrix as stored, to be read in panels."""
+    """Return the matrix as stored, to be read in panels."""
     power = int(torch.frexp(_largest_entry(given)).exponent)
     return Panels(given, power), power
 
 
 def unsupported(tensor: Tensor) -> str | None:
-    """The kind of a tensor that is not dense real numbers, or nothing if it is.
+    """Return the kind of a tensor that is not dense real numbers, or nothing if it is.
 
     >>> unsupported(torch.eye(2)), unsupported(torch.eye(2).to_sparse())
     (None, 'float32 sparse_coo on cpu')
@@ -807,7 +816,7 @@ def unsupported(tensor: Tensor) -> str | None:
 
 
 def _unusable(matrix: Tensor) -> str | None:
-    """Why no singular value of this tensor can be given, if so."""
+    """Say why no singular value of this tensor can be given, if so."""
     if kind := unsupported(matrix):
         return f"{kind} is not analysed"
     if matrix.numel() == 0 or torch.isfinite(_largest_entry(matrix)):
@@ -817,7 +826,10 @@ def _unusable(matrix: Tensor) -> str | None:
 
 
 def _largest_entry(stack: Shaped[Tensor, "*stack out in"]) -> Float[Tensor, "*stack"]:
-    """Largest absolute entry in float64; NaN or infinite if any entry is. One pass, no copy."""
+    """Return the largest absolute entry in float64.
+
+    NaN or infinite if any entry is. One pass, no copy.
+    """
     entries = stack.detach()
     if entries.dtype.itemsize == 1 or not entries.is_floating_point():
         entries = entries.double()  # torch compares neither float8 nor all integers
@@ -830,7 +842,7 @@ def _all_zero(entries: Shaped[Tensor, "out in"]) -> bool:
 
 
 def _representable(x: Tensor) -> Tensor | None:
-    """The tensor, or nothing where float64 cannot hold all digits of an entry."""
+    """Return the tensor, or nothing where float64 cannot hold all digits of an entry."""
     if x.numel() and SMALLEST_NORMAL <= float(x.min()) <= float(x.max()) < math.inf:
         return x  # as a rule, and in a fraction of the time
     return x if ((x == 0) | ((x >= SMALLEST_NORMAL) & x.isfinite())).all() else None
@@ -840,8 +852,12 @@ def _unscaled_values(values: Tensor | None, exponent: int) -> Tensor | None:
     return None if values is None else _representable(ldexp(values, exponent))
 
 
-def _unscaled(value: float, exponent: int) -> float | None:
-    """``value * 2**exponent``, or nothing where float64 cannot hold all its digits."""
+def unscaled(value: float, exponent: int) -> float | None:
+    """Return ``value * 2**exponent``, or nothing where float64 cannot hold all its digits.
+
+    >>> unscaled(3.0, 2), unscaled(1.0, 2000), unscaled(1.0, -1050)
+    (12.0, None, None)
+    """
     try:
         result = math.ldexp(value, exponent)
     except OverflowError:
@@ -857,7 +873,7 @@ def _name(what: object) -> str:
 def product_singular_values(
     left: Float[Tensor, "*#stack m r"], right: Float[Tensor, "*#stack r n"]
 ) -> tuple[Float[Tensor, "*stack rank"], Float[Tensor, "*stack"]]:
-    """Singular values of ``left @ right``, largest first, and what float64 cannot tell from zero.
+    """Return the singular values of ``left @ right`` and what float64 cannot tell from zero.
 
     Two thin factors are reduced by QR to a core as small as the dimension between them, whose
     singular values are those of the product. Each has an absolute error of about the second result,

@@ -55,7 +55,7 @@ class ExtremeTriplets:
     right: Float[Tensor, "*stack in 2"]
 
     def combined(self, weights: Float[Tensor, "*stack 2"]) -> Float[Tensor, "*stack out in"]:
-        """The sum ``w1 u1 v1' + w2 un vn'`` with these weights.
+        """Return the sum ``w1 u1 v1' + w2 un vn'`` with these weights.
 
         >>> triplets = extreme_triplets(torch.diag(torch.tensor([3.0, 1.0])))
         >>> triplets.combined(torch.tensor([5.0, 7.0]))
@@ -72,7 +72,7 @@ class ExtremeTriplets:
 def extreme_triplets(
     matrix: Float[Tensor, "*stack out in"], memory: State | None = None
 ) -> ExtremeTriplets:
-    """Both ends of the spectrum; with a ``memory``, from where the last call left it.
+    """Return both ends of the spectrum; with a ``memory``, from where the last call left it.
 
     Without a memory, for stacks and for small matrices they are exact: from an SVD, or for stacks
     of square float64 matrices from a method that is as good and takes half the time. The memory is
@@ -101,7 +101,7 @@ def extreme_triplets(
 
 
 def memory_form(matrix: Float[Tensor, "*stack out in"]) -> State:
-    """What the memory of a matrix holds after a call: tensors by shape and type, other values by 0.
+    """Describe what the memory of a matrix holds after a call: tensors by shape and type.
 
     Pivots lie between the least and the largest of those given here.
 
@@ -121,20 +121,20 @@ def memory_form(matrix: Float[Tensor, "*stack out in"]) -> State:
 
 
 def _largest(matrix: Float[Tensor, "out in"]) -> float:
-    """The largest entry, or one if there is none."""
+    """Return the largest entry, or one if there is none."""
     low, high = matrix.aminmax()
     return max(-float(low), float(high)) or 1.0
 
 
 def _by_svd(matrix: Float[Tensor, "*stack out in"]) -> ExtremeTriplets:
-    """Both ends of the whole decomposition."""
+    """Return both ends of the whole decomposition."""
     u, s, vt = spectra.decomposition(matrix)
     outer = torch.tensor([0, s.shape[-1] - 1], device=s.device)
     return ExtremeTriplets(u[..., outer], s[..., outer], vt.mT[..., outer])
 
 
 def _by_inverse_iteration(a: Float[Tensor, "*stack n n"]) -> ExtremeTriplets:
-    """Both ends by the Gram matrices' eigenvectors, the last ones sharpened by inverse iteration.
+    """Find both ends by the Gram matrices' eigenvectors, sharpened by inverse iteration.
 
     Matrices with which that does not settle, where squaring has left nothing of the last vector,
     are decomposed instead; the others are not, or their digits would depend on their company.
@@ -149,13 +149,13 @@ def _by_inverse_iteration(a: Float[Tensor, "*stack n n"]) -> ExtremeTriplets:
     images = a @ outer  # both at once: with one column, a stack of one matrix has other digits
     values = torch.linalg.vector_norm(images, dim=-2)
     rest = torch.linalg.vector_norm(a.mT @ left - values[..., None, 1:] * last, dim=-2)
-    found = ExtremeTriplets(images / values[..., None, :], values, outer)
+    triplets = ExtremeTriplets(images / values[..., None, :], values, outer)
     lost = ~(rest < 1e-6 * values[..., 1:]).all(-1)
     if lost.any():
-        whole = _by_svd(a[lost])
+        anew = _by_svd(a[lost])
         for part in ("left", "values", "right"):
-            getattr(found, part)[lost] = getattr(whole, part)
-    return found
+            getattr(triplets, part)[lost] = getattr(anew, part)
+    return triplets
 
 
 def _unit_columns(x: Float[Tensor, "*stack n 1"]) -> Float[Tensor, "*stack n 1"]:
@@ -163,7 +163,7 @@ def _unit_columns(x: Float[Tensor, "*stack n 1"]) -> Float[Tensor, "*stack n 1"]
 
 
 def within(matrix: Float[Tensor, "*stack out in"], kappa: float, memory: State) -> bool:
-    """Whether every condition number is proven to be at most ``kappa``, cheaply.
+    """Tell whether every condition number is proven to be at most ``kappa``, cheaply.
 
     With b a little above the largest singular value, ``b^2 - W'W`` and ``W'W - (b / kappa)^2`` have
     Cholesky factorizations only if all singular values lie between b / kappa and b. Small matrices
@@ -187,7 +187,7 @@ def within(matrix: Float[Tensor, "*stack out in"], kappa: float, memory: State) 
 
 
 def bound_form(matrix: Float[Tensor, "*stack out in"], kappa: float) -> State:
-    """What the memory of :func:`within` holds after a call: a tensor by its shape and type.
+    """Return what the memory of :func:`within` holds after a call: a tensor by its shape and type.
 
     >>> bound_form(torch.ones(200, 100), kappa=2.0)["top"].shape
     torch.Size([4, 100])
@@ -215,7 +215,7 @@ def _largest_square(a: Float[Tensor, "q p"], memory: State) -> float:
 
 
 def _track(a: Float[Tensor, "q p"], memory: State) -> ExtremeTriplets:
-    """Both ends of a tall matrix, by as many steps as it takes from those in ``memory``."""
+    """Return both ends of a tall matrix, by as many steps as it takes from those in ``memory``."""
     least = 1
     if "top" not in memory:
         memory |= _random_blocks(a) | _factorized(a)
@@ -224,7 +224,7 @@ def _track(a: Float[Tensor, "q p"], memory: State) -> ExtremeTriplets:
         _refresh(a, memory)
         memory["restless"] -= 1
     for step in range(1, MAX_STEPS + 1):
-        found, first, last = _improved(a, memory)
+        triplets, first, last = _improved(a, memory)
         settled = STALE_SETTLES_BELOW if memory["stale"] else FRESH_SETTLES_BELOW
         if step >= least and last < settled and first < STALE_SETTLES_BELOW:
             break
@@ -235,7 +235,7 @@ def _track(a: Float[Tensor, "q p"], memory: State) -> ExtremeTriplets:
     if memory["stale"]:  # and good enough
         memory["patience"] = max(memory["patience"] - 1, MIN_FRESH_CALLS)
     memory["stale"] = True  # for the matrix of the next call
-    return found
+    return triplets
 
 
 def _refresh(a: Float[Tensor, "q p"], memory: State) -> None:
@@ -245,7 +245,7 @@ def _refresh(a: Float[Tensor, "q p"], memory: State) -> None:
 
 
 def _improved(a: Float[Tensor, "q p"], memory: State) -> tuple[ExtremeTriplets, float, float]:
-    """A Rayleigh-Ritz step at either end, and how much either left vector took from it.
+    """Return a Rayleigh-Ritz step at either end, and how much either left vector took from it.
 
     Vectors are rows here: twice as fast to multiply as columns.
     """
@@ -291,7 +291,7 @@ def _random_blocks(a: Float[Tensor, "q p"]) -> State:
 
 
 def _factorized(a: Float[Tensor, "q p"]) -> State:
-    """The LU factors of a square matrix, or the Cholesky factor of a tall one's Gram matrix.
+    """Return the LU factors of a square matrix, or the Cholesky factor of a tall one's Gram matrix.
 
     Both only precondition, so zero pivots may be replaced by tiny ones.
     """
@@ -313,7 +313,7 @@ def _factorized(a: Float[Tensor, "q p"]) -> State:
 
 
 def _preconditioned(x: Float[Tensor, "k p"], memory: State) -> Float[Tensor, "k p"]:
-    """The direction of about ``(A'A)^-1`` of every row, by the factorization of an earlier A."""
+    """Return the direction of about ``(A'A)^-1`` of every row, by factors of an earlier A."""
     columns, factor = x.mT, memory["factor"]
     if "pivots" not in memory:
         return _blas.Cholesky(factor, indefinite=False).solve(columns).mT

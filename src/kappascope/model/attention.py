@@ -24,6 +24,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from kappascope.matrix import spectra
+from kappascope.matrix.status import OK, Outcome, Status
 from kappascope.model import names as roles
 from kappascope.model._heads import Config, Heads
 from kappascope.model.matrices import Logical, Plan, Unit
@@ -42,7 +43,7 @@ class Product:
     of no ``head``. Where float64 cannot hold them, the values are those listed times
     ``2**exponent``.
 
-    >>> Product("attn", "QK", 0, (8, 8), (3.0, 1.0), 3.0, "ok", head=0).name
+    >>> Product("attn", "QK", 0, (8, 8), (3.0, 1.0), 3.0, OK, head=0).name
     'attn[qk.0]'
     """
 
@@ -52,7 +53,7 @@ class Product:
     shape: tuple[int, int]
     values: tuple[float, ...]
     condition_number: float | None
-    status: str
+    status: Status
     head: int | None = None
     exponent: int = 0
 
@@ -139,7 +140,7 @@ def _restored(values: tuple[float, ...], exponent: int) -> tuple[tuple[float, ..
     return (restored, 0) if exact else (values, exponent)
 
 
-def judged(sigma: Tensor, floor: float) -> tuple[tuple[float, ...], float | None, str]:
+def judged(sigma: Tensor, floor: float) -> tuple[tuple[float, ...], float | None, Status]:
     """Singular values, kappa, and a word on both.
 
     >>> import torch
@@ -147,19 +148,16 @@ def judged(sigma: Tensor, floor: float) -> tuple[tuple[float, ...], float | None
     (((3.0, 1.0), 3.0, 'ok'), inf)
     """
     if sigma.isnan().any():
-        return (), None, "failed: non-finite"
+        return (), None, Status(Outcome.FAILED, "non-finite")
     if not sigma.any():
-        return (
-            tuple(sigma.tolist()),
-            None,
-            "degenerate: zero product in float64, kappa is undefined",
-        )
+        detail = "zero product in float64, kappa is undefined"
+        return tuple(sigma.tolist()), None, Status(Outcome.DEGENERATE, detail)
     smallest = max(float(sigma[-1]), floor)  # 0 where both are below the range of float64
     least = max(1.0, float(sigma[0]) / smallest) if smallest else 1.0
     if float(sigma[-1]) <= floor:
-        status = f"ok: numerically singular, condition number at least {least:.3g}"
-        return tuple(sigma.tolist()), math.inf, status
-    return tuple(sigma.tolist()), least, "ok"
+        detail = f"numerically singular, condition number at least {least:.3g}"
+        return tuple(sigma.tolist()), math.inf, Status(Outcome.OK, detail)
+    return tuple(sigma.tolist()), least, OK
 
 
 # --- finding the layers ---------------------------------------------------------------------------

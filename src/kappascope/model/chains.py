@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from kappascope.matrix import spectra
+from kappascope.matrix.status import Outcome, Status
 from kappascope.model import names as roles
 from kappascope.model.attention import Member, Places, judged, values
 from kappascope.model.matrices import Logical, Plan, Unit
@@ -40,7 +41,7 @@ class Chain:
     values as the narrowest layer has, infinite where float64 cannot tell the last from zero and
     None where the product was not formed; then ``status`` says why.
 
-    >>> Chain("a > b", ("a", "b"), (4, 4, 4), 6.0, True, 5.0, "ok").bound
+    >>> Chain("a > b", ("a", "b"), (4, 4, 4), 6.0, True, 5.0, Status(Outcome.OK)).bound
     6.0
     """
 
@@ -50,7 +51,7 @@ class Chain:
     bound: float | None
     binds: bool
     condition_number: float | None
-    status: str
+    status: Status
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,9 @@ class Links:
         1.0
         """
         names = [each.name for each in self.members]
-        if obstacle(self.widths) and all(name in known for name in names):
+        if (reason := obstacle(self.widths)) and all(name in known for name in names):
             ends = [known[name] for name in names]
-            return _chain(names, self.widths, ends, None, f"skipped: {obstacle(self.widths)}")
+            return _chain(names, self.widths, ends, None, Status(Outcome.SKIPPED, reason))
         return chain(zip(names, values(self.units, self.members, read), strict=True), known)
 
 
@@ -106,9 +107,11 @@ def chain(
     widths = (layers[0].shape[1], *(each.shape[0] for each in layers))
     ends = [known[name] if name in known else _ends(matrix) for name, matrix in pairs]
     if reason := obstacle(widths):
-        return _chain(names, widths, ends, None, f"skipped: {reason}")
+        return _chain(names, widths, ends, None, Status(Outcome.SKIPPED, reason))
     if any(both == (None, None) for both in ends):
-        return _chain(names, widths, ends, None, "failed: a layer could not be measured")
+        return _chain(
+            names, widths, ends, None, Status(Outcome.FAILED, "a layer could not be measured")
+        )
     found, floor = _product(layers, [largest for largest, _ in ends])
     return _chain(names, widths, ends, *judged(found[: min(widths)], floor)[1:])
 
@@ -131,7 +134,7 @@ def obstacle(widths: Sequence[int]) -> str:
 
 def _chain(
     names: Sequence[str], widths: tuple[int, ...], ends: Sequence[Ends], kappa: float | None,
-    status: str,
+    status: Status,
 ) -> Chain:  # fmt: skip
     kappas = [each for _, each in ends if each is not None]
     bound = math.prod(kappas) if len(kappas) == len(ends) else None

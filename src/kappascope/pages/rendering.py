@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Iterable
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -27,6 +28,22 @@ def fill(name: str, filters: Iterable[Callable[..., Any]] = (), **content: Any) 
     (False, True)
     """
     style, script = (_asset("page", kind) + _asset(name, kind) for kind in ("css", "js"))
+    return (
+        _environment(tuple(filters))
+        .get_template(f"{name}.html")
+        .render(
+            style=Markup(style),  # ours, and named by its hash: nothing else may style or run
+            script=Markup(script),
+            policy=f"default-src 'none'; img-src data:; style-src {_hash(style)}; "
+            f"script-src {_hash(script)}; base-uri 'none'; form-action 'none'",
+            **content,
+        )
+    )
+
+
+@cache
+def _environment(filters: tuple[Callable[..., Any], ...]) -> Environment:
+    """The environment of templates with these filters, kept: compiling takes longest."""
     environment = Environment(
         loader=PackageLoader("kappascope.pages"),
         autoescape=True,
@@ -47,13 +64,7 @@ def fill(name: str, filters: Iterable[Callable[..., Any]] = (), **content: Any) 
     wording = (number, bracketed, words, plural, first_few, legible)
     environment.filters.update((function.__name__, function) for function in (*wording, *filters))
     environment.globals["guarded"] = guarded
-    return environment.get_template(f"{name}.html").render(
-        style=Markup(style),  # ours, and named by its hash: nothing else may style or run
-        script=Markup(script),
-        policy=f"default-src 'none'; img-src data:; style-src {_hash(style)}; "
-        f"script-src {_hash(script)}; base-uri 'none'; form-action 'none'",
-        **content,
-    )
+    return environment
 
 
 def guarded(caller: Callable[[], str]) -> str:

@@ -159,7 +159,10 @@ class Worker:
         return select.POLLIN | (select.POLLOUT if self._outgoing else 0)
 
     def answer(self) -> bytes | None:
-        """The answer once all of it has come; raises EOFError when none will come any more."""
+        """Return the answer once all of it has come.
+
+        Raises EOFError when none will come any more.
+        """
         self._write()
         ended = self._read()
         while (message := self._message()) is not None:
@@ -194,7 +197,7 @@ class Worker:
         return message
 
     def end(self, patience: float = 0.0) -> int | None:
-        """The exit code, if the process ends in some seconds; after that it is killed."""
+        """Return the exit code, if the process ends in some seconds; after that it is killed."""
         code = self._number(patience)
         if code is None:
             with suppress(ProcessLookupError):
@@ -205,7 +208,7 @@ class Worker:
         return code
 
     def _number(self, seconds: float) -> int | None:
-        """The next number that the server reports; None if it ends before."""
+        """Return the next number that the server reports; None if it ends before."""
         data = b""
         while len(data) < NUMBER.size and _readable(self._report, seconds):
             piece = os.read(self._report, NUMBER.size - len(data))
@@ -220,7 +223,7 @@ class Worker:
 
 
 def started(modules: Sequence[str], variables: Mapping[str, str]) -> Server:
-    """The server of this process, started now if there is none or if it has died."""
+    """Return the server of this process, started now if there is none or if it has died."""
     with _CURRENT.lock:
         if _CURRENT.server is None or not _CURRENT.server.alive:
             _CURRENT.forget()
@@ -251,7 +254,7 @@ os.register_at_fork(after_in_child=_CURRENT.forked)
 
 
 def _above_standard(end: socket.socket) -> socket.socket:
-    """The socket under a number that nobody takes for a standard stream, if one of these is closed.
+    """Return the socket under a number that nobody takes for a closed standard stream.
 
     >>> [end.close() for end in map(_above_standard, socket.socketpair())]
     [None, None]
@@ -312,7 +315,7 @@ def _end_with(parent: int) -> None:
 
 
 def _bell_of_ends() -> int:
-    """A descriptor that becomes readable whenever a child ends."""
+    """Return a descriptor that becomes readable whenever a child ends."""
     heard, rung = os.pipe()
     for end in (heard, rung):
         os.set_blocking(end, False)

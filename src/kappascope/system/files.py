@@ -80,7 +80,7 @@ def write_own(path: Path, data: bytes) -> None:
 
 
 def read_own(path: Path) -> bytes:
-    """All of a file of our own folders: a link is refused, and a pipe is no file to wait for."""
+    """Read a file of our own folders; a link is refused, and a pipe is not waited for."""
     refuse_link(path)
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -96,7 +96,7 @@ def refuse_link(path: Path) -> None:
 
 
 def unwritable(path: Path, error: OSError) -> Refusal:
-    """The refusal of a file or folder that the system does not let us write.
+    """Return the refusal of a file or folder that the system does not let us write.
 
     >>> unwritable(Path("out"), OSError(28, "No space left on device")).wrong
     'cannot be written: No space left on device'
@@ -118,7 +118,7 @@ def write_sealed(path: Path, body: bytes) -> None:
 
 
 def read_sealed(path: Path) -> bytes | None:
-    """What :func:`write_sealed` wrote; None if the file is absent or damaged."""
+    """Return what :func:`write_sealed` wrote; None if the file is absent or damaged."""
     try:
         seal, _, body = read_own(path).partition(b"\n")
     except OSError:
@@ -131,7 +131,7 @@ def _seal(body: bytes) -> bytes:
 
 
 def digest(value: Any) -> str:
-    """Sha256 of a JSON value, whatever the order of its keys.
+    """Return the SHA-256 digest of a JSON value, whatever the order of its keys.
 
     >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
     True
@@ -140,7 +140,7 @@ def digest(value: Any) -> str:
 
 
 def strict(value: Any) -> bytes:
-    """JSON that every reader takes: a NaN or an infinity is an error.
+    """Return JSON that every reader takes: a NaN or an infinity is an error.
 
     >>> strict([1, None])
     b'[1, null]'
@@ -150,7 +150,7 @@ def strict(value: Any) -> bytes:
 
 @cache
 def environment() -> Mapping[str, str | int]:
-    """What the bits of a result depend on besides setting and code: libraries, processor.
+    """Return what the bits of a result depend on besides setting and code: libraries, processor.
 
     >>> environment()["threads"]
     1
@@ -169,7 +169,7 @@ def environment() -> Mapping[str, str | int]:
 
 
 def _capability() -> str:
-    """The instructions that torch uses: those of the processor, or fewer if it was told so."""
+    """Name the instructions that torch uses: the processor's, or fewer if it was told so."""
     if "torch" not in sys.modules and "torch._C" in sys.modules:
         return "unknown"  # interrupted while it was loaded, it cannot be loaded again
     from torch.backends.cpu import get_cpu_capability

@@ -32,7 +32,7 @@ def trusted(entries: list[str]) -> list[str]:
 
 
 def trusted_environment() -> dict[str, str]:
-    """The environment for another process: if it is Python, it trusts the current folder no more.
+    """Return an environment in which Python does not trust the current folder.
 
     >>> trusted_environment()["PYTHONSAFEPATH"]
     '1'
@@ -55,13 +55,13 @@ def _here() -> str:
 
 
 def _script() -> str:
-    """The folder of the program that runs, which Python puts first on the path."""
+    """Return the folder of the program that runs, which Python puts first on the path."""
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     return os.path.dirname(os.path.realpath(file)) if file else os.devnull
 
 
 def _installed() -> list[str]:
-    """The folders of the standard library and of packages: `python -m` runs files in them."""
+    """Return the folders of the standard library and of packages, where `python -m` runs files."""
     user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
     return [os.path.dirname(os.__file__), *site.getsitepackages(), *user]
 

@@ -13,7 +13,7 @@ MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
 def bytes_of(size: int | str) -> int:
-    """A number of bytes, given as such or like ``8G`` or ``1.5 GB``.
+    """Return a number of bytes, given as such or like ``8G`` or ``1.5 GB``.
 
     >>> bytes_of("8G") == bytes_of("8 GiB") == 8 * 2**30, bytes_of(1000)
     (True, 1000)
@@ -21,15 +21,15 @@ def bytes_of(size: int | str) -> int:
     Traceback (most recent call last):
     ValueError: expected a size in bytes or like 8G, got 'much'
     """
-    found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([KMGT]?)(?:i?B)?\s*", str(size), re.I)
-    value = int(float(found[1]) * UNITS[found[2].upper()]) if found else 0
+    match = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([KMGT]?)(?:i?B)?\s*", str(size), re.I)
+    value = int(float(match[1]) * UNITS[match[2].upper()]) if match else 0
     if value <= 0:
         raise ValueError(f"expected a size in bytes or like 8G, got {size!r}")
     return value
 
 
 def gigabytes(size: int) -> str:
-    """A number of bytes for people.
+    """Return a number of bytes for people.
 
     >>> gigabytes(3 * 2**29)
     '1.5 GB'
@@ -38,7 +38,9 @@ def gigabytes(size: int) -> str:
 
 
 def available_bytes() -> int | None:
-    """Memory that processes may still take, of the machine or of the container; None if untold.
+    """Return the memory that processes may still take, of the machine or of the container.
+
+    None if untold.
 
     >>> (available_bytes() or 1) > 0
     True
@@ -48,7 +50,9 @@ def available_bytes() -> int | None:
 
 
 def held_bytes() -> int:
-    """Data that this process holds, as its limit of data counts them; 0 where nothing tells.
+    """Return the bytes of data that this process holds, as its limit of data counts them.
+
+    0 where nothing tells.
 
     >>> held_bytes() >= 0
     True
@@ -66,7 +70,10 @@ def _of_the_machine() -> int | None:
 
 
 def _of_the_container() -> int | None:
-    """What a control group leaves; pages of files that it counts are given back when needed."""
+    """Return what a control group leaves.
+
+    Pages of files that it counts are given back when needed.
+    """
     for most, now in (
         ("memory.max", "memory.current"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
@@ -80,7 +87,7 @@ def _of_the_container() -> int | None:
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """The lines of a file that are a name and a number."""
+    """Return the lines of a file that are a name and a number."""
     pairs: Iterable[list[str]] = (line.split() for line in _lines(path))
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) > 1 and pair[1].isdecimal()}
 
@@ -93,7 +100,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error says that there is no memory left.
+    """Tell whether an error says that there is no memory left.
 
     >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("shapes differ"))
     (True, False)

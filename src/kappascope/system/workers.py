@@ -52,7 +52,7 @@ class Engine(Protocol):
     """A place where a function is run on many items."""
 
     def run(self, work: Callable[[T], object], items: Sequence[T]) -> Generator[Done[T]]:
-        """Every item exactly once, as they end; closing the iterator ends all work."""
+        """Return every item exactly once, as they end; closing the iterator ends all work."""
 
 
 @final
@@ -65,7 +65,7 @@ class Here:
     """
 
     def run(self, work: Callable[[T], object], items: Sequence[T]) -> Generator[Done[T]]:
-        """Each item in turn; only the user ends one that hangs."""
+        """Yield each item in turn; only the user ends one that hangs."""
         with _one_thread():
             for item in items:
                 yield _attempt(work, item)
@@ -95,7 +95,7 @@ class Processes:
             raise ValueError(f"expected jobs of 1 or more, got {self.jobs}: nothing would be done")
 
     def run(self, work: Callable[[T], object], items: Sequence[T]) -> Generator[Done[T]]:
-        """Every process takes the next item when it has done its last."""
+        """Yield items as they end; a process takes the next when it has done its last."""
         todo = deque((item, self.retries) for item in items)
         idle: list[Worker] = []
         busy: dict[Worker, tuple[T, int]] = {}
@@ -140,7 +140,7 @@ class Processes:
             raise _unstartable(error) from error
 
     def _worker(self, idle: list[Worker]) -> Worker:
-        """A process that has nothing to do: one that is idle and lives, or a new one."""
+        """Return a process that has nothing to do: one that is idle and lives, or a new one."""
         while idle:
             worker = idle.pop()
             try:
@@ -156,7 +156,7 @@ class Processes:
             return Worker(started(self.loaded, ONE_THREAD), begin)
 
     def _ended(self, busy: Mapping[Worker, object]) -> Iterator[tuple[Worker, Done[Any]]]:
-        """The processes that have done their item, or will not, once there are some."""
+        """Yield the processes that have done their item, or will not, once there are some."""
         poll = select.poll()
         for worker in busy:
             poll.register(worker.channel, worker.wanted)
@@ -178,14 +178,14 @@ class Processes:
 
 
 def _unstartable(error: OSError) -> Refusal:
-    """The refusal where the system gives no process, thread or descriptor."""
+    """Return the refusal where the system gives no process, thread or descriptor."""
     wrong = f"cannot be started: {error.strerror or error}"
     advice = "end others, or raise the limits that `ulimit -u`, `-n` and `-v` show"
     return Refusal(5, "worker processes", wrong, advice)
 
 
 def _how(code: int | None) -> str:
-    """How a process ended, as the end of a sentence.
+    """Tell how a process ended, as the end of a sentence.
 
     >>> _how(-9), _how(7), _how(None)
     (': signal SIGKILL', ': exit code 7', '')

@@ -17,8 +17,8 @@ import torch
 import checkpoint_files
 from broken_files import refused
 from checkpoint_files import SOUND, TWO, archive, everything, legacy, put, raw, saved
-from kappascope.checkpoints import open, tensors
-from kappascope.checkpoints.tensors import TensorLocation
+from kappascope.checkpoints import locations, open
+from kappascope.checkpoints.locations import TensorLocation
 from kappascope.model.skipped import Reason
 from kappascope.refusal import Refusal
 
@@ -87,7 +87,7 @@ def test_a_file_rewritten_while_a_tensor_is_read_is_noticed(
     path = put(tmp_path, write(TWO), "x")
     checkpoint, other = open.open(path), write({**TWO, "a": 2 * TWO["a"]})
     times = path.stat()
-    fill = tensors._fill
+    fill = locations._fill
 
     def rewritten(*given: Any) -> None:
         fill(*given)
@@ -95,7 +95,7 @@ def test_a_file_rewritten_while_a_tensor_is_read_is_noticed(
             file.write(other)
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # and as old
 
-    monkeypatch.setattr(tensors, "_fill", rewritten)
+    monkeypatch.setattr(locations, "_fill", rewritten)
     with pytest.raises(Refusal, match="changed while it was read"):
         checkpoint.read(("a",))
 
@@ -110,7 +110,7 @@ def test_a_file_cut_off_while_it_is_read_has_changed(
         os.truncate(path, 40)
         return preadv(*given)
 
-    monkeypatch.setattr(tensors.os, "preadv", cut)
+    monkeypatch.setattr(locations.os, "preadv", cut)
     with pytest.raises(Refusal, match="changed while it was read"):
         checkpoint.read(("a",))
 
@@ -154,6 +154,6 @@ def test_damage_is_noticed_in_a_storage_that_several_tensors_share(
 
 
 def test_of_too_many_dimensions_it_is_said_how_many_there_may_be() -> None:
-    storage = tensors.StorageLocation(tensors.CheckpointFile.at(Path(__file__)), 0, 4)
+    storage = locations.StorageLocation(locations.CheckpointFile.at(Path(__file__)), 0, 4)
     fault = TensorLocation(storage, torch.float32, (1,) * 70, (1,) * 70).fault()
     assert fault == "70 dimensions, more than 64"

@@ -12,9 +12,9 @@ from torch import Tensor
 
 import hard_matrices
 from kappascope import Components, errors
-from kappascope.clinic import row as row_module
+from kappascope.clinic import examination
 from kappascope.clinic.diagnosis import Diagnosis
-from kappascope.clinic.row import (
+from kappascope.clinic.examination import (
     PLOT_BARS,
     PLOT_POINTS,
     THRESHOLDS,
@@ -303,7 +303,7 @@ def test_a_number_that_cannot_be_computed_costs_no_other(monkeypatch: pytest.Mon
     def fails(*args: object) -> None:
         raise ZeroDivisionError("float division by zero")
 
-    monkeypatch.setattr(row_module.powerlaw, "power_law", fails)
+    monkeypatch.setattr(examination.powerlaw, "power_law", fails)
     found = examine("w", torch.randn(12, 9))
     assert found.alpha is None and found.reasons["alpha"].startswith("ZeroDivisionError")
     assert found.condition_number and found.row_norms and found.plot

@@ -24,6 +24,7 @@ from torch import Tensor
 from kappascope.clinic import SEVERITIES, Extent, Severity
 from kappascope.matrix import components, powerlaw, spectra
 from kappascope.matrix.components import Components
+from kappascope.matrix.status import Outcome, Status
 from kappascope.model.skipped import Reason, ReasonKind, unreadable
 from kappascope.text import error_text, number
 from kappascope.theory import GaussianNull, MarchenkoPastur, tracy_widom_cdf
@@ -49,7 +50,7 @@ class Spread:
 
     @classmethod
     def of(cls, norms: Float[Tensor, " count"]) -> Spread:
-        """The spread of at least one norm.
+        """Return the spread of at least one norm.
 
         >>> Spread.of(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
         Spread(min=1.0, median=2.0, max=3.0, cv=0.408...)
@@ -59,7 +60,8 @@ class Spread:
         mean = float(relative.mean())
         cv = float(relative.std(correction=0)) / mean if mean > 0 else None
         scaled, exponent = _scaled(norms)  # lest the sum of the two in the middle overflow
-        median = float(np.median(scaled.numpy(force=True)))  # torch's takes at most 2^24 numbers
+        ordered, count = scaled.sort().values, len(norms)
+        median = float(ordered[(count - 1) // 2] + ordered[count // 2]) / 2
         return cls(float(norms.min()), math.ldexp(median, exponent), largest, cv)
 
 
@@ -146,12 +148,13 @@ class Examination:
 
     @classmethod
     def failed(cls, name: str, shape: tuple[int, int], dtype: str, failure: Reason) -> Examination:
-        """The row of a matrix of which nothing could be measured.
+        """Return the row of a matrix of which nothing could be measured.
 
         >>> Examination.failed("w", (2, 2), "float32", unreadable("timeout")).status
         'failed: timeout'
         """
-        return cls(name, shape, dtype, f"failed: {failure}", failure=failure)
+        status = Status(Outcome.FAILED, str(failure))
+        return cls(name, shape, dtype, status, failure=failure)
 
     @property
     def is_unresolved(self) -> bool:
@@ -202,12 +205,14 @@ class Examination:
     @property
     def severity(self) -> str:
         """The severity of the worst finding, or nothing."""
-        return max((one.severity for one in self.findings), key=SEVERITIES.index, default="")
+        return max(
+            (finding.severity for finding in self.findings), key=SEVERITIES.index, default=""
+        )
 
     @property
     def gravity(self) -> int:
         """The severity of the worst finding as a number, 0 without findings."""
-        return max((SEVERITIES.index(one.severity) + 1 for one in self.findings), default=0)
+        return max((SEVERITIES.index(finding.severity) + 1 for finding in self.findings), default=0)
 
     @property
     def badness(self) -> tuple[bool, int, float]:
@@ -220,7 +225,7 @@ class Examination:
         return self.failure is not None, self.gravity, self.ratio or 0.0
 
     def document(self, plots: bool = False) -> dict[str, Any]:
-        """The row as strict JSON values.
+        """Return the row as strict JSON values.
 
         >>> Examination("w", (3, 3), "float32", "ok", sigma_max=2.0).document()["shape"]
         [3, 3]
@@ -228,12 +233,12 @@ class Examination:
         absent = {"failure", "uncompared", "is_singular", "faults", *(() if plots else ("plot",))}
         if self.errors is None and "errors" not in self.reasons:  # there was no reference
             absent.add("errors")
-        names = (one.name for one in fields(self) if one.name not in absent)
+        names = (field.name for field in fields(self) if field.name not in absent)
         return {name: json_value(getattr(self, name)) for name in names}
 
 
 def json_value(value: Any) -> Any:
-    """The same in the types of strict JSON: ``None`` for what is infinite, records as mappings.
+    """Return a value in the types of strict JSON; what is infinite becomes ``None``.
 
     >>> json_value({"kappa": math.inf, "values": (1.0, math.nan)})
     {'kappa': None, 'values': [1.0, None]}
@@ -241,9 +246,11 @@ def json_value(value: Any) -> Any:
     if isinstance(value, Spread | Finding):
         value = asdict(value)
     if isinstance(value, Mapping):
-        return {str(name): json_value(one) for name, one in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [json_value(one) for one in value]
+        return {str(name): json_value(item) for name, item in value.items()}
+    if isinstance(value, str):
+        return str(value)  # and not a type of ours
+    if isinstance(value, Sequence):
+        return [json_value(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -263,8 +270,8 @@ def examine(
     complete = spectrum == "full" or (spectrum == "auto" and min(matrix.shape) <= AUTO_LIMIT)
     vitals = spectra.vitals(matrix, complete=complete)
     shape, dtype = (matrix.shape[0], matrix.shape[1]), str(matrix.dtype).removeprefix("torch.")
-    if _has_failed(vitals):
-        failure = non_finite_entries(matrix) or unreadable(detail(vitals.status))
+    if vitals.status.outcome is Outcome.FAILED:
+        failure = non_finite_entries(matrix) or unreadable(vitals.status.reason)
         row = Examination.failed(name, shape, dtype, failure)
         return replace(row, storage=vitals.storage, method=vitals.method)
     values = vitals.singular_values
@@ -277,7 +284,7 @@ def examine(
         **_guarded(RANKS, faults, _ranks, vitals, values, missing),
         **_guarded(NULL, faults, _null, shape, vitals),
         **_guarded(SPECTRUM, faults, _spectrum, shape, vitals, values, missing),
-        **_guarded(("errors",), faults, _compared, matrix, vitals, reference, complete),
+        **_guarded(("errors",), faults, _errors, matrix, vitals, reference, complete),
     }
     errors = numbers["errors"]
     return Examination(
@@ -321,20 +328,6 @@ def _guarded(
         return {} if names == ("plot",) else dict.fromkeys(names, _Absent(reason))
 
 
-def _has_failed(vitals: spectra.Vitals) -> bool:
-    """Whether nothing could be measured; even a matrix of zeros has an effective rank."""
-    return vitals.effective_rank is None
-
-
-def detail(status: str) -> str:
-    """What a status tells after its first word, or else the word.
-
-    >>> detail("degenerate: zero matrix"), detail("ok")
-    ('zero matrix', 'ok')
-    """
-    return status.partition(": ")[2] or status
-
-
 @dataclass(frozen=True)
 class _Absent:
     """Stands for a number that does not exist, or was not asked for."""
@@ -344,13 +337,13 @@ class _Absent:
 
 
 def _present(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with ``None`` for what is absent, also inside."""
+    """Return the same with ``None`` for what is absent, also inside."""
     pairs = ((name, _present(it) if isinstance(it, dict) else it) for name, it in numbers.items())
     return {name: None if isinstance(it, _Absent) else it for name, it in pairs}
 
 
 def _reasons(numbers: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Why numbers are absent; those inside a field are called ``field.name``."""
+    """Say why numbers are absent; those inside a field are called ``field.name``."""
     for name, it in numbers.items():
         inside = {"cv": ZERO} if isinstance(it, Spread) and it.cv is None else it
         if isinstance(it, _Absent):
@@ -367,7 +360,9 @@ PARTIAL = _Absent("needs all singular values: --spectrum full")
 
 
 def non_finite_entries(tensor: Tensor) -> Reason | None:
-    """How many entries of a tensor are NaN or infinite, and where the first is; none if all are.
+    """Tell how many entries of a tensor are NaN or infinite, and where the first is.
+
+    None if all are.
 
     >>> non_finite_entries(torch.tensor([1.0, math.nan, -math.inf]))
     'non-finite (2 of 3), first at [1]'
@@ -392,9 +387,9 @@ def non_finite_entries(tensor: Tensor) -> Reason | None:
     return Reason(ReasonKind.NON_FINITE, text) if bad else None
 
 
-def _norms(found: spectra.Vitals) -> dict[str, Any]:
-    """The spread of the norms, and the counts of dead and outlying rows and columns."""
-    rows, columns = found.row_norms, found.column_norms
+def _norms(vitals: spectra.Vitals) -> dict[str, Any]:
+    """Return the spread of the norms, and the counts of dead and outlying rows and columns."""
+    rows, columns = vitals.row_norms, vitals.column_norms
     numbers: dict[str, Any] = {}
     for side, norms, others in (("row", rows, columns), ("column", columns, rows)):
         names = f"{side}_norms", f"dead_{side}s", f"outlier_{side}s"
@@ -411,13 +406,13 @@ def _norms(found: spectra.Vitals) -> dict[str, Any]:
 
 
 def _scaled(values: Tensor) -> tuple[Tensor, int]:
-    """Values over a power of two that brings the largest near one, and its exponent."""
+    """Return values over a power of two that brings the largest near one, and its exponent."""
     exponent = math.frexp(float(values.max()))[1]
     return spectra.ldexp(values, -exponent), exponent
 
 
 def outlying(norms: Float[Tensor, " count"], length: int) -> float:
-    """The norm above which a vector of this length is an outlier among the others.
+    """Return the norm above which a vector of this length is an outlier among the others.
 
     Robust: from the median and the median deviation, which half the vectors would have to be
     outliers to move, and never narrower than chance makes norms of ``length`` normal entries.
@@ -431,12 +426,12 @@ def outlying(norms: Float[Tensor, " count"], length: int) -> float:
     return max(middle + OUTLIER_DEVIATIONS * max(deviation, chance), 2 * middle)
 
 
-def _entries(matrix: Tensor, found: spectra.Vitals) -> dict[str, Any]:
+def _entries(matrix: Tensor, vitals: spectra.Vitals) -> dict[str, Any]:
     """Mean, deviation and excess kurtosis of the entries, from one pass in panels."""
     names = ENTRIES
-    if not found.frobenius_norm or not matrix.numel():
-        return dict.fromkeys(names, RANGE if found.frobenius_norm is None else ZERO)
-    rms = found.frobenius_norm / math.sqrt(matrix.numel())
+    if not vitals.frobenius_norm or not matrix.numel():
+        return dict.fromkeys(names, RANGE if vitals.frobenius_norm is None else ZERO)
+    rms = vitals.frobenius_norm / math.sqrt(matrix.numel())
     sums = torch.zeros(4, dtype=torch.float64)
     for panel in matrix.split(max(1, 2**16 // matrix.shape[1])):  # half a megabyte: in cache
         x = panel.double().flatten() / rms
@@ -453,30 +448,33 @@ def _entries(matrix: Tensor, found: spectra.Vitals) -> dict[str, Any]:
 
 
 def _exact(value: float) -> float | _Absent:
-    """The value, unless float64 cannot hold all its digits."""
+    """Return the value, unless float64 cannot hold all its digits."""
     return value if value == 0 or sys.float_info.min <= abs(value) < math.inf else RANGE
 
 
-def _extremes(found: spectra.Vitals) -> dict[str, Any]:
-    """The ends of the spectrum and kappa; an infinite kappa is absent, with its own reason."""
+def _extremes(vitals: spectra.Vitals) -> dict[str, Any]:
+    """Return the ends of the spectrum and kappa.
+
+    An infinite kappa is absent, with its own reason.
+    """
     numbers: dict[str, Any] = {}
     for name in EXTREMES:
-        value = getattr(found, name)
-        numbers[name] = _Absent(detail(found.status)) if value is None else value
+        value = getattr(vitals, name)
+        numbers[name] = _Absent(vitals.status.reason) if value is None else value
         if name in KAPPAS and value == math.inf:
             numbers[name] = SINGULAR
-    return numbers | {"resolved": found.resolved}
+    return numbers | {"resolved": vitals.resolved}
 
 
-def _ranks(found: spectra.Vitals, values: Tensor | None, missing: _Absent) -> dict[str, Any]:
-    """Effective ranks at the thresholds, stable and entropy rank."""
+def _ranks(vitals: spectra.Vitals, values: Tensor | None, missing: _Absent) -> dict[str, Any]:
+    """Return effective ranks at the thresholds, stable and entropy rank."""
     ranks: dict[str, Any] = dict.fromkeys(map(str, THRESHOLDS), missing)
-    ranks["0.01"] = found.effective_rank
-    numbers: dict[str, Any] = {"effective_rank": found.effective_rank}
-    if not found.sigma_max or found.frobenius_norm is None:
-        absent = ZERO if found.sigma_max == 0 else RANGE
+    ranks["0.01"] = vitals.effective_rank
+    numbers: dict[str, Any] = {"effective_rank": vitals.effective_rank}
+    if not vitals.sigma_max or vitals.frobenius_norm is None:
+        absent = ZERO if vitals.sigma_max == 0 else RANGE
         return numbers | dict.fromkeys(("stable_rank", "entropy_rank"), absent)
-    numbers["stable_rank"] = (found.frobenius_norm / found.sigma_max) ** 2
+    numbers["stable_rank"] = (vitals.frobenius_norm / vitals.sigma_max) ** 2
     numbers["entropy_rank"] = missing
     if values is not None:
         relative = values / values[0]
@@ -486,10 +484,10 @@ def _ranks(found: spectra.Vitals, values: Tensor | None, missing: _Absent) -> di
     return numbers | {"effective_ranks": ranks}
 
 
-def _null(shape: tuple[int, int], found: spectra.Vitals) -> dict[str, Any]:
-    """Kappa against that of a random matrix of this shape."""
+def _null(shape: tuple[int, int], vitals: spectra.Vitals) -> dict[str, Any]:
+    """Return kappa against that of a random matrix of this shape."""
     names = NULL
-    kappa = found.condition_number
+    kappa = vitals.condition_number
     if min(shape) <= 1:
         return dict.fromkeys(names, _Absent("no more than one singular value"))
     null = GaussianNull(*shape)
@@ -500,14 +498,14 @@ def _null(shape: tuple[int, int], found: spectra.Vitals) -> dict[str, Any]:
 
 
 def _spectrum(
-    shape: tuple[int, int], found: spectra.Vitals, values: Tensor | None, missing: _Absent
+    shape: tuple[int, int], vitals: spectra.Vitals, values: Tensor | None, missing: _Absent
 ) -> dict[str, Any]:
-    """What takes all singular values: the tail's exponent, outliers, distance from chance."""
+    """Measure what takes all singular values: tail exponent, outliers, distance from chance."""
     numbers: dict[str, Any] = dict.fromkeys(SPECTRUM, missing)
-    if not found.frobenius_norm:
-        zero = ZERO if found.frobenius_norm == 0 else RANGE
+    if not vitals.frobenius_norm:
+        zero = ZERO if vitals.frobenius_norm == 0 else RANGE
         return dict.fromkeys(numbers, zero)
-    deviation = found.frobenius_norm / math.sqrt(shape[0] * shape[1])
+    deviation = vitals.frobenius_norm / math.sqrt(shape[0] * shape[1])
     null = MarchenkoPastur(*shape)
     numbers["edge"] = _exact(null.edges[1] * deviation)
     if values is None:
@@ -526,7 +524,7 @@ def _spectrum(
 
 
 def _limit(shape: tuple[int, int]) -> float:
-    """How far above the edge the largest value of a random matrix gets one time in a thousand.
+    """Tell how far above the edge the largest value of a random matrix gets one time in a thousand.
 
     Johnstone 2001: the largest square is Tracy and Widom's about the squared edge.
     """
@@ -544,69 +542,66 @@ def _tracy_widom_quantile() -> float:
 
 
 def _kolmogorov(null: MarchenkoPastur, ascending: np.ndarray[Any, Any]) -> float:
-    """The largest difference of the two distribution functions."""
+    """Return the largest difference of the two distribution functions."""
     law = null.cdf(ascending)
     steps = np.arange(len(law) + 1) / len(law)
     return float(max((steps[1:] - law).max(), (law - steps[:-1]).max()))
 
 
-def _compared(
-    matrix: Tensor, found: spectra.Vitals, reference: Tensor | None, complete: bool
-) -> dict[str, Any]:
-    return {"errors": _errors(matrix, found, reference, complete)}
-
-
 def _errors(
-    matrix: Tensor, found: spectra.Vitals, reference: Tensor | None, complete: bool
-) -> dict[str, float | _Absent] | _Absent | None:
-    """The errors of the components against the reference."""
+    matrix: Tensor, vitals: spectra.Vitals, reference: Tensor | None, complete: bool
+) -> dict[str, Any]:
+    """Compare the components with those of the reference, if there is one."""
     if reference is None:
-        return None
+        return {"errors": None}
     if reference.shape != matrix.shape:
         shapes = f"{tuple(reference.shape)}, not {tuple(matrix.shape)}"
         text = f"the reference has another shape: {shapes}"
-        return _Absent(text, ReasonKind.NO_COUNTERPART)
+        return {"errors": _Absent(text, ReasonKind.NO_COUNTERPART)}
     theirs = spectra.vitals(reference, complete=complete)
-    if _has_failed(theirs):
-        return _Absent(f"the reference {theirs.status}")
-    both = components.errors(_as_components(matrix, found), _as_components(reference, theirs))
+    if theirs.status.outcome is Outcome.FAILED:
+        return {"errors": _Absent(f"the reference {theirs.status}")}
+    both = components.errors(_as_components(matrix, vitals), _as_components(reference, theirs))
     # of one matrix, and in the words of a diagnosis
     absent = {
         name: _Absent(why.removesuffix(" (1 of 1)").replace("target", "reference"))
         for name, why in both.absent.items()
     }
-    if any(one.singular_values is None and one.sigma_max for one in (found, theirs)):
+    if any(each.singular_values is None and each.sigma_max for each in (vitals, theirs)):
         absent["singular_values"] = PARTIAL
     if len(absent) == len(both):  # to a matrix of zeros nothing is relative
-        return absent["overall_matrix"]
-    return {name: absent.get(name, float(error)) for name, error in both.items()}
+        return {"errors": absent["overall_matrix"]}
+    return {"errors": {name: absent.get(name, float(error)) for name, error in both.items()}}
 
 
-def _as_components(matrix: Tensor, found: spectra.Vitals) -> Components:
-    """Components that need no second factorization; singular values are NaN where unknown."""
+def _as_components(matrix: Tensor, vitals: spectra.Vitals) -> Components:
+    """Return components that need no second factorization.
+
+    Singular values are NaN where unknown.
+    """
     result = Components(matrix)
     for name in Components.names:
-        value = getattr(found, name)
+        value = getattr(vitals, name)
         known = torch.nan if value is None else value
         vars(result)[name] = torch.as_tensor(known, dtype=torch.float64)
-    if found.singular_values is None:
-        unknown = 0.0 if found.sigma_max == 0 else torch.nan
+    if vitals.singular_values is None:
+        unknown = 0.0 if vitals.sigma_max == 0 else torch.nan
         vars(result)["singular_values"] = torch.full((min(matrix.shape),), unknown)
     vars(result)["_values"] = torch.zeros(1)  # asked for nothing but whether they are finite
     return result
 
 
-def _plot(shape: tuple[int, int], found: spectra.Vitals, values: Tensor | None) -> dict[str, Any]:
-    """What the page draws: points of the spectrum and of chance's, the floor, bars of row norms."""
-    drawn: dict[str, Any] = {"spectrum": [], "null": [], "floor": found.resolution, "rows": None}
-    rows = found.row_norms
+def _plot(shape: tuple[int, int], vitals: spectra.Vitals, values: Tensor | None) -> dict[str, Any]:
+    """Return what the page draws: spectrum, random curve, floor, and bars of row norms."""
+    drawn: dict[str, Any] = {"spectrum": [], "null": [], "floor": vitals.resolution, "rows": None}
+    rows = vitals.row_norms
     if rows is not None and len(rows):
         drawn["rows"] = _bars(rows.numpy(force=True))
-    if values is None or not found.frobenius_norm:
+    if values is None or not vitals.frobenius_norm:
         return drawn
     indices = _indices(len(values))
     with np.errstate(over="ignore"):
-        null = _curve(*shape) * (found.frobenius_norm / math.sqrt(shape[0] * shape[1]))
+        null = _curve(*shape) * (vitals.frobenius_norm / math.sqrt(shape[0] * shape[1]))
     drawn["spectrum"] = [[int(i) + 1, float(values[i])] for i in indices]
     if not np.isfinite(null).all():  # beyond float64's range, as a curve above the values may be
         return drawn
@@ -622,12 +617,13 @@ def _bars(norms: np.ndarray[Any, Any]) -> dict[str, list[float]]:
     return {"edges": (edges * largest).tolist(), "counts": counts.tolist()}
 
 
+@cache
 def _indices(count: int) -> np.ndarray[Any, Any]:
     return np.unique(np.geomspace(1, count, PLOT_POINTS).round().astype(int)) - 1
 
 
 @cache
 def _curve(rows: int, columns: int) -> np.ndarray[Any, Any]:
-    """Marchenko and Pastur's singular values of a random matrix with entries of deviation one."""
+    """Return the singular values that Marchenko and Pastur give for unit deviation."""
     indices, size = _indices(min(rows, columns)), min(rows, columns)
     return MarchenkoPastur(rows, columns).quantile(1 - (indices + 0.5) / size)

@@ -9,9 +9,9 @@ from torch import nn
 
 from fresh_models import examined
 from kappascope import corrections
-from kappascope.clinic.remedies import LEFT_ALONE, MEASURED, Flaw, prescribe
-from kappascope.clinic.row import Examination, examine
-from kappascope.clinic.rules import findings
+from kappascope.clinic.examination import Examination, examine
+from kappascope.clinic.prescriptions import LEFT_ALONE, MEASURED, Flaw, prescribe
+from kappascope.clinic.rules import Measurements, judgement
 
 
 class Small(nn.Module):
@@ -76,7 +76,8 @@ def test_a_snippet_from_a_finding_trains() -> None:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
     model[0].weight.data = torch.outer(torch.randn(64), torch.randn(32))
-    (found,) = [one for one in findings(examined(model)) if one.rule == "rank-deficient"]
+    findings = judgement(Measurements(tuple(examined(model)))).findings
+    (found,) = [finding for finding in findings if finding.rule == "rank-deficient"]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     attach, _, close = found.snippet.partition("# train")
     scope = {"model": model, "optimizer": optimizer}

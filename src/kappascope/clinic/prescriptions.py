@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from kappascope.clinic.row import Examination
+from kappascope.clinic.examination import Examination
 from kappascope.model.names import is_table
 from kappascope.theory import GaussianNull
 
@@ -39,18 +39,18 @@ LEFT_ALONE = {
 
 
 def kind_of(row: Examination) -> str:
-    """The kind of a matrix, or "table" if it is not learned as a map is.
+    """Return the kind of a matrix, or "table" if it is not learned as a map is.
 
     >>> kind_of(Examination("h.0.attn.bias", (8, 8), "float32", "ok"))  # GPT-2's causal mask
     'table'
     """
-    told = row.kind != "convolution" and (is_table(stored_name(row)) or _is_mask(row))
+    by_name = row.kind != "convolution" and (is_table(stored_name(row)) or _is_mask(row))
     unknown = row.kind in ("other", "convolution")
-    return "table" if unknown and (told or _has_equal_rows(row)) else row.kind
+    return "table" if unknown and (by_name or _has_equal_rows(row)) else row.kind
 
 
 def is_left_alone(row: Examination) -> bool:
-    """Whether nothing should be done to a matrix, whatever is found.
+    """Tell whether nothing should be done to a matrix, whatever is found.
 
     >>> is_left_alone(Examination("wte.weight", (8, 4), "float32", "ok", kind="embedding"))
     True
@@ -59,7 +59,7 @@ def is_left_alone(row: Examination) -> bool:
 
 
 def _is_mask(row: Examination) -> bool:
-    """Whether all entries are zeros and ones: only then is their mean that of their squares."""
+    """Tell whether all entries are 0 or 1: only then is their mean that of their squares."""
     norm, mean = row.frobenius_norm, row.entry_mean
     if not norm or not mean:
         return False
@@ -68,7 +68,7 @@ def _is_mask(row: Examination) -> bool:
 
 
 def _has_equal_rows(row: Examination) -> bool:
-    """Whether all rows are alike, as in norm layers of images, rates and blurs, never by training.
+    """Tell whether all rows are alike, as in norm layers and blurs, but never by training.
 
     Of rank one, they are if their norms are, to six digits.
     """
@@ -77,7 +77,7 @@ def _has_equal_rows(row: Examination) -> bool:
 
 
 def stored_name(row: Examination) -> str:
-    """The name of the weight that holds a matrix: of a part ``name[q]``, the whole.
+    """Return the name of the weight that holds a matrix: of a part ``name[q]``, the whole.
 
     >>> stored_name(Examination("attn.qkv[q]", (8, 8), "float32", "ok", part_of="attn.qkv"))
     'attn.qkv'
@@ -105,7 +105,7 @@ class Prescription:
 
 
 def prescribe(flaw: Flaw, *rows: Examination) -> Prescription:
-    """What to try for a matrix, or for several of one kind that act together.
+    """Return what to try for a matrix, or for several of one kind that act together.
 
     >>> from dataclasses import replace
     >>> row = Examination("fc.weight", (32, 8), "float32", "ok")
@@ -131,7 +131,10 @@ def prescribe(flaw: Flaw, *rows: Examination) -> Prescription:
 
 
 def _is_joined(row: Examination) -> bool:
-    """Whether it is one of several below one another; those of a stack are treated one by one."""
+    """Tell whether it is one of several below one another.
+
+    Those of a stack are treated one by one.
+    """
     label = row.name.rstrip("']").rpartition("[")[2]
     return row.part_of is not None and not label.isdigit()
 
@@ -145,7 +148,7 @@ handle.close()"""
 
 
 def _choice(flaw: Flaw, shape: tuple[int, int], kind: str) -> tuple[str, str]:
-    """The correction and its arguments."""
+    """Return the correction and its arguments."""
     # recurrent layers keep references to their weights: factors cannot be put in front of them
     plain = kind != "recurrent"
     if flaw is Flaw.RANK:
@@ -157,5 +160,5 @@ def _choice(flaw: Flaw, shape: tuple[int, int], kind: str) -> tuple[str, str]:
 
 
 def _usual(shape: tuple[int, int]) -> float:
-    """What 19 of 20 random matrices of this shape stay below, as SpectralPenalty's default."""
+    """Return the kappa that 19 of 20 random matrices of this shape stay below."""
     return float(GaussianNull(*shape).quantile(0.95)) if min(shape) > 1 else 1.0

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,25 @@ from kappascope.checkpoints.formats import AGAIN, Malformed
 
 _BLOCK = 1 << 20  # bytes inflated at a time
 _MOST_DIMENSIONS = 64  # what torch's own loops can take
+
+
+class Stamp(NamedTuple):
+    """What differs once a file is written to or replaced.
+
+    >>> Stamp.of(os.stat(__file__)) == Stamp.of(os.stat(__file__))
+    True
+    """
+
+    device: int
+    inode: int
+    size: int
+    modified: int  # nanoseconds, as the next
+    changed: int  # which nobody can set back
+
+    @classmethod
+    def of(cls, now: os.stat_result) -> Stamp:
+        """Return the stamp of a file whose status this is."""
+        return cls(now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
 
 
 @dataclass(frozen=True)
@@ -31,21 +51,25 @@ class CheckpointFile:
     """
 
     path: str
-    device: int
-    inode: int
-    size: int
-    modified: int  # nanoseconds, as the next
-    changed: int  # which nobody can set back
+    stamp: Stamp
+
+    @property
+    def size(self) -> int:
+        """The number of its bytes."""
+        return self.stamp.size
 
     @classmethod
     def at(cls, path: Path) -> CheckpointFile:
-        """The file at ``path``; links are for the caller to resolve."""
+        """Return the file at ``path``; links are for the caller to resolve."""
         with _opened(str(path)) as descriptor:
-            return cls(str(path), *_stamp(descriptor))
+            return cls(str(path), Stamp.of(os.fstat(descriptor)))
 
     @contextmanager
     def opened(self) -> Iterator[int]:
-        """A descriptor to read from; refused where the file changed before, or does meanwhile."""
+        """Give a descriptor to read from.
+
+        Refused where the file changed before, or does meanwhile.
+        """
         with _opened(self.path) as descriptor:
             self._check_unchanged(descriptor)
             try:
@@ -54,14 +78,14 @@ class CheckpointFile:
                 self._check_unchanged(descriptor)
 
     def read(self, begin: int, size: int) -> bytes:
-        """The bytes from ``begin``, as many of ``size`` as there are."""
+        """Return the bytes from ``begin``, as many of ``size`` as there are."""
         data = bytearray(max(0, min(size, self.size - begin)))
         with self.opened() as descriptor:
             _fill(descriptor, memoryview(data), begin)
         return bytes(data)
 
     def _check_unchanged(self, descriptor: int) -> None:
-        if _stamp(descriptor) != (self.device, self.inode, self.size, self.modified, self.changed):
+        if Stamp.of(os.fstat(descriptor)) != self.stamp:
             raise Malformed("changed while it was read", "try again once nothing writes to it")
 
 
@@ -104,12 +128,12 @@ class StorageLocation:
 
 @cache
 def _checksum(location: StorageLocation) -> int:
-    found = 0
+    checksum = 0
     with location.file.opened() as descriptor:
         stored = _blocks(descriptor, location.begin, location.taken)
         for block in stored if location.packed is None else _inflated(stored, location.size):
-            found = zlib.crc32(block, found)
-    return found
+            checksum = zlib.crc32(block, checksum)
+    return checksum
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +161,7 @@ class TensorLocation:
         return 1 + sum((n - 1) * step for n, step in zip(self.shape, self.stride, strict=True))
 
     def fault(self) -> str | None:
-        """Why there can be no such tensor."""
+        """Say why there can be no such tensor."""
         numbers = (*self.shape, *self.stride, self.offset)
         if len(self.shape) != len(self.stride):
             return f"{len(self.shape)} dimensions with {len(self.stride)} strides"
@@ -159,7 +183,7 @@ class TensorLocation:
         return prod(self.shape) * self.dtype.itemsize
 
     def read(self) -> Tensor:
-        """The tensor; it takes its own memory once."""
+        """Return the tensor; it takes its own memory once."""
         size = self.dtype.itemsize
         try:
             data = torch.empty(self.span * size, dtype=torch.uint8)
@@ -171,7 +195,7 @@ class TensorLocation:
         return data.view(self.dtype).as_strided(self.shape, self.stride)
 
     def meta(self, storage: torch.UntypedStorage) -> Tensor:
-        """The same view of a storage without content."""
+        """Return the same view of a storage without content."""
         empty = torch.empty(0, dtype=self.dtype, device="meta")
         return empty.set_(storage, self.offset, self.shape, self.stride)
 
@@ -186,11 +210,6 @@ def _opened(path: str) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _stamp(descriptor: int) -> tuple[int, int, int, int, int]:
-    now = os.fstat(descriptor)
-    return now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns
 
 
 def _fill(descriptor: int, view: memoryview, begin: int) -> None:
@@ -209,7 +228,7 @@ def _blocks(descriptor: int, begin: int, size: int) -> Iterator[bytes]:
 
 
 def _inflated(blocks: Iterable[bytes], size: int) -> Iterator[bytes]:
-    """The first bytes of a deflated storage, of which there must be ``size``."""
+    """Yield the first bytes of a deflated storage, of which there must be ``size``."""
     inflater = zlib.decompressobj(-zlib.MAX_WBITS)
     for block in blocks:
         rest = block
