@@ -102,6 +102,10 @@ def composed(weight: Tensor, scale: Tensor, factor: str) -> Tensor | None:
     >>> composed(torch.tensor([[3.0, 4.0]]), torch.tensor([[10.0]]), "_g")
     tensor([[6., 8.]])
     """
+    if factor == "lora_A":
+        precise = torch.promote_types(weight.dtype, torch.float32)
+        is_product = weight.ndim == scale.ndim == 2 and weight.shape[1] == scale.shape[0]
+        return weight.to(precise) @ scale.to(precise) if is_product else None
     if factor == "_mask":
         return weight * scale if scale.shape == weight.shape else None
     ones = [1] * weight.ndim

@@ -9,6 +9,10 @@ factors' norms (:func:`kappascope.spectra.product_singular_values`).
   stands between the factors. With ALiBi or no positions in attention it is exact. Biases and the
   factor ``1 / sqrt(size)`` are left out.
 - With grouped queries the heads of a group share key and value.
+- In latent attention (DeepSeek) ``QK`` compares the latent vectors, in the rows that no rotation
+  acts on, and ``OV`` reads the latent vector.
+- Where a convolution stands between, where queries come from experts, and where an adapter adds to
+  a factor, there is no such product but a reason.
 - The number of heads comes from the model's config, the module, or tensors that give it away. If
   none does, there is no product but a reason: a wrong number would give plausible nonsense.
 """
@@ -24,9 +28,9 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from kappascope.matrix import spectra
-from kappascope.model import names as roles
 from kappascope.model._heads import Config, Heads
 from kappascope.model.matrices import Logical, Plan, Unit
+from kappascope.model.names import family, layer
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, no_weight
 from kappascope.model.tensors import Read
 
@@ -193,18 +197,6 @@ def attention(
 Member: TypeAlias = tuple[Unit, Logical]
 
 
-def family(name: str) -> str:
-    """Where the layer of a weight stands: the path without its own name.
-
-    >>> family("h.0.attn.c_attn.weight[q]"), family("attn1.to_out.0.weight")
-    ('h.0.attn', 'attn1')
-    """
-    parts = roles.layer(name).split(".")
-    while len(parts) > 1 and parts[-1].isdigit():
-        parts.pop()
-    return ".".join(parts[:-1])
-
-
 @dataclass(frozen=True)
 class Places:
     """The matrices of a plan by the place in which they stand, and by their kind there.
@@ -235,8 +227,9 @@ class Places:
 
     def near(self, place: str, kind: str) -> list[Member]:
         """Find the matrices of a kind in a place, or else in the places beside it."""
-        if kind in self.here[place] or "." not in place:
-            return self.here[place].get(kind, [])
+        here = self.here.get(place, {})
+        if kind in here or "." not in place:
+            return here.get(kind, [])
         return self.around.get((place.rpartition(".")[0], kind), [])
 
 
@@ -244,11 +237,9 @@ def _layer(name: str, places: Places, count: int, config: Config) -> Iterator[At
     """The attention layer in one place, if there is one."""
     shown, members = name or "attention", places.here[name]
     queries, keys = members.get("query", []), members.get("key", [])
-    if not queries:
-        return
-    if len(queries) != 1 or len(keys) != 1:
-        reason = f"expected one query and one key matrix, found {len(queries)} and {len(keys)}"
+    if reason := _no_product(name, places):
         yield Skipped(f"{shown}[qk]", no_weight(reason))
+    if reason or not queries:
         return
     (unit, q), (_, k) = queries[0], keys[0]
     known = _heads(q, k, unit.heads or count, config)
@@ -266,6 +257,27 @@ def _layer(name: str, places: Places, count: int, config: Config) -> Iterator[At
     yield found
     reason = "no value and output matrices that fit the heads"
     yield Skipped(f"{shown}[ov]", no_weight(reason))
+
+
+def _no_product(name: str, places: Places) -> str:
+    """Why queries and keys in a place do not simply meet in a product, or nothing."""
+    members = places.here[name]
+    queries, keys = members.get("query", []), members.get("key", [])
+    joined_keys = [part for _, part in keys if part.whole]
+    if not queries:
+        are_experts = joined_keys and places.near(f"{name}.experts", "expert")
+        return "its queries come from experts" if are_experts else ""
+    if len(queries) != 1 or len(keys) != 1:
+        return f"expected one query and one key matrix, found {len(queries)} and {len(keys)}"
+    convolutions = [part.name for _, part in members.get("convolution", [])]
+    if any(layer(each).endswith("conv1d") for each in convolutions):
+        return "a convolution stands between queries and keys"
+    held = {
+        layer(part.name) for kind in ("query", "key", "value") for _, part in members.get(kind, [])
+    }
+    held |= {layer(part.name) for _, part in places.near(name, "output")}
+    adapted = {path.partition(".lora_")[0] for path in places.here if ".lora_" in path}
+    return "adapters add to its matrices: merge them first" if held & adapted else ""
 
 
 def _held(*members: list[Member]) -> tuple[Unit, ...]:

@@ -8,7 +8,11 @@ its own name, and the matrices joined in it follow as ``name[part]``:
 - fused q, k and v follow as ``[q]``, ``[k]``, ``[v]`` where name and shape are those of a layout
   that keeps each in one piece, and where they are interleaved by head (``query_key_value`` of
   GPT-NeoX and BLOOM) if the model's config tells the number of heads;
-- fused gate and up follow as ``[gate]``, ``[up]``;
+- fused gate and up follow as ``[gate]``, ``[up]``, and so do queries with a gate as ``[q]``,
+  ``[gate]``; the projections of latent attention (DeepSeek) as ``[latent]``, ``[nope]``,
+  ``[rope]``, ``[k]``, ``[v]``, and those of state spaces as ``[x]``, ``[z]``, ``[B]``, ``[C]``,
+  ``[dt]``;
+- LoRA's two factors follow their product, the matrix ``lora_BA``, which is without their scale;
 - the gates follow as ``[i]``, ``[f]``, ``[g]``, ``[o]`` (LSTM) or ``[r]``, ``[z]``, ``[n]`` (GRU);
 - any other (..., a, b), such as a stack of experts, is its matrices below one another, which follow
   as ``[0]``, ``[1]``, ..., or as ``[0.gate]``, ``[0.up]``, ... where each is fused.
@@ -29,20 +33,19 @@ parametrization, or of several, appear there under their own names.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
 from kappascope.model import names
 from kappascope.model._heads import Config, count_beside
 from kappascope.model._parametrized import composed
-from kappascope.model.layouts import Layout, Near, Surroundings, stored_layout
+from kappascope.model.company import Layer, kinds_in_company
+from kappascope.model.layouts import Layout, Near, Surroundings, layout_of
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, no_weight, unreadable
 from kappascope.model.tensors import (
     Contents,
@@ -96,6 +99,12 @@ class Unit:
     layout: Layout
     factor: str = ""  # how the second tensor goes into the first
     heads: int = 0  # of the queries in it, where something beside it tells
+
+    @property
+    def layer(self) -> Layer:
+        """What its company is told by."""
+        whole, layout = self.parts[0], self.layout
+        return Layer(whole.name, whole.shape, whole.kind, layout.grid[0] if layout.stack else 1)
 
     def matrices(self, read: Read) -> Iterator[tuple[Logical, Tensor]]:
         """The matrices with their values, for which ``read`` is asked once for each path.
@@ -151,7 +160,18 @@ def plan(source: Contents | Sequence[Tensor], config: Mapping[str, Any] | None =
             skipped.append(found)
         else:
             units.append(found[0])
-    return Plan(tuple(units), tuple(skipped), config)
+    return Plan(_in_company(units), tuple(skipped), config)
+
+
+def _in_company(units: list[Unit]) -> tuple[Unit, ...]:
+    """The units with the kinds that only the whole model tells."""
+    kinds = kinds_in_company([unit.layer for unit in units])
+
+    def renamed(unit: Unit) -> Unit:
+        whole, *parts = unit.parts
+        return replace(unit, parts=(replace(whole, kind=kinds[whole.name]), *parts))
+
+    return tuple(renamed(unit) if unit.parts[0].name in kinds else unit for unit in units)
 
 
 def matrices(source: Contents | Sequence[Tensor] | Tensor) -> Matrices:
@@ -274,39 +294,41 @@ def _unit(stored: Stored, config: Config, claim: Callable[[str], str], name: str
         return Logical(claim(f"{name}[{label}]"), *facts, _part_kind(kind, label), depth, name)
 
     around = Surroundings(stored.key, tuple(tensor.shape), near, stored.owner, config)
-    layout = stored_layout(around)
-    kind, depth = _kind(stored, layout), names.depth(name)
+    layout = layout_of(around)
+    kind, depth = _kind(around, layout, stored.name), names.depth(name)
     blank = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
     parts = tuple(logical(label, piece) for label, piece in layout.cut(blank))
     paths = tuple(half.path for half in stored.halves) or (stored.path,)
-    return Unit(paths, parts, layout, stored.factor, _heads(stored, parts, near))
+    heads = layout.heads or _heads(stored, parts, near)
+    return Unit(paths, parts, layout, stored.factor, heads)
 
 
 def _heads(stored: Stored, parts: tuple[Logical, ...], near: Near) -> int:
     rows = next((part.shape[0] for part in parts if part.kind == "query"), 0)
     if not rows or stored.value.ndim > 2:  # XLNet stores (width, heads, size)
         return int(stored.value.shape[1]) if rows else 0
-    path = stored.key.removesuffix(".weight")
+    path = names.layer(stored.key)
     return count_beside(path, rows, near, stored.owner, stored.around)
 
 
-_PARTS = {"q": "query", "k": "key", "v": "value", "gate": "gate", "up": "up"}
+_PARTS = {
+    "q": "query", "k": "key", "v": "value", "gate": "gate", "up": "up", "nope": "query",
+    "rope": "rotary", "latent": "latent", "x": "input", "z": "gate",
+} | dict.fromkeys(("B", "C", "dt"), "state")  # fmt: skip
 
 
 def _part_kind(kind: str, label: str) -> str:
-    return kind if kind == "expert" else _PARTS.get(label, kind)
+    return _PARTS.get(label, kind) if kind == "fused" else kind
 
 
-def _kind(stored: Stored, layout: Layout) -> str:
+def _kind(tensor: Surroundings, layout: Layout, name: str) -> str:
     """The kind of a whole tensor: what is known of its layer, or else what its name says."""
-    deep = stored.value.ndim > 2
-    if deep and re.search("expert|moe", stored.key):
+    if len(tensor.shape) > 2 and tensor.is_expert:
         return "expert"
-    is_weight = stored.key.rpartition(".")[2] == "weight"
-    if (deep and is_weight) or isinstance(stored.owner, _ConvNd):
+    if tensor.is_kernel:
         return "convolution"
-    if isinstance(stored.owner, nn.Embedding | nn.EmbeddingBag):
+    if isinstance(tensor.owner, nn.Embedding | nn.EmbeddingBag):
         return "embedding"
-    kind = names.kind(stored.name)
-    fused = kind != "expert" and any(label in _PARTS for label, _ in layout.parts)
-    return "fused" if fused else kind
+    kind = names.kind(name)
+    is_whole = kind in ("expert", "recurrent", "state") or not layout.parts
+    return "fused" if not is_whole and layout.parts[0][0] in _PARTS else kind

@@ -227,6 +227,7 @@ def _of_module(module: nn.Module, key: str) -> Tensor:
 
 # What is stored in place of a weight: by weight normalization, old and new, and by pruning.
 _HALVES = (("_v", "_g"), (".original1", ".original0"), ("_orig", "_mask"))
+_LORA = re.compile(r"(?P<stem>(.*\.)?)lora_B(?P<end>(\.\w+)*)")  # of a product B A, both kept
 _LATER_STEP = re.compile(r"((?:.+\.)?parametrizations\.\w+)\.[1-9]\d*\.")
 
 
@@ -253,6 +254,12 @@ def _composed(stored: Stored) -> Iterator[Stored]:
             parts = tuple(halves)
             yield replace(stored, key=whole, value=weight, made=True, halves=parts, factor=smaller)
         stored = replace(stored, reason=no_weight(f"read as {stored.at}{stripped(whole)}"))
+    if adapter := _LORA.fullmatch(stored.key):
+        halves = [stored, _half(stored, adapter["stem"] + "lora_A" + adapter["end"])]
+        product = None if stored.reason else _composition(halves, "lora_A")
+        if product is not None:
+            key = adapter["stem"] + "lora_BA" + adapter["end"]
+            yield replace(stored, key=key, value=product, halves=tuple(halves), factor="lora_A")
     yield stored
 
 
