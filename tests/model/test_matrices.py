@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fresh_models import MODULES, Conv1D, reasons, shapes
 from kappascope.model.matrices import Plan, matrices, plan, reader
 from kappascope.model.skipped import Skipped, no_weight, unreadable
+from sharded_models import read_sharded
 
 
 class Attention(nn.Module):
@@ -691,3 +692,7 @@ class TestAdapters:
     def test_a_fused_layer_beneath_is_cut(self) -> None:
         source = {"attn.qkv.base_layer.weight": blank(12, 4), "attn.proj.weight": blank(4, 4)}
         assert "attn.qkv.base_layer.weight[k]" in parts(plan(source))
+
+
+def test_a_sharded_model_is_read_one_matrix_at_a_time_or_refused_without_values(tmp_path) -> None:
+    torch.multiprocessing.spawn(read_sharded, (str(tmp_path / "store"),), nprocs=2)

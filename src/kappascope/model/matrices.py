@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -57,6 +57,7 @@ from kappascope.model.tensors import (
     claimed,
     coded,
     contents,
+    gathered,
     needs_scales,
     objection,
     reader,
@@ -118,9 +119,9 @@ class Unit:
         attn.qkv.weight[k] key (2, 2)
         attn.qkv.weight[v] value (2, 2)
         """
-        tensor = read(self.paths[0])
+        tensor = gathered(read(self.paths[0]))
         if self.factor:
-            tensor = _made(tensor, read(self.paths[1]), self.factor)
+            tensor = _made(tensor, gathered(read(self.paths[1])), self.factor)
         pieces = self.layout.cut(tensor.detach().as_subclass(Tensor))
         for logical, (_, matrix) in zip(self.parts, pieces, strict=True):
             yield logical, matrix
@@ -205,42 +206,43 @@ def _opened(source: Any) -> Contents:
 class Matrices:
     """Pairs of name and matrix, read one at a time and afresh by every iteration.
 
-    A matrix is detached and keeps its dtype; where possible it shares the model's memory.
+    A matrix is detached and keeps its dtype; where possible it shares the model's memory. One that
+    is sharded over processes is gathered when its turn comes, by all of them at once.
 
     >>> dict(Matrices({"module.fc.weight": torch.eye(2, dtype=torch.bfloat16)}))
     {'fc.weight': tensor([[1., 0.], [0., 1.]], dtype=torch.bfloat16)}
     """
 
     source: Contents
-    _skipped: tuple[Skipped, ...] | None = None
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        skipped: list[Skipped] = []
-        for found in _survey(self.source, Config(_config(self.source))):
-            if isinstance(found, Skipped):
-                skipped.append(found)
+        for item in self._survey():
+            if isinstance(item, Skipped):
                 continue
-            unit, stored = found
-            values = [half.value for half in stored.halves] or [stored.value]
-            if any(value.is_meta for value in values):
-                skipped.append(Skipped(unit.parts[0].name, NO_VALUES))
-                continue
-            at_hand = dict(zip(unit.paths, values, strict=True))
+            unit, stored = item
+            at_hand = dict(zip(unit.paths, _values(stored), strict=True))
             for logical, matrix in unit.matrices(at_hand.__getitem__):
                 yield logical.name, matrix
-        self._skipped = tuple(skipped)
 
-    @property
+    @cached_property
     def skipped(self) -> tuple[Skipped, ...]:
         """All that is stored and not among the matrices, known before any iteration, too.
 
         >>> matrices({"steps": torch.tensor(7), "w": torch.eye(2)}).skipped
         (Skipped(name='steps', reason='torch.int64'),)
         """
-        if self._skipped is None:
-            for _ in self:
-                pass
-        return self._skipped or ()
+        return tuple(item for item in self._survey() if isinstance(item, Skipped))
+
+    def _survey(self) -> Iterator[Skipped | tuple[Unit, Stored]]:
+        for item in _survey(self.source, Config(_config(self.source))):
+            if not isinstance(item, Skipped) and any(value.is_meta for value in _values(item[1])):
+                yield Skipped(item[0].parts[0].name, NO_VALUES)
+            else:
+                yield item
+
+
+def _values(stored: Stored) -> list[Tensor]:
+    return [half.value for half in stored.halves] or [stored.value]
 
 
 def _survey(source: Contents, config: Config) -> Iterator[Skipped | tuple[Unit, Stored]]:

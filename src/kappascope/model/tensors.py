@@ -208,10 +208,20 @@ def reader(source: Contents) -> Read:
         for key in path:
             inner = contents(value)
             value = _of_module(inner, key) if isinstance(inner, nn.Module) else (inner or {})[key]
-        tensor: Tensor = value
-        return tensor
+        return gathered(value)
 
     return read
+
+
+@torch.no_grad()
+def gathered(tensor: Tensor) -> Tensor:
+    """The whole of a tensor that FSDP shards, asked for by all processes at once; or the tensor.
+
+    >>> gathered(torch.ones(1))
+    tensor([1.])
+    """
+    gather = getattr(tensor, "full_tensor", None)  # of a DTensor
+    return tensor if gather is None else gather()
 
 
 @torch.no_grad()
@@ -274,7 +284,8 @@ def _composition(halves: list[Stored], factor: str) -> Tensor | None:
     weight, scale = (half.value for half in halves)
     if objection(weight) or weight.itemsize == 1 or objection(scale) not in (None, SCALAR):
         return None
-    return composed(weight.detach().to("meta"), scale.detach().to("meta"), factor)
+    first, second = (torch.empty(t.shape, dtype=t.dtype, device="meta") for t in (weight, scale))
+    return composed(first, second, factor)
 
 
 # --- which tensors are matrices -------------------------------------------------------------------
@@ -300,6 +311,7 @@ def _no_tensor(value: object) -> Reason:
 
 def _objections(tensor: Tensor) -> Iterator[tuple[bool, Reason]]:
     subclass = type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
+    subclass = subclass and not hasattr(tensor, "full_tensor")  # which can be gathered
     yield is_lazy(tensor), unreadable("not initialized yet")
     yield tensor.is_nested, unreadable("nested")
     yield tensor.layout is not torch.strided, unreadable(f"layout {tensor.layout}")
