@@ -105,13 +105,13 @@ class Attention:
         for i, (group, shared) in enumerate(zip(left.split(self.heads.shared), right, strict=True)):
             # of factors near one: kappa is known even where float64 cannot hold the values
             (a, first), (b, second) = spectra.scaled_to_one(group), spectra.scaled_to_one(shared)
-            found = (*spectra.product_singular_values(a, b[None]), first + second)
-            heads = enumerate(zip(*found, strict=True), i * self.heads.shared)
+            spectrum = (*spectra.product_singular_values(a, b[None]), first + second)
+            heads = enumerate(zip(*spectrum, strict=True), i * self.heads.shared)
             for j, (sigma, floor, power) in heads:
                 scaled, kappa, status = judged(sigma, float(floor))
-                told, left_over = _restored(scaled, int(power))
-                row = Product(self.name, kind, self.depth, shape, told, kappa, status, head=j)
-                yield replace(row, exponent=left_over)
+                restored, exponent = _restored(scaled, int(power))
+                row = Product(self.name, kind, self.depth, shape, restored, kappa, status, head=j)
+                yield replace(row, exponent=exponent)
 
 
 def values(units: Sequence[Unit], wanted: Sequence[Logical], read: Read) -> list[Tensor]:
@@ -123,13 +123,13 @@ def values(units: Sequence[Unit], wanted: Sequence[Logical], read: Read) -> list
     >>> values([unit], unit.parts, lambda path: torch.eye(2))
     [tensor([[1., 0.], [0., 1.]])]
     """
-    found: dict[str, Tensor] = {}
+    matrices: dict[str, Tensor] = {}
     names = {each.name for each in wanted}
     for unit in units:
         if names & {part.name for part in unit.parts}:
             pairs = unit.matrices(read)
-            found |= {part.name: matrix for part, matrix in pairs if part.name in names}
-    return [found[each.name] for each in wanted]
+            matrices |= {part.name: matrix for part, matrix in pairs if part.name in names}
+    return [matrices[each.name] for each in wanted]
 
 
 def _restored(values: tuple[float, ...], exponent: int) -> tuple[tuple[float, ...], int]:
@@ -185,13 +185,13 @@ def attention(
     >>> attention(found)[1]
     (Skipped(name='h.0.attn[qk]', reason='number of heads unknown: ...'),)
     """
-    told = Config(plan.config if config is None else config)
+    settings = Config(plan.config if config is None else config)
     places, count = Places.of(plan), _of_t5(plan)
-    found: list[Attention | Skipped] = []
+    layers: list[Attention | Skipped] = []
     for place in places.here:
-        found += _layer(place, places, count, told)
-    skipped = tuple(each for each in found if isinstance(each, Skipped))
-    return tuple(each for each in found if isinstance(each, Attention)), skipped
+        layers += _layer(place, places, count, settings)
+    skipped = tuple(each for each in layers if isinstance(each, Skipped))
+    return tuple(each for each in layers if isinstance(each, Attention)), skipped
 
 
 Member: TypeAlias = tuple[Unit, Logical]
@@ -244,17 +244,17 @@ def _layer(name: str, places: Places, count: int, config: Config) -> Iterator[At
     (unit, q), (_, k) = queries[0], keys[0]
     known = _heads(q, k, unit.heads or count, config)
     if known is None:
-        told = "no config fits its shapes" if config.content else "there is no config"
-        text = f"{HEADLESS}: {told} and nothing beside it tells"
+        why = "no config fits its shapes" if config.content else "there is no config"
+        text = f"{HEADLESS}: {why} and nothing beside it tells"
         yield Skipped(f"{shown}[qk]", Reason(ReasonKind.HEADS_UNKNOWN, text))
         return
-    found = Attention(shown, q.depth, known, q, k, None, None, _held(queries, keys))
+    compared = Attention(shown, q.depth, known, q, k, None, None, _held(queries, keys))
     value, output = members.get("value", []), places.near(name, "output")
     if len(value) == 1 and len(output) == 1 and _fit(known, value[0][1], output[0][1]):
         units = _held(queries, keys, value, output)
-        yield replace(found, value=value[0][1], output=output[0][1], units=units)
+        yield replace(compared, value=value[0][1], output=output[0][1], units=units)
         return
-    yield found
+    yield compared
     reason = "no value and output matrices that fit the heads"
     yield Skipped(f"{shown}[ov]", no_weight(reason))
 
@@ -294,17 +294,17 @@ def _fit(known: Heads, value: Logical, output: Logical) -> bool:
 def _heads(q: Logical, k: Logical, count: int, config: Config) -> Heads | None:
     """The heads that fit the shapes of query and key, by the config or what is beside them."""
 
-    def fits(found: Heads) -> bool:
-        rows = (found.queries * found.size, found.keys * found.size)
-        return rows == (q.shape[0], k.shape[0]) and found.queries % found.keys == 0
+    def fits(heads: Heads) -> bool:
+        rows = (heads.queries * heads.size, heads.keys * heads.size)
+        return rows == (q.shape[0], k.shape[0]) and heads.queries % heads.keys == 0
 
     if known := config.heads(q.name, fits):
         return known
     if not count or not q.shape[0] or q.shape[0] % count:
         return None
     size = q.shape[0] // count
-    found = Heads(count, max(k.shape[0] // size, 1), size)
-    return found if fits(found) else None
+    heads = Heads(count, max(k.shape[0] // size, 1), size)
+    return heads if fits(heads) else None
 
 
 def _of_t5(plan: Plan) -> int:

@@ -43,9 +43,9 @@ from torch import Tensor, nn
 
 from kappascope.model import names
 from kappascope.model._heads import Config, count_beside
-from kappascope.model._parametrized import composed
 from kappascope.model.company import Layer, kinds_in_company
 from kappascope.model.layouts import Layout, Near, Surroundings, layout_of
+from kappascope.model.parametrized import composed
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, no_weight, unreadable
 from kappascope.model.tensors import (
     Contents,
@@ -156,11 +156,11 @@ def plan(source: Contents | Sequence[Tensor], config: Mapping[str, Any] | None =
     units, skipped = [], []
     opened = _opened(source)
     config = _config(opened) if config is None else config
-    for found in _survey(opened, Config(config)):
-        if isinstance(found, Skipped):
-            skipped.append(found)
+    for item in _survey(opened, Config(config)):
+        if isinstance(item, Skipped):
+            skipped.append(item)
         else:
-            units.append(found[0])
+            units.append(item[0])
     return Plan(_in_company(units), tuple(skipped), config)
 
 
@@ -193,13 +193,13 @@ def matrices(source: Contents | Sequence[Tensor] | Tensor) -> Matrices:
 
 
 def _opened(source: Any) -> Contents:
-    found = contents([source] if isinstance(source, Tensor) else source)
-    if found is None:
+    opened = contents([source] if isinstance(source, Tensor) else source)
+    if opened is None:
         raise TypeError(
             "expected an nn.Module or a mapping from names to tensors, "
             f"got {type(source).__name__}; pass model or model.state_dict()"
         )
-    return found
+    return opened
 
 
 @dataclass(eq=False, repr=False)
@@ -270,8 +270,8 @@ def _refused(stored: Stored) -> Reason | None:
 def _config(source: Contents) -> Mapping[str, Any]:
     """The config that a module of transformers carries."""
     to_dict = getattr(getattr(source, "config", None), "to_dict", dict)
-    found: object = to_dict() if isinstance(source, nn.Module) else {}
-    return found if isinstance(found, Mapping) else {}
+    config: object = to_dict() if isinstance(source, nn.Module) else {}
+    return config if isinstance(config, Mapping) else {}
 
 
 def _made(weight: Tensor, scale: Tensor, factor: str) -> Tensor:

@@ -65,11 +65,11 @@ def kind(name: str) -> str:
     ('up', 'other')
     """
     path = layer(name)
-    for found, pattern in _SURROUNDINGS.items():
+    for its_kind, pattern in _SURROUNDINGS.items():
         if pattern.search(path):
-            return found
-    found = role(path) or "other"
-    return "output" if found == "writer" else _KINDS.get(found, found)
+            return its_kind
+    its_role = role(path) or "other"
+    return "output" if its_role == "writer" else _KINDS.get(its_role, its_role)
 
 
 def is_mask(name: str) -> bool:

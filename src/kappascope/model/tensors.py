@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from kappascope.model._parametrized import attempt, composed, made_weights, tensors
+from kappascope.model.parametrized import attempt, composed, made_weights, tensors
 from kappascope.model.skipped import Reason, ReasonKind, acts_beside, no_weight, unreadable
 from kappascope.refusal import Refusal
 
@@ -100,9 +100,9 @@ class Cycles:
 
     def repeats(self, container: object) -> bool:
         """Whether a container was or will be gone through elsewhere, being part of a cycle."""
-        found = id(container) in self.around or id(container) in self.closed
-        self.count += found
-        return found
+        is_repeated = id(container) in self.around or id(container) in self.closed
+        self.count += is_repeated
+        return is_repeated
 
     @contextmanager
     def within(self, container: object) -> Iterator[None]:
@@ -137,7 +137,7 @@ def _walk(source: Contents, at: str, path: Path, cycles: Cycles) -> Iterator[Sto
 def _mapping(source: Mapping[Any, Any], at: str, path: Path, cycles: Cycles) -> Iterator[Stored]:
     keys = {str(key): key for key in source}
     own = OPTIMIZER if {"state", "param_groups"} <= keys.keys() else None
-    steps = {found[1] for found in map(_LATER_STEP.match, keys) if found}
+    steps = {match[1] for match in map(_LATER_STEP.match, keys) if match}
 
     def near(key: str) -> Any:
         return source[keys[key]] if key in keys else None
@@ -182,8 +182,8 @@ def _module(module: nn.Module, at: str, path: Path) -> Iterator[Stored]:
         for name, make, keys in made_weights(owner):
             value, reason = attempt(make)
             whole = f"{at}{stripped(here + name)}"  # of which alone a loss is told
-            told = f"a part of {whole}, which could not be made" if reason else f"read as {whole}"
-            ingredients |= dict.fromkeys((here + key for key in keys), no_weight(told))
+            fate = f"a part of {whole}, which could not be made" if reason else f"read as {whole}"
+            ingredients |= dict.fromkeys((here + key for key in keys), no_weight(fate))
             yield store(name, value, reason=reason, made=True)
         for name, tensor, buffer in tensors(owner, recurse=False):
             reason = ingredients.get(here + name, buffer)
@@ -304,9 +304,9 @@ def objection(value: object) -> Reason | None:
 
 def _no_tensor(value: object) -> Reason:
     """An array of another library may well be a weight."""
-    told, dimensions = f"not a tensor ({type(value).__name__})", getattr(value, "ndim", 0)
+    reason, dimensions = f"not a tensor ({type(value).__name__})", getattr(value, "ndim", 0)
     is_array = isinstance(dimensions, int) and dimensions > 1
-    return unreadable(told) if is_array else no_weight(told)
+    return unreadable(reason) if is_array else no_weight(reason)
 
 
 def _objections(tensor: Tensor) -> Iterator[tuple[bool, Reason]]:

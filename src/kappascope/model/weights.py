@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import ParametrizationList
 
-from kappascope.model._parametrized import evaluating, parametrizations
 from kappascope.model.layouts import Layout, Surroundings, layout_of
 from kappascope.model.matrices import Unit, plan
 from kappascope.model.names import is_table
 from kappascope.model.names import kind as kind_by_name
+from kappascope.model.parametrized import evaluating, parametrizations
 from kappascope.model.tensors import tie_key
 
 Where: TypeAlias = str | Iterable[str] | Callable[[str], bool] | None
