@@ -67,9 +67,23 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("Mixtral", DENSE | {"num_key_value_heads": 2, "num_local_experts": 3}),
     "gpt oss": (
         "GptOss",
-        DENSE | {"num_key_value_heads": 2, "head_dim": 4, "num_local_experts": 3},
+        DENSE
+        | {"num_key_value_heads": 2, "head_dim": 4, "num_local_experts": 3}
+        | {"num_experts_per_tok": 2},
     ),
     "mamba": ("Mamba", STATE),
+    "zamba": (
+        "Zamba",
+        DENSE
+        | {"num_hidden_layers": 4, "layer_types": ["mamba", "hybrid"] * 2, "n_mamba_heads": 2}
+        | {"num_key_value_heads": 4, "mamba_d_state": 3, "mamba_dt_rank": 3},
+    ),
+    "bamba": (
+        "Bamba",
+        DENSE
+        | {"num_key_value_heads": 2, "mamba_n_heads": 4, "mamba_d_head": 8}
+        | {"mamba_d_state": 3, "mamba_n_groups": 2},
+    ),
     "mamba2": ("Mamba2", STATE | {"num_heads": 4, "head_dim": 8, "n_groups": 2}),
 }
 

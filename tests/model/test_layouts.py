@@ -124,17 +124,28 @@ class TestRowsOfRealModels:
         assert all(row % size < config.qk_nope_head_dim for row in queries["nope"])
         assert len(queries["rope"]) == 4 * config.qk_rope_head_dim
 
-    def test_the_inputs_and_gates_of_mamba_are_apart(self, library) -> None:
-        model, place = library.tiny("mamba"), "backbone.layers.0.mixer"
+    @pytest.mark.parametrize(
+        ("name", "place"),
+        [("mamba", "backbone.layers.0.mixer"), ("zamba", "model.layers.0.mamba")],
+    )
+    def test_the_inputs_and_gates_of_mamba_are_apart(self, library, name, place) -> None:
+        model = library.tiny(name)
         felt = library.moved(model, f"{place}.in_proj", f"{place}.out_proj", tokens=2, at=0)
         later = felt[:, 1].any(-1)  # a gate acts on its own token only
         expected = {"x": numbers(later), "z": numbers(~later)}
         assert parts(model, f"{place}.in_proj") == expected
+
+    def test_what_mamba_reads_the_state_with_is_apart(self, library) -> None:
+        model, place = library.tiny("mamba"), "backbone.layers.0.mixer"
         felt = library.moved(model, f"{place}.x_proj", f"{place}.out_proj", tokens=2, at=0)
         assert parts(model, f"{place}.x_proj")["C"] == numbers(~felt[:, 1].any(-1))
 
-    def test_the_projection_of_mamba_2_is_cut_into_five(self, library) -> None:
-        model, place = library.tiny("mamba2"), "backbone.layers.0.mixer"
+    @pytest.mark.parametrize(
+        ("name", "place"),
+        [("mamba2", "backbone.layers.0.mixer"), ("bamba", "model.layers.0.mamba")],
+    )
+    def test_the_projection_of_mamba_2_is_cut_into_five(self, library, name, place) -> None:
+        model = library.tiny(name)
         felt = library.moved(model, f"{place}.in_proj", f"{place}.norm", tokens=2, at=0)
         now, later = felt[:, 0].sum(-1), felt[:, 1].sum(-1)
         expected = {

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fresh_models import MODULES, Conv1D, reasons, shapes
+from kappascope.model.attention import attention
 from kappascope.model.matrices import Plan, matrices, plan, reader
 from kappascope.model.skipped import Skipped, no_weight, unreadable
 from sharded_models import read_sharded
@@ -643,6 +644,35 @@ def test_with_any_config_every_part_is_a_piece_of_its_whole(source, numbers, fam
         sizes = [matrix.numel() for _, matrix in pairs]
         assert sizes[0] == sum(sizes[1:]) or len(sizes) == 1
         assert all(part.shape == tuple(matrix.shape) for part, matrix in pairs)
+
+
+NEIGHBOURS = (
+    *("q_proj", "k_proj", "o_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "kv_proj"),
+    *("in_proj", "out_proj", "x_proj", "dt_proj", "in_proj_qkv", "in_proj_qkvz", "in_proj_ba"),
+    *("conv1d", "experts.input_linear", "lora_A", "lora_B"),
+)
+VECTORS = ("q_norm.weight", "q_bias", "dt_bias", "A_log", "x_proj_weight")
+
+
+@settings(max_examples=300)
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={f"h.{name}.weight": st.tuples(*[st.integers(0, 12)] * 2) for name in NEIGHBOURS}
+        | {f"h.{name}": st.tuples(st.integers(0, 4)) for name in VECTORS}
+        | {"h.A_log": st.tuples(*[st.integers(1, 3)] * 2)},
+    ),
+    st.integers(0, 3),
+)
+def test_whatever_stands_beside_a_layer_its_parts_are_pieces_of_it(shapes, groups) -> None:
+    source = {name: torch.ones(shape) for name, shape in shapes.items()}
+    config = {"linear_num_key_heads": groups, "num_attention_heads": 2, "head_dim": 2}
+    for unit in plan(source, config).units:
+        sizes = [matrix.numel() for _, matrix in unit.matrices(reader(source))]
+        assert sizes[0] == sum(sizes[1:]) or len(sizes) == 1
+        rows = [row for label, _ in unit.layout.parts for row in unit.layout.rows(label)]
+        assert not rows or sorted(rows) == list(range(unit.parts[0].shape[0]))
+    attention(plan(source, config))
 
 
 class TestAdapters:

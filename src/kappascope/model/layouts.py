@@ -476,8 +476,9 @@ def _delta_rule(tensor: Surroundings) -> Layout | None:
     """Queries, keys, values and gates (z) of linear attention by the delta rule (Qwen)."""
     rows, columns = tensor.shape
     values = tensor.beside("out_proj")[1]
-    if tensor.leaf == "in_proj_qkv" and rows == (tensor.shape_of("conv1d") or (0,))[0] > values > 0:
-        keys = (rows - values) // 2
+    keys, rest = divmod(rows - values, 2)
+    channels = (tensor.shape_of("conv1d") or (0,))[0]
+    if tensor.leaf == "in_proj_qkv" and rows == channels > values > 0 == rest:
         return _below_one_another(tensor, {"q": keys, "k": keys, "v": values})
     counts = [n for n in tensor.config.all("linear_num_key_heads") if type(n) is int and n > 0]
     groups = counts[0] if counts else 0
@@ -488,7 +489,7 @@ def _delta_rule(tensor: Surroundings) -> Layout | None:
     if tensor.leaf == "in_proj_qkvz":
         keys, v = (rows // 2 - values) // groups, values // groups
         sizes = {"q": keys, "k": keys, "v": v, "z": v}
-    if values % groups or min(sizes.values()) < 1:
+    if groups * sum(sizes.values()) != rows or min(sizes.values()) < 1:
         return None
     parts = tuple((label, (ALL, *index)) for label, index in _slices(sizes))
     return Layout((groups, rows // groups, columns), (0, 1, 2), parts)
@@ -510,8 +511,8 @@ def _state_space(tensor: Surroundings) -> Layout | None:
             return Layout((inner, 2, columns), (0, 1, 2), (("x", (ALL, 0)), ("z", (ALL, 1))))
         is_mamba = tensor.shape_of("x_proj") is not None
         return _below_one_another(tensor, {"x": inner, "z": inner}) if is_mamba else None
-    heads, state = rows - inner - channels, (channels - inner) // 2
-    if heads < 1 or state < 1 or tensor.shape_of("dt_bias") != (heads,):
+    heads, (state, rest) = rows - inner - channels, divmod(channels - inner, 2)
+    if heads < 1 or state < 1 or rest or tensor.shape_of("dt_bias") != (heads,):
         return None
     return _below_one_another(tensor, {"z": inner, "x": inner, "B": state, "C": state, "dt": heads})
 

@@ -15,7 +15,8 @@ ROLES = {
     "joined": "c_attn|qkv|qkv_proj|in_proj|in_proj_weight|Wqkv|W_pack|query_key_value|att_proj",
     "up": "up_proj|w3|fc1|c_fc|linear1|dense_h_to_4h|fc_in|wi|wi_1|up|lin1|ffn|Wi|ff_proj",
     "gate": "gate_proj|w1|wi_0|gate|in_proj_z",
-    "down": "down_proj|w2|fc2|linear2|dense_4h_to_h|fc_out|down|lin2|ffn_output|ff_out",
+    "down": "down_proj|w2|fc2|linear2|dense_4h_to_h|fc_out|down|lin2|ffn_output|ff_out|"
+    "output_linear",
     "out": "o_proj|out_proj|wo|to_out|out_lin|proj|dense|o|out|output|Wo|attn_out|to_add_out",
     "writer": "c_proj",  # of GPT-2, in attention and in the perceptron
 }
