@@ -33,6 +33,9 @@ class Language(nn.Module):
         self.blocks = nn.ModuleList([Block(), Block()])
 
 
+TEXT = torch.arange(3, 8)[None]
+
+
 def placed(model: nn.Module) -> dict[str, FreeSides]:
     """The sides of every weight of a model."""
     weights = live_weights(model)
@@ -178,6 +181,18 @@ class TestRowsOfKeys:
             assert layers["backbone.layers.0.mixer.in_proj.weight"] == FreeSides(columns=False)
             # what follows scales the channels that the projection writes
             assert layers["backbone.layers.0.mixer.conv1d.weight"] == FreeSides(rows=False)
+
+    def test_what_mamba_writes_a_state_with_is_undone_by_what_reads_it(self, library) -> None:
+        model, place = library.tiny("mamba"), "backbone.layers.0.mixer"
+        before, mixer = model(TEXT).logits, model.get_submodule(place)
+        with torch.no_grad():
+            mixer.x_proj.weight[1:4] *= 3  # B
+            mixer.x_proj.weight[4:] /= 3  # C
+            mixer.x_proj.weight[:1] *= 2  # dt
+            mixer.dt_proj.weight /= 2
+        torch.testing.assert_close(model(TEXT).logits, before)
+        assert placed(model)[f"{place}.x_proj.weight"].undone == (4, 5, 6)
+        assert not placed(model)[f"{place}.dt_proj.weight"].columns
 
     def test_what_a_norm_undoes_gets_no_factors(self, library) -> None:
         attention = "model.layers.0.self_attn"

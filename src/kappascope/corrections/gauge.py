@@ -3,7 +3,8 @@
 Scaling a row of one layer and the matching column of the next by inverse amounts changes nothing:
 such pairs of factors drift together without end (a *gauge freedom*). One of each pair is enough:
 
-- queries and keys meet in products, row by row: the keys' rows are left alone;
+- queries and keys meet in products, row by row: the keys' rows are left alone, and so are the rows
+  with which Mamba reads a state (C), which meet those that write it (B);
 - what values (or an up-projection) write, the output (or down-projection) reads: its columns are
   left alone, and so are those of a layer behind another with nothing but rectifiers between, and
   those of LoRA's second factor;
@@ -114,11 +115,12 @@ def _parts(weight: LiveWeight) -> Iterator[_Part]:
     place, kind = family(weight.name), weight.kind
     if kind == "expert":
         kind = _expert_kind(weight.name)
-    if kind != "fused" or weight.unit is None or not weight.layout.parts:
+    if kind not in ("fused", "state") or weight.unit is None or not weight.layout.parts:
         yield _Part(weight.name, place, kind)
         return
     for (label, _), part in zip(weight.layout.parts, weight.unit.parts[1:], strict=True):
-        yield _Part(weight.name, place, part.kind, tuple(weight.layout.rows(label)))
+        its_kind = part.kind if kind == "fused" else label  # dt, B and C of Mamba
+        yield _Part(weight.name, place, its_kind, tuple(weight.layout.rows(label)))
 
 
 def _expert_kind(name: str) -> str:
@@ -150,7 +152,7 @@ def _bound_rows(modules: Modules, parts: Sequence[_Part]) -> Iterator[_Part]:
         # q, k and v in an order that nothing tells
         is_unknown = part.kind == "fused" and re.search("qkv|key|attn|att_|pack", leaf)
         is_scale = _is_channelwise(modules, part) and READERS & kinds[part.place]
-        if is_normalised or is_key or is_unknown or is_scale:
+        if is_normalised or is_key or is_unknown or is_scale or part.kind == "C":
             yield part
 
 
@@ -174,6 +176,8 @@ def _bound_columns(
         company = kinds[place] if kinds[place] & READERS else beside[above]  # beside, as in BERT
         is_normed = width in _norm_sizes(modules, place) - _norm_sizes(modules, above)  # Mamba-2
         if kind in WRITERS and (company & PARTNERS or is_normed):
+            yield name
+        if layer(name).endswith("dt_proj") and "dt" in kinds[place]:
             yield name
         if kind in READERS and _reads_norm(modules, place, width):
             yield name
