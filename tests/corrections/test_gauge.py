@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
+import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD
 
-from kappascope.corrections import (
-    Multipliers,
-)
+from kappascope.corrections import Multipliers
+from kappascope.corrections.gauge import FreeSides, free_sides
+from kappascope.model.weights import live_weights, why_no_map
 
 
 class Block(nn.Module):
@@ -23,41 +26,242 @@ class Block(nn.Module):
 
 
 class Language(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, head: str = "lm_head", tokens: int = 9, outputs: int = 9) -> None:
         super().__init__()
-        self.token, self.block = nn.Embedding(9, 4), Block()
-        self.lm_head = nn.Linear(4, 9, bias=False)
+        self.token = nn.Embedding(tokens, 4)
+        self.add_module(head, nn.Linear(4, outputs, bias=False))
+        self.blocks = nn.ModuleList([Block(), Block()])
 
 
-def sides(handle_of: nn.Module, gauge: bool) -> dict[str, set[str]]:
-    with Multipliers(gauge=gauge).attach(handle_of, SGD(handle_of.parameters())):
-        keys = [k.split(".parametrizations.weight.0.") for k in handle_of.state_dict()]
-        found: dict[str, set[str]] = {}
-        for layer, side in (key for key in keys if len(key) == 2):
-            found.setdefault(layer.rpartition(".")[2], set()).add(side)
-        return found
+TEXT = torch.arange(3, 8)[None]
 
 
-def test_multipliers_keep_one_of_each_pair_that_undoes_itself() -> None:
+def placed(model: nn.Module) -> dict[str, FreeSides]:
+    """The sides of every weight of a model."""
+    weights = live_weights(model)
+    bound = free_sides(model, weights)
+    return {weight.name: bound.get(weight.name, FreeSides()) for weight in weights}
+
+
+def sides(model: nn.Module) -> dict[str, set[str]]:
+    """The sides on which the maps of a model get factors, by the last part of their names."""
+    maps = {weight.name for weight in live_weights(model) if why_no_map(weight) is None}
+    free = {
+        name.removesuffix(".weight").rpartition(".")[2]: {
+            side for side in ("rows", "columns") if getattr(its, side)
+        }
+        for name, its in placed(model).items()
+        if name in maps
+    }
+    return {name: its for name, its in free.items() if its}
+
+
+def test_one_of_each_pair_that_undoes_itself_is_kept() -> None:
     kept = ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj")
-    assert sides(Language(), gauge=False) == {name: {"rows"} for name in kept}
-    everything = sides(Language(), gauge=True)
-    assert len(everything) == 7 and all(len(its) == 2 for its in everything.values())
+    assert sides(Language()) == {name: {"rows"} for name in kept}
 
 
-def test_as_many_positions_as_outputs_make_no_layer_a_head() -> None:
+def test_with_gauge_everything_gets_factors() -> None:
     model = Language()
-    model.positions = nn.Embedding(4, 4)  # as many as the projections have outputs
-    assert sides(model, gauge=False) == sides(Language(), gauge=False)
-    plain = nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
-    assert set(sides(plain, gauge=False)) == {"1"}
+    with Multipliers(gauge=True).attach(model, SGD(model.parameters())) as handle:
+        assert len(handle.weights) == 13
 
 
-def test_the_keys_of_a_joined_projection_get_no_factors() -> None:
-    model = nn.ModuleDict({"c_attn": nn.Linear(2, 6), "norm": nn.LayerNorm(2)})
-    optimizer = SGD(model.parameters(), lr=0.1)
-    with Multipliers(weight_decay=0.0).attach(model, optimizer):
-        model["c_attn"](torch.ones(1, 2)).square().sum().backward()
-        optimizer.step()
-        rows = model["c_attn"].parametrizations.weight[0].rows
-        assert ((rows == 1) == torch.tensor([False, False, True, True, False, False])).all()
+class TestHeads:
+    @pytest.mark.parametrize(
+        "name", ["lm_head", "head", "output", "proj", "fc_out", "out", "decoder", "to_logits", "w"]
+    )
+    def test_a_head_is_left_alone_whatever_it_is_called(self, name: str) -> None:
+        model = Language(name)
+        with Multipliers().attach(model, SGD(model.parameters())) as handle:
+            assert f"{name}.weight" in handle.left_out
+            assert len(handle.weights) == 10
+
+    @pytest.mark.parametrize(
+        ("tokens", "outputs"),
+        [(50257, 50304), (50304, 50257), (65, 128), (100, 104), (32000, 32000)],
+    )
+    def test_a_head_may_be_padded_and_so_may_the_table(self, tokens: int, outputs: int) -> None:
+        assert placed(Language("proj", tokens, outputs))["proj.weight"] == FreeSides(False, False)
+
+    def test_a_layer_of_another_size_is_no_head(self) -> None:
+        assert placed(Language("proj", 50257, 4))["proj.weight"].rows
+        assert placed(Language("output", 9, 1))["output.weight"].rows
+
+    def test_the_last_layer_of_a_sequence_may_be_one(self) -> None:
+        model = nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+        assert set(sides(model)) == {"1"}
+
+    def test_as_many_tokens_as_a_block_has_outputs_make_no_layer_of_it_a_head(self) -> None:
+        model = Language("score", tokens=4, outputs=1)  # of bytes, say, with one output
+        assert set(sides(model)) > {"q_proj", "v_proj", "o_proj", "up_proj", "down_proj"}
+        model = Language()
+        model.positions = nn.Embedding(4, 4)
+        assert sides(model) == sides(Language())
+
+    def test_a_classifier_is_no_head_of_a_language_model(self) -> None:
+        model = nn.ModuleDict({"body": nn.Linear(8, 8), "classifier": nn.Linear(8, 3)})
+        assert sides(model)["classifier"] == {"rows", "columns"}
+
+
+class Experts(nn.Module):
+    """A mixture of experts of one's own, with a router of some name."""
+
+    def __init__(self, router: str) -> None:
+        super().__init__()
+        self.add_module(router, nn.Linear(4, 3))
+        pair = {"up": (4, 8), "down": (8, 4)}
+        self.experts = nn.ModuleList(
+            nn.ModuleDict({name: nn.Linear(*size) for name, size in pair.items()}) for _ in range(3)
+        )
+
+
+class TestWhatIsLeftAlone:
+    @pytest.mark.parametrize("router", ["router", "gate", "w_gating", "switch"])
+    def test_a_router_is_known_by_the_experts_beside_it(self, router: str) -> None:
+        model = nn.ModuleDict({"block": Experts(router)})
+        with Multipliers().attach(model, SGD(model.parameters())) as handle:
+            assert "router" in handle.left_out[f"block.{router}.weight"]
+            assert len(handle.weights) == 6
+        stacked = nn.Module()
+        stacked.add_module(router, nn.Linear(4, 3, bias=False))
+        stacked.experts_up = nn.Parameter(torch.randn(3, 8, 4))
+        reasons = {w.name: why_no_map(w) for w in live_weights(nn.ModuleDict({"moe": stacked}))}
+        assert "router" in str(reasons[f"moe.{router}.weight"])
+        assert reasons["moe.experts_up"] is None
+
+    def test_the_gate_of_a_perceptron_is_no_router(self) -> None:
+        layers = {"gate": nn.Linear(4, 8), "up": nn.Linear(4, 8), "down": nn.Linear(8, 4)}
+        model = nn.ModuleDict({"mlp": nn.ModuleDict(layers)})
+        assert sides(model) == {
+            "gate": {"rows", "columns"},
+            "up": {"rows", "columns"},
+            "down": {"rows"},
+        }
+
+    def test_adapters_are_left_alone_and_named_ones_keep_one_of_a_pair(self) -> None:
+        layers = {"lora_A": nn.Linear(8, 2, bias=False), "lora_B": nn.Linear(2, 8, bias=False)}
+        model = nn.ModuleDict({"base_layer": nn.Linear(8, 8), **layers})
+        with Multipliers().attach(model, SGD(model.parameters())) as handle:
+            assert set(handle.weights) == {"base_layer.weight"}
+            assert "adapter" in handle.left_out["lora_A.weight"]
+        assert placed(model)["lora_A.weight"] == FreeSides()
+        assert placed(model)["lora_B.weight"] == FreeSides(columns=False)
+
+
+class TestRowsOfKeys:
+    def test_the_keys_of_a_joined_projection_get_no_factors(self) -> None:
+        model = nn.ModuleDict({"c_attn": nn.Linear(2, 6), "norm": nn.LayerNorm(2)})
+        optimizer = SGD(model.parameters(), lr=0.1)
+        with Multipliers(weight_decay=0.0).attach(model, optimizer):
+            model["c_attn"](torch.ones(1, 2)).square().sum().backward()
+            optimizer.step()
+            rows = model["c_attn"].parametrizations.weight[0].rows
+            assert ((rows == 1) == torch.tensor([False, False, True, True, False, False])).all()
+
+    def test_rows_in_an_order_that_nothing_tells_get_no_factors(self) -> None:
+        model = nn.ModuleDict({"query_key_value": nn.Linear(8, 24), "dense": nn.Linear(8, 8)})
+        assert not placed(model)["query_key_value.weight"].rows
+
+    @pytest.fixture
+    def library(self) -> ModuleType:
+        return pytest.importorskip("tiny_transformers", reason="transformers is not installed")
+
+    def test_they_are_those_that_act_as_keys_in_real_models(self, library) -> None:
+        for name, (projection, output) in library.FUSED.items():
+            model = library.tiny(name)
+            rows = library.attention_rows(model, projection, output)
+            # the queries of Qwen3-Next are normalised, and its keys are a layer of their own
+            undone = rows["q"] if name == "qwen3 next" else rows["k"]
+            assert placed(model)[f"{projection}.weight"].undone == tuple(undone), name
+
+    def test_state_spaces_have_none(self, library) -> None:
+        for name in ("mamba", "mamba2"):
+            layers = placed(library.tiny(name))
+            assert layers["backbone.layers.0.mixer.in_proj.weight"] == FreeSides(columns=False)
+            # what follows scales the channels that the projection writes
+            assert layers["backbone.layers.0.mixer.conv1d.weight"] == FreeSides(rows=False)
+
+    def test_what_mamba_writes_a_state_with_is_undone_by_what_reads_it(self, library) -> None:
+        model, place = library.tiny("mamba"), "backbone.layers.0.mixer"
+        before, mixer = model(TEXT).logits, model.get_submodule(place)
+        with torch.no_grad():
+            mixer.x_proj.weight[1:4] *= 3  # B
+            mixer.x_proj.weight[4:] /= 3  # C
+            mixer.x_proj.weight[:1] *= 2  # dt
+            mixer.dt_proj.weight /= 2
+        torch.testing.assert_close(model(TEXT).logits, before)
+        assert placed(model)[f"{place}.x_proj.weight"].undone == (4, 5, 6)
+        assert not placed(model)[f"{place}.dt_proj.weight"].columns
+
+    def test_what_a_norm_undoes_gets_no_factors(self, library) -> None:
+        attention = "model.layers.0.self_attn"
+        normalised = placed(library.tiny("qwen3"))
+        assert not normalised[f"{attention}.q_proj.weight"].rows
+        assert not normalised[f"{attention}.k_proj.weight"].rows
+        assert normalised[f"{attention}.v_proj.weight"].rows
+        latent = placed(library.tiny("deepseek v3"))
+        assert not latent[f"{attention}.q_a_proj.weight"].rows
+        assert not latent[f"{attention}.kv_a_proj_with_mqa.weight"].rows
+        assert not latent[f"{attention}.q_b_proj.weight"].columns
+
+
+class TestColumns:
+    @pytest.mark.parametrize(
+        ("name", "writer"),
+        [
+            ("mixtral", "model.layers.0.mlp.experts.down_proj"),
+            ("gpt oss", "model.layers.0.mlp.experts.down_proj"),
+            ("jetmoe", "model.layers.0.mlp.output_linear.weight"),
+            ("bert", "bert.encoder.layer.0.attention.output.dense.weight"),
+            ("bert", "bert.encoder.layer.0.output.dense.weight"),
+            ("deberta", "deberta.encoder.layer.0.attention.output.dense.weight"),
+            ("mamba2", "backbone.layers.0.mixer.out_proj.weight"),
+        ],
+    )
+    def test_what_reads_another_layer_gets_none(self, name: str, writer: str) -> None:
+        library = pytest.importorskip("tiny_transformers", reason="transformers is not installed")
+        assert placed(library.tiny(name))[writer] == FreeSides(columns=False)
+
+    def test_scaling_one_side_and_the_other_changes_nothing(self) -> None:
+        """So is it with experts, for whom it was not believed."""
+        library = pytest.importorskip("tiny_transformers", reason="transformers is not installed")
+        model = library.tiny("jetmoe").model.layers[0].mlp
+        x = torch.randn(1, 5, 16, dtype=torch.float64)
+        before: Tensor = model(x)
+        with torch.no_grad():
+            factors = torch.rand(12, dtype=torch.float64) + 0.5
+            model.input_linear.weight[:, 12:] *= factors[:, None]  # up, behind the gate
+            model.output_linear.weight /= factors
+        torch.testing.assert_close(model(x), before)
+
+
+class Residual(nn.Module):
+    """Convolutions and batch norms as attributes, as in ResNets, in one order or another."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        for name in names:
+            layer = nn.BatchNorm2d(4) if name.startswith("bn") else nn.Conv2d(4, 4, 3)
+            self.add_module(name, layer)
+
+
+class TestBatchNorm:
+    @pytest.mark.parametrize(
+        ("names", "undone"),
+        [
+            (("conv1", "bn1", "conv2", "bn2"), {"conv1", "conv2"}),
+            (("conv1", "conv2", "bn1", "bn2"), {"conv1", "conv2"}),
+            (("bn1", "conv1", "bn2", "conv2"), {"conv1"}),  # the norm comes first
+            (("conv", "bn"), {"conv"}),
+            (("conv1", "conv2"), set()),
+        ],
+    )
+    def test_it_undoes_the_rows_of_the_layer_before_it(self, names, undone) -> None:
+        model = nn.ModuleDict({"block": Residual(*names)})
+        found = {name.split(".")[1] for name, its in placed(model).items() if not its.rows}
+        assert found == undone
+
+    def test_one_of_another_width_does_not(self) -> None:
+        model = nn.ModuleDict({"conv": nn.Conv2d(4, 6, 3), "bn": nn.BatchNorm2d(4)})
+        assert placed(model)["conv.weight"].rows

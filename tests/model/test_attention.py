@@ -2,6 +2,8 @@
 
 import math
 import pickle
+import warnings
+from types import ModuleType
 
 import mpmath
 import pytest
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 
 from kappascope.matrix.spectra import product_singular_values
 from kappascope.model._heads import Heads
-from kappascope.model.attention import attention, judged
+from kappascope.model.attention import attention, judged, values
 from kappascope.model.matrices import plan, reader
 from kappascope.model.skipped import Reason, ReasonKind, Skipped
 
@@ -231,3 +233,97 @@ def test_a_product_below_the_range_of_float64_is_no_error() -> None:
     sigma = torch.tensor([5e-324, 0.0], dtype=torch.float64)
     _, kappa, status = judged(sigma, 0.0)
     assert kappa == math.inf and status.endswith("condition number at least 1")
+
+
+class TestRealModels:
+    """Layers of the transformers library, whose heads are cut out by hand here."""
+
+    @pytest.fixture
+    def library(self) -> ModuleType:
+        return pytest.importorskip("tiny_transformers", reason="transformers is not installed")
+
+    @staticmethod
+    def expect(model: nn.Module, pairs: dict[str, tuple[Tensor, Tensor]]) -> None:
+        found = products(model)
+        assert {name.rpartition("[")[2] for name in found} == set(pairs)
+        for name, (left, right) in pairs.items():
+            (product,) = (each for key, each in found.items() if key.endswith(f"[{name}"))
+            values = torch.linalg.svdvals(left @ right)[: len(product.values)]
+            assert product.values == pytest.approx(values.tolist(), rel=1e-9)
+            assert product.shape == (left.shape[0], right.shape[1])
+
+    @pytest.mark.parametrize("name", ["deepseek v2", "deepseek v3"])
+    def test_heads_of_latent_attention_compare_what_is_not_rotated(self, library, name) -> None:
+        model = library.tiny(name)
+        layer = model.model.layers[0].self_attn
+        queries = layer.q_b_proj if name == "deepseek v3" else layer.q_proj
+        q = queries.weight.detach().view(4, 6, -1)[:, :4]
+        k, v = layer.kv_b_proj.weight.detach().view(4, 9, 10).split([4, 5], dim=1)
+        o = layer.o_proj.weight.detach().view(16, 4, 5)
+        pairs = {f"qk.{h}]": (q[h].T, k[h]) for h in range(4)}
+        self.expect(model, pairs | {f"ov.{h}]": (o[:, h], v[h]) for h in range(4)})
+
+    def test_what_one_token_writes_in_latent_attention_is_the_sum_of_its_heads(
+        self, library
+    ) -> None:
+        model = library.tiny("deepseek v3")
+        layer = model.model.layers[0].self_attn
+        (found,), _ = attention(plan(model))
+        o, v = values(found.units, (found.output, found.value), reader(model))
+        latent = torch.randn(1, 10, dtype=torch.float64)
+        summed = sum(
+            left @ (right @ latent[0])
+            for left, right in zip(o.T.unflatten(0, (4, 5)).mT, v.unflatten(0, (4, 5)), strict=True)
+        )
+        _, states = layer.expand_kv(latent[None, None], torch.zeros(1, 1, 1, 2).double())
+        torch.testing.assert_close(layer.o_proj(states.flatten()).detach(), summed)
+
+    def test_the_gates_of_queries_are_no_part_of_a_product(self, library) -> None:
+        model = library.tiny("qwen3 next")
+        layer = model.model.layers[0].self_attn
+        q = layer.q_proj.weight.detach().view(4, 2, 8, 16)[:, 0]
+        k, v = (each.weight.detach().view(2, 8, 16) for each in (layer.k_proj, layer.v_proj))
+        o = layer.o_proj.weight.detach().view(16, 4, 8)
+        pairs = {f"qk.{h}]": (q[h].T, k[h // 2]) for h in range(4)}
+        self.expect(model, pairs | {f"ov.{h}]": (o[:, h], v[h // 2]) for h in range(4)})
+
+    def test_interleaved_heads_of_deberta(self, library) -> None:
+        model = library.tiny("deberta")
+        layer = model.deberta.encoder.layer[0].attention
+        q, k, v = layer.self.in_proj.weight.detach().view(4, 3, 4, 16).unbind(1)
+        o = layer.output.dense.weight.detach().view(16, 4, 4)
+        pairs = {f"qk.{h}]": (q[h].T, k[h]) for h in range(4)}
+        self.expect(model, pairs | {f"ov.{h}]": (o[:, h], v[h]) for h in range(4)})
+
+    @pytest.mark.parametrize(
+        ("name", "reason"),
+        [
+            ("qwen3 next linear", "a convolution stands between queries and keys"),
+            ("qwen3.5 linear", "a convolution stands between queries and keys"),
+            ("jetmoe", "its queries come from experts"),
+        ],
+    )
+    def test_what_does_not_simply_meet_has_no_product_but_a_reason(
+        self, library, name: str, reason: str
+    ) -> None:
+        found, (skipped,) = attention(plan(library.tiny(name)))
+        assert found == ()
+        assert str(skipped.reason) == reason
+
+    def test_state_spaces_have_neither(self, library) -> None:
+        for name in ("mamba", "mamba2"):
+            assert attention(plan(library.tiny(name))) == ((), ())
+
+    def test_adapted_layers_have_products_once_the_adapters_are_merged(self, library) -> None:
+        peft = pytest.importorskip("peft")
+        settings = peft.LoraConfig(r=2, target_modules=["v_proj"], init_lora_weights=False)
+        model = library.tiny("qwen3")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of peft about the library it adapts
+            adapted = peft.get_peft_model(model, settings)
+        found, (skipped,) = attention(plan(adapted, model.config.to_dict()))
+        assert found == ()
+        assert str(skipped.reason) == "adapters add to its matrices: merge them first"
+        merged = adapted.merge_and_unload()
+        (found,), skipped = attention(plan(merged, model.config.to_dict()))
+        assert (found.heads, skipped) == (Heads(4, 2, 8), ())

@@ -2,6 +2,7 @@
 
 import gc
 import pickle
+import warnings
 import weakref
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
@@ -14,8 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fresh_models import MODULES, Conv1D, reasons, shapes
+from kappascope.model.attention import attention
 from kappascope.model.matrices import Plan, matrices, plan, reader
 from kappascope.model.skipped import Skipped, no_weight, unreadable
+from sharded_models import read_sharded
 
 
 class Attention(nn.Module):
@@ -641,3 +644,85 @@ def test_with_any_config_every_part_is_a_piece_of_its_whole(source, numbers, fam
         sizes = [matrix.numel() for _, matrix in pairs]
         assert sizes[0] == sum(sizes[1:]) or len(sizes) == 1
         assert all(part.shape == tuple(matrix.shape) for part, matrix in pairs)
+
+
+NEIGHBOURS = (
+    *("q_proj", "k_proj", "o_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "kv_proj"),
+    *("in_proj", "out_proj", "x_proj", "dt_proj", "in_proj_qkv", "in_proj_qkvz", "in_proj_ba"),
+    *("conv1d", "experts.input_linear", "lora_A", "lora_B"),
+)
+VECTORS = ("q_norm.weight", "q_bias", "dt_bias", "A_log", "x_proj_weight")
+
+
+@settings(max_examples=300)
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={f"h.{name}.weight": st.tuples(*[st.integers(0, 12)] * 2) for name in NEIGHBOURS}
+        | {f"h.{name}": st.tuples(st.integers(0, 4)) for name in VECTORS}
+        | {"h.A_log": st.tuples(*[st.integers(1, 3)] * 2)},
+    ),
+    st.integers(0, 3),
+)
+def test_whatever_stands_beside_a_layer_its_parts_are_pieces_of_it(shapes, groups) -> None:
+    source = {name: torch.ones(shape) for name, shape in shapes.items()}
+    config = {"linear_num_key_heads": groups, "num_attention_heads": 2, "head_dim": 2}
+    for unit in plan(source, config).units:
+        sizes = [matrix.numel() for _, matrix in unit.matrices(reader(source))]
+        assert sizes[0] == sum(sizes[1:]) or len(sizes) == 1
+        rows = [row for label, _ in unit.layout.parts for row in unit.layout.rows(label)]
+        assert not rows or sorted(rows) == list(range(unit.parts[0].shape[0]))
+    attention(plan(source, config))
+
+
+class TestAdapters:
+    """LoRA: the layer beneath keeps its kind, and what is added to it is one matrix."""
+
+    @pytest.fixture
+    def adapted(self) -> nn.Module:
+        library = pytest.importorskip("tiny_transformers", reason="transformers is not installed")
+        peft = pytest.importorskip("peft")
+        layers = ["q_proj", "down_proj"]
+        settings = peft.LoraConfig(r=2, target_modules=layers, init_lora_weights=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of peft about the library it adapts
+            return peft.get_peft_model(library.tiny("qwen3"), settings)
+
+    def test_layers_beneath_have_their_kinds(self, adapted) -> None:
+        found = kinds(plan(adapted))
+        stem = "base_model.model.model.layers.0"
+        assert found[f"{stem}.self_attn.q_proj.base_layer.weight"] == "query"
+        assert found[f"{stem}.mlp.down_proj.base_layer.weight"] == "down"
+        assert found[f"{stem}.mlp.down_proj.lora_BA.default.weight"] == "adapter"
+
+    def test_the_product_is_what_merging_adds(self, adapted) -> None:
+        name = "base_model.model.model.layers.0.self_attn.q_proj"
+        for source in (adapted, adapted.state_dict()):
+            found = dict(matrices(source))
+            product = found[f"{name}.lora_BA.default.weight"]
+            before = found[f"{name}.base_layer.weight"].clone()
+            a, b = (found[f"{name}.lora_{letter}.default.weight"] for letter in "AB")
+            assert torch.equal(product, b @ a)
+        scale = adapted.get_submodule(name).scaling["default"]
+        merged = dict(matrices(adapted.merge_and_unload()))[
+            "model.layers.0.self_attn.q_proj.weight"
+        ]
+        torch.testing.assert_close(merged, before + scale * product)
+
+    def test_half_precision_is_multiplied_in_single(self) -> None:
+        b, a = torch.randn(6, 2).bfloat16(), torch.randn(2, 4).bfloat16()
+        found = read_all({"fc.lora_A.weight": a, "fc.lora_B.weight": b})
+        assert torch.equal(found["fc.lora_BA.weight"], b.float() @ a.float())
+
+    def test_factors_that_do_not_fit_have_no_product(self) -> None:
+        for a, b in ((blank(2, 4), blank(6, 3)), (blank(2, 4, 1), blank(6, 2, 1, 1))):
+            found = parts(plan({"fc.lora_A.weight": a, "fc.lora_B.weight": b}))
+            assert "fc.lora_BA.weight" not in found
+
+    def test_a_fused_layer_beneath_is_cut(self) -> None:
+        source = {"attn.qkv.base_layer.weight": blank(12, 4), "attn.proj.weight": blank(4, 4)}
+        assert "attn.qkv.base_layer.weight[k]" in parts(plan(source))
+
+
+def test_a_sharded_model_is_read_one_matrix_at_a_time_or_refused_without_values(tmp_path) -> None:
+    torch.multiprocessing.spawn(read_sharded, (str(tmp_path / "store"),), nprocs=2)

@@ -44,7 +44,7 @@ class AnalysedModel:
     @cached_property
     def free_sides(self) -> Mapping[str, FreeSides]:
         """The sides of weights that may have factors, by name, where that is not both."""
-        return free_sides(self.model)
+        return free_sides(self.model, self.weights)
 
     def owner(self, leaf: Tensor) -> Optimizer | None:
         """The optimizer that steps the parameter behind a weight, if one does."""

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from kappascope.model.layouts import Layout
+from kappascope.model.parametrized import factor_layout, factored
 from kappascope.model.skipped import Reason, no_weight, unreadable
 from kappascope.model.tensors import DEEPEST, Path, Read
 
@@ -47,7 +48,7 @@ class _Recipe:
     def read(self, read: Read) -> Tensor:
         weight = read(self.original)
         for step in self.steps:
-            weight = _applied(weight, {what: read(path) for what, path in step.items()})
+            weight = factored(weight, {what: read(path) for what, path in step.items()})
         return weight
 
 
@@ -131,52 +132,8 @@ def _shape(value: object) -> Shape:
 
 def _fits(key: str, weight: Shape, step: Mapping[str, Shape]) -> bool:
     """Whether shapes alone tell how the factors go into the weight."""
-    layout = _layout(weight, step) if len(weight) > 1 else None
+    layout = factor_layout(weight, step) if len(weight) > 1 else None
     if layout is None or weight[0] != weight[1]:
         return layout is not None
     # of two sides that are as long, a layer that stores (in, out) means the other one
     return layout == Layout.plain(weight) and not (len(weight) == 2 and _CONV1D.search(key))
-
-
-def _layout(weight: Shape, step: Mapping[str, Shape]) -> Layout | None:
-    """How a weight is a matrix (..., out, in) that these factors fit."""
-    layouts = [Layout.plain(weight), Layout.kernel(weight)]
-    if len(weight) == 2:
-        layouts.append(Layout.transposed(weight))
-    return next((layout for layout in layouts if _suits(layout.shape, step)), None)
-
-
-def _suits(form: Shape, step: Mapping[str, Shape]) -> bool:
-    """Whether factors of these shapes belong to a matrix of that shape."""
-    *stack, rows, columns = form
-    shorter = min(rows, columns)
-    allowed: dict[str, set[Shape]] = {
-        "rows": {(*stack, rows), (*stack, 1)},  # or one factor for all
-        "columns": {(*stack, columns)},
-        "values": {(*stack, shorter)},
-        "basis": {(*stack, shorter, shorter)},
-        "age": {()},
-    }
-    return all(shape in allowed[factor] for factor, shape in step.items())
-
-
-def _applied(weight: Tensor, step: Mapping[str, Tensor]) -> Tensor:
-    """Multiply the weight by the factors of one step, in float64."""
-    shapes = {factor: tuple(values.shape) for factor, values in step.items()}
-    layout = _layout(tuple(weight.shape), shapes) or Layout.plain(tuple(weight.shape))
-    matrix, factors = layout.matrix(weight.double()), {k: v.double() for k, v in step.items()}
-    if "basis" in factors:
-        matrix = _stretched(matrix, factors["basis"], factors["values"])
-    if "rows" in factors:
-        matrix = factors["rows"][..., None] * matrix
-    if "columns" in factors:
-        matrix = matrix * factors["columns"][..., None, :]
-    return layout.tensor(matrix).to(weight.dtype)
-
-
-def _stretched(matrix: Tensor, basis: Tensor, values: Tensor) -> Tensor:
-    """Multiply singular values by factors, in a basis of the shorter side."""
-    tall = matrix.shape[-2] > matrix.shape[-1]
-    wide = matrix.mT if tall else matrix
-    new = wide + basis @ ((values - 1)[..., None] * (basis.mT @ wide))
-    return new.mT if tall else new

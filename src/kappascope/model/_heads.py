@@ -69,11 +69,11 @@ class Config:
         >>> [label for label, _ in Config({"text_config": {"n_head": 2}}).sections]
         ['', 'text_config']
         """
-        found: list[tuple[str, Mapping[str, Any]]] = [("", self.content)]
-        for _, section in found:  # which grows as it is gone through
+        sections: list[tuple[str, Mapping[str, Any]]] = [("", self.content)]
+        for _, section in sections:  # which grows as it is gone through
             inside = ((str(k), value) for k, value in section.items() if isinstance(value, Mapping))
-            found.extend(islice(inside, _SECTIONS - len(found)))
-        return found
+            sections.extend(islice(inside, _SECTIONS - len(sections)))
+        return sections
 
     @cached_property
     def types(self) -> set[str]:
@@ -91,13 +91,13 @@ class Config:
     def heads(self, name: str, fits: Callable[[Heads], bool]) -> Heads | None:
         """The heads of the layer ``name``, if there is exactly one answer that ``fits``.
 
-        >>> one = Config({"hidden_size": 64, "num_attention_heads": 4})
-        >>> one.heads("attn", lambda h: h.size == 16)
+        >>> config = Config({"hidden_size": 64, "num_attention_heads": 4})
+        >>> config.heads("attn", lambda h: h.size == 16)
         Heads(queries=4, keys=4, size=16)
         """
-        fitting = [(label, found) for label, found in self._candidates if fits(found)]
-        named = {found for label, found in fitting if _speaks_of(label, name)}
-        for answers in ({found for _, found in fitting}, named):
+        fitting = [(label, heads) for label, heads in self._candidates if fits(heads)]
+        named = {heads for label, heads in fitting if _speaks_of(label, name)}
+        for answers in ({heads for _, heads in fitting}, named):
             if len(answers) == 1:
                 return answers.pop()
         return None

@@ -9,6 +9,10 @@ factors' norms (:func:`kappascope.spectra.product_singular_values`).
   stands between the factors. With ALiBi or no positions in attention it is exact. Biases and the
   factor ``1 / sqrt(size)`` are left out.
 - With grouped queries the heads of a group share key and value.
+- In latent attention (DeepSeek) ``QK`` compares the latent vectors, in the rows that no rotation
+  acts on, and ``OV`` reads the latent vector.
+- Where a convolution stands between, where queries come from experts, and where an adapter adds to
+  a factor, there is no such product but a reason.
 - The number of heads comes from the model's config, the module, or tensors that give it away. If
   none does, there is no product but a reason: a wrong number would give plausible nonsense.
 """
@@ -25,9 +29,9 @@ from torch import Tensor
 
 from kappascope.matrix import spectra
 from kappascope.matrix.status import OK, Outcome, Status
-from kappascope.model import names as roles
 from kappascope.model._heads import Config, Heads
 from kappascope.model.matrices import Logical, Plan, Unit
+from kappascope.model.names import family, layer
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, no_weight
 from kappascope.model.tensors import Read
 
@@ -102,13 +106,13 @@ class Attention:
         for i, (group, shared) in enumerate(zip(left.split(self.heads.shared), right, strict=True)):
             # of factors near one: kappa is known even where float64 cannot hold the values
             (a, first), (b, second) = spectra.scaled_to_one(group), spectra.scaled_to_one(shared)
-            found = (*spectra.product_singular_values(a, b[None]), first + second)
-            heads = enumerate(zip(*found, strict=True), i * self.heads.shared)
+            spectrum = (*spectra.product_singular_values(a, b[None]), first + second)
+            heads = enumerate(zip(*spectrum, strict=True), i * self.heads.shared)
             for j, (sigma, floor, power) in heads:
                 scaled, kappa, status = judged(sigma, float(floor))
-                told, left_over = _restored(scaled, int(power))
-                row = Product(self.name, kind, self.depth, shape, told, kappa, status, head=j)
-                yield replace(row, exponent=left_over)
+                restored, exponent = _restored(scaled, int(power))
+                row = Product(self.name, kind, self.depth, shape, restored, kappa, status, head=j)
+                yield replace(row, exponent=exponent)
 
 
 def values(units: Sequence[Unit], wanted: Sequence[Logical], read: Read) -> list[Tensor]:
@@ -120,13 +124,13 @@ def values(units: Sequence[Unit], wanted: Sequence[Logical], read: Read) -> list
     >>> values([unit], unit.parts, lambda path: torch.eye(2))
     [tensor([[1., 0.], [0., 1.]])]
     """
-    found: dict[str, Tensor] = {}
+    matrices: dict[str, Tensor] = {}
     names = {each.name for each in wanted}
     for unit in units:
         if names & {part.name for part in unit.parts}:
             pairs = unit.matrices(read)
-            found |= {part.name: matrix for part, matrix in pairs if part.name in names}
-    return [found[each.name] for each in wanted]
+            matrices |= {part.name: matrix for part, matrix in pairs if part.name in names}
+    return [matrices[each.name] for each in wanted]
 
 
 def _restored(values: tuple[float, ...], exponent: int) -> tuple[tuple[float, ...], int]:
@@ -179,28 +183,16 @@ def attention(
     >>> attention(found)[1]
     (Skipped(name='h.0.attn[qk]', reason='number of heads unknown: ...'),)
     """
-    told = Config(plan.config if config is None else config)
+    settings = Config(plan.config if config is None else config)
     places, count = Places.of(plan), _of_t5(plan)
-    found: list[Attention | Skipped] = []
+    layers: list[Attention | Skipped] = []
     for place in places.here:
-        found += _layer(place, places, count, told)
-    skipped = tuple(each for each in found if isinstance(each, Skipped))
-    return tuple(each for each in found if isinstance(each, Attention)), skipped
+        layers += _layer(place, places, count, settings)
+    skipped = tuple(each for each in layers if isinstance(each, Skipped))
+    return tuple(each for each in layers if isinstance(each, Attention)), skipped
 
 
 Member: TypeAlias = tuple[Unit, Logical]
-
-
-def family(name: str) -> str:
-    """Where the layer of a weight stands: the path without its own name.
-
-    >>> family("h.0.attn.c_attn.weight[q]"), family("attn1.to_out.0.weight")
-    ('h.0.attn', 'attn1')
-    """
-    parts = roles.layer(name).split(".")
-    while len(parts) > 1 and parts[-1].isdigit():
-        parts.pop()
-    return ".".join(parts[:-1])
 
 
 @dataclass(frozen=True)
@@ -233,8 +225,9 @@ class Places:
 
     def near(self, place: str, kind: str) -> list[Member]:
         """Find the matrices of a kind in a place, or else in the places beside it."""
-        if kind in self.here[place] or "." not in place:
-            return self.here[place].get(kind, [])
+        here = self.here.get(place, {})
+        if kind in here or "." not in place:
+            return here.get(kind, [])
         return self.around.get((place.rpartition(".")[0], kind), [])
 
 
@@ -242,28 +235,47 @@ def _layer(name: str, places: Places, count: int, config: Config) -> Iterator[At
     """The attention layer in one place, if there is one."""
     shown, members = name or "attention", places.here[name]
     queries, keys = members.get("query", []), members.get("key", [])
-    if not queries:
-        return
-    if len(queries) != 1 or len(keys) != 1:
-        reason = f"expected one query and one key matrix, found {len(queries)} and {len(keys)}"
+    if reason := _no_product(name, places):
         yield Skipped(f"{shown}[qk]", no_weight(reason))
+    if reason or not queries:
         return
     (unit, q), (_, k) = queries[0], keys[0]
     known = _heads(q, k, unit.heads or count, config)
     if known is None:
-        told = "no config fits its shapes" if config.content else "there is no config"
-        text = f"{HEADLESS}: {told} and nothing beside it tells"
+        why = "no config fits its shapes" if config.content else "there is no config"
+        text = f"{HEADLESS}: {why} and nothing beside it tells"
         yield Skipped(f"{shown}[qk]", Reason(ReasonKind.HEADS_UNKNOWN, text))
         return
-    found = Attention(shown, q.depth, known, q, k, None, None, _held(queries, keys))
+    compared = Attention(shown, q.depth, known, q, k, None, None, _held(queries, keys))
     value, output = members.get("value", []), places.near(name, "output")
     if len(value) == 1 and len(output) == 1 and _fit(known, value[0][1], output[0][1]):
         units = _held(queries, keys, value, output)
-        yield replace(found, value=value[0][1], output=output[0][1], units=units)
+        yield replace(compared, value=value[0][1], output=output[0][1], units=units)
         return
-    yield found
+    yield compared
     reason = "no value and output matrices that fit the heads"
     yield Skipped(f"{shown}[ov]", no_weight(reason))
+
+
+def _no_product(name: str, places: Places) -> str:
+    """Why queries and keys in a place do not simply meet in a product, or nothing."""
+    members = places.here[name]
+    queries, keys = members.get("query", []), members.get("key", [])
+    joined_keys = [part for _, part in keys if part.whole]
+    if not queries:
+        are_experts = joined_keys and places.near(f"{name}.experts", "expert")
+        return "its queries come from experts" if are_experts else ""
+    if len(queries) != 1 or len(keys) != 1:
+        return f"expected one query and one key matrix, found {len(queries)} and {len(keys)}"
+    convolutions = [part.name for _, part in members.get("convolution", [])]
+    if any(layer(each).endswith("conv1d") for each in convolutions):
+        return "a convolution stands between queries and keys"
+    held = {
+        layer(part.name) for kind in ("query", "key", "value") for _, part in members.get(kind, [])
+    }
+    held |= {layer(part.name) for _, part in places.near(name, "output")}
+    adapted = {path.partition(".lora_")[0] for path in places.here if ".lora_" in path}
+    return "adapters add to its matrices: merge them first" if held & adapted else ""
 
 
 def _held(*members: list[Member]) -> tuple[Unit, ...]:
@@ -280,17 +292,17 @@ def _fit(known: Heads, value: Logical, output: Logical) -> bool:
 def _heads(q: Logical, k: Logical, count: int, config: Config) -> Heads | None:
     """The heads that fit the shapes of query and key, by the config or what is beside them."""
 
-    def fits(found: Heads) -> bool:
-        rows = (found.queries * found.size, found.keys * found.size)
-        return rows == (q.shape[0], k.shape[0]) and found.queries % found.keys == 0
+    def fits(heads: Heads) -> bool:
+        rows = (heads.queries * heads.size, heads.keys * heads.size)
+        return rows == (q.shape[0], k.shape[0]) and heads.queries % heads.keys == 0
 
     if known := config.heads(q.name, fits):
         return known
     if not count or not q.shape[0] or q.shape[0] % count:
         return None
     size = q.shape[0] // count
-    found = Heads(count, max(k.shape[0] // size, 1), size)
-    return found if fits(found) else None
+    heads = Heads(count, max(k.shape[0] // size, 1), size)
+    return heads if fits(heads) else None
 
 
 def _of_t5(plan: Plan) -> int:

@@ -109,11 +109,10 @@ def chain(
     if reason := obstacle(widths):
         return _chain(names, widths, ends, None, Status(Outcome.SKIPPED, reason))
     if any(both == (None, None) for both in ends):
-        return _chain(
-            names, widths, ends, None, Status(Outcome.FAILED, "a layer could not be measured")
-        )
-    found, floor = _product(layers, [largest for largest, _ in ends])
-    return _chain(names, widths, ends, *judged(found[: min(widths)], floor)[1:])
+        failed = Status(Outcome.FAILED, "a layer could not be measured")
+        return _chain(names, widths, ends, None, failed)
+    sigma, floor = _product(layers, [largest for largest, _ in ends])
+    return _chain(names, widths, ends, *judged(sigma[: min(widths)], floor)[1:])
 
 
 def obstacle(widths: Sequence[int]) -> str:
@@ -145,8 +144,8 @@ def _chain(
 
 
 def _ends(matrix: Tensor) -> Ends:
-    found = spectra.vitals(matrix)
-    return found.sigma_max, found.condition_number
+    vitals = spectra.vitals(matrix)
+    return vitals.sigma_max, vitals.condition_number
 
 
 def _is_valley(widths: Sequence[int]) -> bool:
@@ -163,8 +162,8 @@ def _product(layers: Sequence[Tensor], norms: Sequence[float | None]) -> tuple[T
     """
     if len(layers) == 2:
         first, second = (spectra.scaled_to_one(layer)[0] for layer in layers)
-        found, floor = spectra.product_singular_values(second, first)
-        return found, float(floor)
+        sigma, floor = spectra.product_singular_values(second, first)
+        return sigma, float(floor)
     (product, _), error = spectra.scaled_to_one(layers[0]), 0.0
     for layer, norm in zip(layers[1:], norms[1:], strict=True):
         a, exponent = spectra.scaled_to_one(layer)
@@ -172,8 +171,8 @@ def _product(layers: Sequence[Tensor], norms: Sequence[float | None]) -> tuple[T
         product, shift = spectra.scaled_to_one(a @ product)
         size = spectra.singular_values(a)[0] if norm is None else _times(norm, -int(exponent))
         error = _times(float(size) * (error + rounding), -int(shift))
-    found = spectra.singular_values(product)
-    return found, error + float(spectra.resolution(product.shape, found[0]))
+    sigma = spectra.singular_values(product)
+    return sigma, error + float(spectra.resolution(product.shape, sigma[0]))
 
 
 def _times(number: float, exponent: int) -> float:

@@ -1,18 +1,21 @@
 """How a tensor is a matrix: transposed, fused, stacked, a convolution; stored, live or saved alike.
 
 A :class:`Layout` is a reshape, a permutation and a list of indices, so it can be sent to another
-process. :func:`stored_layout` tells it from the name and shape of a stored tensor and what stands
-beside it, :func:`live_layout` from the module that uses a weight. Nothing here looks at a value.
+process. :func:`layout_of` tells it from a tensor's name and shape, from what stands beside it, and
+from the module that uses it if there is one. Nothing here looks at a value.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate, pairwise
 from math import prod
 from typing import TypeAlias
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
@@ -33,7 +36,8 @@ class Layout:
     """A tensor as a grid whose last dimensions are columns, and the parts of the grid.
 
     The grid is the tensor reshaped and permuted; ``stack`` of its first dimensions count matrices
-    of their own, and the others up to the columns are rows.
+    of their own, and the others up to the columns are rows. ``heads`` is the number of queries'
+    heads where the layout depends on it.
 
     >>> import torch
     >>> halves = Layout((2, 3, 4), (0, 1, 2), (("gate", (0,)), ("up", (1,))))
@@ -47,6 +51,7 @@ class Layout:
     columns: int = 1  # how many of the last dimensions are columns
     stack: int = 0
     stored: Shape = ()  # the shape of the tensor itself, where it is not that of the grid
+    heads: int = 0
 
     @classmethod
     def plain(cls, shape: Shape) -> Layout:
@@ -79,24 +84,26 @@ class Layout:
         return cls((shape[0], prod(shape[1:])), (0, 1), stored=shape)
 
     @classmethod
-    def convolution(cls, shape: Shape, layer: _ConvNd) -> Layout:
+    def convolution(cls, shape: Shape, groups: int = 1, transposed: bool = False) -> Layout:
         """Groups of (out, in * kernel); a transposed convolution stores (in, out, kernel).
 
         A group of one row is a vector: such groups are taken together as one matrix.
 
         >>> layer = nn.Conv2d(4, 6, 3, groups=2)
-        >>> Layout.convolution((6, 2, 3, 3), layer).matrix(layer.weight).shape
+        >>> Layout.convolution((6, 2, 3, 3), groups=2).matrix(layer.weight).shape
         torch.Size([2, 3, 18])
         """
+        if groups == 1 and not transposed:
+            return cls.kernel(shape)
         first, second, *kernel = shape
-        count, size = layer.groups, prod(kernel)
-        grid: Shape = (count, first // count, second * size)
+        size = prod(kernel)
+        grid: Shape = (groups, first // groups, second * size)
         order: Shape = (0, 1, 2)
-        if layer.transposed:
-            grid, order = (count, first // count, second, size), (0, 2, 1, 3)
+        if transposed:
+            grid, order = (groups, first // groups, second, size), (0, 2, 1, 3)
         columns = len(grid) - 2
-        has_matrices = count > 1 and grid[order[1]] > 1
-        parts = numbered(count) if has_matrices else ()
+        has_matrices = groups > 1 and grid[order[1]] > 1
+        parts = numbered(groups) if has_matrices else ()
         return cls(grid, order, parts, columns, stack=int(has_matrices), stored=shape)
 
     @property
@@ -134,6 +141,17 @@ class Layout:
         yield "", permuted.flatten(0, -2)
         yield from ((label, permuted[index].flatten(0, -2)) for label, index in self.parts)
 
+    def rows(self, label: str) -> list[int]:
+        """The rows of the whole matrix that make up a part.
+
+        >>> heads = Layout((2, 3, 1, 4), (0, 1, 2, 3), (("k", (ALL, 1)),))
+        >>> heads.rows("k")
+        [1, 4]
+        """
+        sizes = [self.grid[i] for i in self.order[: -self.columns]]
+        numbers = torch.arange(prod(sizes)).reshape(sizes)
+        return [int(row) for row in numbers[dict(self.parts)[label]].flatten()]
+
     def _permuted(self, tensor: Tensor) -> Tensor:
         return tensor.reshape(self.grid).permute(self.order).flatten(-self.columns)
 
@@ -163,31 +181,12 @@ def numbered(count: int) -> Parts:
     return tuple((str(i), (i,)) for i in range(count)) if 1 < count <= MAX_PARTS else ()
 
 
-# --- the weight of a module -----------------------------------------------------------------------
-
-
-def live_layout(module: nn.Module, shape: Shape) -> Layout:
-    """How ``module`` uses its weight of this shape; as it is, unless the layer is known.
-
-    >>> live_layout(nn.Linear(4, 3), (3, 4)).order
-    (0, 1)
-    """
-    if isinstance(module, _ConvNd):
-        return Layout.convolution(shape, module)
-    return Layout.transposed(shape) if _is_conv1d(module, shape) else Layout.plain(shape)
-
-
-def _is_conv1d(module: nn.Module, shape: Shape) -> bool:
-    """Whether a module is GPT-2's ``Conv1D``, which stores its matrix (in, out)."""
-    return len(shape) == 2 and any(kind.__name__ == "Conv1D" for kind in type(module).__mro__)
-
-
-# --- a stored tensor ------------------------------------------------------------------------------
+# --- a tensor and what is around it ---------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """A stored tensor's key and shape, and what is known around it."""
+    """A tensor's key and shape, and what is known around it."""
 
     key: str
     shape: Shape
@@ -195,17 +194,56 @@ class Surroundings:
     owner: nn.Module | None = None
     config: Config = field(default_factory=Config)
 
-    @property
+    @cached_property
     def path(self) -> str:
-        """The key of the layer, without ``.weight``."""
-        return self.key.removesuffix(".weight")
+        """The path of the layer, without ``.weight`` and without what an adapter wraps it in."""
+        return names.layer(self.key)
+
+    @cached_property
+    def leaf(self) -> str:
+        """The last part of the layer's path."""
+        return self.path.rpartition(".")[2]
+
+    def shape_of(self, leaf: str, layer: str = "") -> Shape | None:
+        """The shape of the sibling ``leaf``, or of its weight; None if there is none."""
+        stem = self.path.removesuffix(layer or self.leaf)
+        ends = ("", ".weight", ".base_layer.weight")
+        shapes = (self.near(f"{stem}{leaf}{end}") for end in ends)
+        return next((shape for shape in shapes if shape is not None), None)
 
     def beside(self, leaf: str, layer: str = "") -> Shape:
         """Shape of the sibling ``leaf``, two numbers at least: zeros if there is none."""
-        layer = layer or self.path.rpartition(".")[2]
-        stem, end = self.path.removesuffix(layer), self.key.removeprefix(self.path)
-        found = self.near(f"{stem}{leaf}") or self.near(f"{stem}{leaf}{end or '.weight'}")
-        return found if found is not None and len(found) > 1 else (0, 0)
+        shape = self.shape_of(leaf, layer)
+        return shape if shape is not None and len(shape) > 1 else (0, 0)
+
+    @property
+    def is_expert(self) -> bool:
+        """Whether the name speaks of experts, of which a stack has one matrix each."""
+        return re.search(r"expert|moe|(^|\.)(in|out)put_linear$", self.path) is not None
+
+    @property
+    def is_kernel(self) -> bool:
+        """Whether the tensor is the kernel of a convolution, or acts like one: (out, in, ...).
+
+        So does any ``weight`` of more than two dimensions that is no stack of experts. A module of
+        a class of one's own may hold a stack of matrices (..., out, in) instead: three dimensions
+        are one unless the class speaks of a convolution.
+        """
+        if isinstance(self.owner, _ConvNd):
+            return self.key.rpartition(".")[2].startswith("weight")
+        if len(self.shape) < 3 or self.is_expert:
+            return False
+        kind = type(self.owner)
+        is_own = self.owner is not None and not kind.__module__.startswith("torch.")
+        speaks = hasattr(self.owner, "kernel_size") or "conv" in kind.__name__.lower()
+        if is_own and (speaks or len(self.shape) == 3):
+            return speaks
+        return self.key.rpartition(".")[2] == "weight"
+
+
+def _is_conv1d(module: nn.Module, shape: Shape) -> bool:
+    """Whether a module is GPT-2's ``Conv1D``, which stores its matrix (in, out)."""
+    return len(shape) == 2 and any(kind.__name__ == "Conv1D" for kind in type(module).__mro__)
 
 
 # Layers that hold q, k and v below one another, each with the layer that follows attention: this
@@ -239,21 +277,29 @@ _TRANSPOSING = {"gpt2", "openai-gpt", "imagegpt", "decision_transformer"}  # fam
 _TRANSPOSING_EXPERTS = {"llama4", "llama4_text", "gpt_oss"}  # families whose experts are (in, out)
 
 
-def stored_layout(tensor: Surroundings) -> Layout:
-    """The layout of a stored tensor with two or more dimensions.
+def layout_of(tensor: Surroundings) -> Layout:
+    """The layout of a tensor with two or more dimensions.
 
-    >>> stored_layout(Surroundings("attn.qkv.weight", (12, 4))).parts[1]
+    >>> layout_of(Surroundings("attn.qkv.weight", (12, 4))).parts[1]
     ('k', (slice(4, 8, None),))
-    >>> stored_layout(Surroundings("conv.weight", (8, 3, 5, 5))).grid
+    >>> layout_of(Surroundings("conv.weight", (8, 3, 5, 5))).grid
     (8, 75)
-    >>> stored_layout(Surroundings("mlp.experts.w1", (4, 8, 2))).parts[3]
+    >>> layout_of(Surroundings("mlp.experts.w1", (4, 8, 2))).parts[3]
     ('3', (3,))
     """
-    if len(tensor.shape) > 2:
-        return _deep(tensor)
-    for rule in (_recurrent_gates, _interleaved_heads, _joined_heads, _gated, _flat_experts):
-        if found := rule(tensor):
-            return found
+    layout = _deep(tensor) if len(tensor.shape) > 2 else _flat(tensor)
+    return layout if layout.grid == tensor.shape else replace(layout, stored=tensor.shape)
+
+
+def _flat(tensor: Surroundings) -> Layout:
+    """The layout of a tensor with two dimensions, by the first rule that knows its layer."""
+    rules = (
+        *(_recurrent_gates, _interleaved_heads, _chatglm_heads, _jetmoe_heads, _joined_heads),
+        *(_gated_queries, _latent_heads, _delta_rule, _state_space, _gated, _flat_experts),
+    )
+    for rule in rules:
+        if layout := rule(tensor):
+            return layout
     return _two_dimensional(tensor)
 
 
@@ -263,11 +309,14 @@ def _two_dimensional(tensor: Surroundings, *parts: tuple[str, Index]) -> Layout:
 
 def _below_one_another(tensor: Surroundings, sizes: Mapping[str, int]) -> Layout:
     """Parts with these numbers of rows, one below another."""
-    parts, start = [], 0
-    for label, size in sizes.items():
-        parts.append((label, (slice(start, start + size),)))
-        start += size
-    return _two_dimensional(tensor, *parts)
+    return _two_dimensional(tensor, *_slices(sizes))
+
+
+def _slices(sizes: Mapping[str, int]) -> Parts:
+    ends = list(accumulate(sizes.values(), initial=0))
+    return tuple(
+        (label, (slice(a, b),)) for label, (a, b) in zip(sizes, pairwise(ends), strict=True)
+    )
 
 
 def _is_transposed(tensor: Surroundings) -> bool:
@@ -308,15 +357,26 @@ def _recurrent_gates(tensor: Surroundings) -> Layout | None:
     return _below_one_another(tensor, dict.fromkeys(labels, hidden))
 
 
+def _chatglm_heads(tensor: Surroundings) -> Layout | None:
+    """Queries, then the keys and the values that groups of them share."""
+    is_chatglm = tensor.leaf == "query_key_value" and "chatglm" in tensor.config.types
+    heads = _heads(tensor) if is_chatglm and tensor.config.all("multi_query_group_num") else None
+    if heads is None:
+        return None
+    sizes = {"q": heads.queries * heads.size} | dict.fromkeys("kv", heads.keys * heads.size)
+    return _below_one_another(tensor, sizes)
+
+
+def _jetmoe_heads(tensor: Surroundings) -> Layout | None:
+    """Keys, then values, as wide as the queries of an expert beside them."""
+    half, queries = tensor.shape[0] // 2, tensor.beside("experts.input_linear")[1]
+    is_jetmoe = tensor.leaf == "kv_proj" and tensor.shape[0] == 2 * queries > 0
+    return _below_one_another(tensor, dict.fromkeys("kv", half)) if is_jetmoe else None
+
+
 def _joined_heads(tensor: Surroundings) -> Layout | None:
     """Queries, keys and values of all heads, one below another."""
-    leaf = tensor.path.rpartition(".")[2]
-    if leaf == "query_key_value" and "chatglm" in tensor.config.types:
-        heads = _heads(tensor) if tensor.config.all("multi_query_group_num") else None
-        if heads is None:
-            return None
-        sizes = {"q": heads.queries * heads.size} | dict.fromkeys("kv", heads.keys * heads.size)
-        return _below_one_another(tensor, sizes)
+    leaf = tensor.leaf
     if leaf not in _JOINED:
         return None
     length, width = _out_in(tensor)
@@ -337,9 +397,9 @@ def _joined_heads(tensor: Surroundings) -> Layout | None:
 def _interleaved_heads(tensor: Surroundings) -> Layout | None:
     """q, k and v of one head (or of the heads that share a key) together, then of the next.
 
-    So store GPT-NeoX, BLOOM, Falcon, Megatron and InternLM2. Only a config tells how many.
+    So store GPT-NeoX, BLOOM, Falcon, Megatron, InternLM2 and DeBERTa. Only a config tells how many.
     """
-    leaf, types = tensor.path.rpartition(".")[2], tensor.config.types
+    leaf, types = tensor.leaf, tensor.config.types
     rows, columns = tensor.shape
     if leaf == "qkv_proj" and "codegen" in types and rows == 3 * columns and rows % 12 == 0:
         # four pieces for as many of the machines that trained it, and values before keys
@@ -348,7 +408,8 @@ def _interleaved_heads(tensor: Surroundings) -> Layout | None:
     is_chatglm = "chatglm" in types and tensor.config.all("multi_query_group_num")
     is_starcoder = leaf == "c_attn" and "gpt_bigcode" in types
     is_starcoder = is_starcoder and not tensor.config.all("multi_query")
-    if is_chatglm or not (is_starcoder or leaf in ("query_key_value", "wqkv")):
+    is_deberta = leaf == "in_proj" and tensor.shape_of("q_bias") == (rows // 3,)
+    if is_chatglm or not (is_starcoder or is_deberta or leaf in ("query_key_value", "wqkv")):
         return None
     if (heads := _heads(tensor)) is None or _is_transposed(tensor):
         return None
@@ -363,6 +424,99 @@ def _heads(tensor: Surroundings) -> Heads | None:
     return tensor.config.heads(tensor.key, lambda h: (h.queries + 2 * h.keys) * h.size == rows)
 
 
+def _gated_queries(tensor: Surroundings) -> Layout | None:
+    """Each head's queries with the gate of its output below them, as Qwen3-Next has them.
+
+    >>> near = {"attn.o_proj.weight": (4, 6), "attn.q_norm.weight": (3,)}.get
+    >>> _gated_queries(Surroundings("attn.q_proj.weight", (12, 4), near)).grid
+    (2, 2, 3, 4)
+    """
+    rows, columns = tensor.shape
+    if tensor.leaf != "q_proj" or rows == 0 or rows != 2 * tensor.beside("o_proj")[1]:
+        return None
+    norm = tensor.shape_of("q_norm") or ()
+    known = tensor.config.heads(tensor.key, lambda heads: 2 * heads.queries * heads.size == rows)
+    size = norm[0] if len(norm) == 1 else known.size if known else 0
+    if not size or rows % (2 * size):
+        return None
+    parts: Parts = (("q", (ALL, 0)), ("gate", (ALL, 1)))
+    heads = rows // (2 * size)
+    return Layout((heads, 2, size, columns), (0, 1, 2, 3), parts, heads=heads)
+
+
+def _latent_heads(tensor: Surroundings) -> Layout | None:
+    """The projections of DeepSeek's latent attention, in which a part of each head is rotated.
+
+    A head's queries are rows without rotation (``nope``) and rows with it (``rope``). Its keys
+    without rotation and its values come from a latent vector; the rotated keys, which all heads
+    share, come beside that vector. The shapes of all projections together tell every size.
+    """
+    rows, columns = tensor.shape
+    is_query = tensor.leaf == "q_b_proj" or (
+        tensor.leaf == "q_proj" and not tensor.beside("q_b_proj")[0]
+    )
+    if not (is_query or tensor.leaf in ("kv_a_proj_with_mqa", "kv_b_proj")):
+        return None
+    down, latent = tensor.beside("kv_a_proj_with_mqa")[0], tensor.beside("kv_b_proj")[1]
+    written, values = tensor.beside("kv_b_proj")[0], tensor.beside("o_proj")[1]
+    queries = tensor.beside("q_b_proj")[0] or tensor.beside("q_proj")[0]
+    rotated = down - latent  # rows of one head
+    heads, rest = divmod(queries - (written - values), rotated) if rotated > 0 else (0, 1)
+    if rest or heads < 1 or not 0 < values < written or written % heads or values % heads:
+        return None
+    if tensor.leaf == "kv_a_proj_with_mqa":
+        return _below_one_another(tensor, {"latent": latent, "rope": rotated})
+    first, second = ("nope", "rope") if is_query else ("k", "v")
+    size, still = rows // heads, (written - values) // heads
+    parts: Parts = ((first, (ALL, slice(still))), (second, (ALL, slice(still, size))))
+    return Layout((heads, size, columns), (0, 1, 2), parts, heads=heads)
+
+
+def _delta_rule(tensor: Surroundings) -> Layout | None:
+    """Queries, keys, values and gates (z) of linear attention by the delta rule (Qwen)."""
+    rows, columns = tensor.shape
+    values = tensor.beside("out_proj")[1]
+    keys, rest = divmod(rows - values, 2)
+    channels = (tensor.shape_of("conv1d") or (0,))[0]
+    if tensor.leaf == "in_proj_qkv" and rows == channels > values > 0 == rest:
+        return _below_one_another(tensor, {"q": keys, "k": keys, "v": values})
+    counts = [n for n in tensor.config.all("linear_num_key_heads") if type(n) is int and n > 0]
+    groups = counts[0] if counts else 0
+    if tensor.leaf not in ("in_proj_qkvz", "in_proj_ba") or not groups or rows % (2 * groups):
+        return None
+    half = rows // 2 // groups
+    sizes = {"b": half, "a": half}
+    if tensor.leaf == "in_proj_qkvz":
+        keys, v = (rows // 2 - values) // groups, values // groups
+        sizes = {"q": keys, "k": keys, "v": v, "z": v}
+    if groups * sum(sizes.values()) != rows or min(sizes.values()) < 1:
+        return None
+    parts = tuple((label, (ALL, *index)) for label, index in _slices(sizes))
+    return Layout((groups, rows // groups, columns), (0, 1, 2), parts)
+
+
+def _state_space(tensor: Surroundings) -> Layout | None:
+    """The projections of Mamba (input x, gate z, then dt, B, C) and Mamba-2 (z, x, B, C, dt)."""
+    rows, columns = tensor.shape
+    if tensor.leaf == "x_proj":
+        rank, state = tensor.beside("dt_proj")[1], tensor.beside("A_log")[1]
+        is_certain = 0 < rank == rows - 2 * state < rows
+        sizes = {"dt": rank, "B": state, "C": state}
+        return _below_one_another(tensor, sizes) if is_certain else None
+    inner, channels = tensor.beside("out_proj")[1], (tensor.shape_of("conv1d") or (0,))[0]
+    if tensor.leaf != "in_proj" or not 0 < inner <= channels:
+        return None
+    if rows == 2 * inner == 2 * channels:
+        if tensor.shape_of("x_proj_weight"):  # Zamba has x and z in turn
+            return Layout((inner, 2, columns), (0, 1, 2), (("x", (ALL, 0)), ("z", (ALL, 1))))
+        is_mamba = tensor.shape_of("x_proj") is not None
+        return _below_one_another(tensor, {"x": inner, "z": inner}) if is_mamba else None
+    heads, (state, rest) = rows - inner - channels, divmod(channels - inner, 2)
+    if heads < 1 or state < 1 or rest or tensor.shape_of("dt_bias") != (heads,):
+        return None
+    return _below_one_another(tensor, {"z": inner, "x": inner, "B": state, "C": state, "dt": heads})
+
+
 def _gated(tensor: Surroundings) -> Layout | None:
     """Gate and up, one below the other."""
     for leaf, (sibling, order) in _GATED.items():
@@ -372,8 +526,8 @@ def _gated(tensor: Surroundings) -> Layout | None:
         beside = tensor.beside(sibling, leaf)
         is_certain = rows == 2 * beside[1] or (leaf == "gate_up_proj" and beside == (0, 0))
         if leaf == "fc1":
-            told = [value for key in _ACTIVATIONS for value in tensor.config.all(key)]
-            is_certain = is_certain and any("glu" in str(value).lower() for value in told)
+            words = [value for key in _ACTIVATIONS for value in tensor.config.all(key)]
+            is_certain = is_certain and any("glu" in str(word).lower() for word in words)
         if rows % 2 or not is_certain:
             return None
         parts = tuple((label, (i,)) for i, label in enumerate(order.split()))
@@ -394,7 +548,7 @@ def _flat_experts(tensor: Surroundings) -> Layout | None:
     if not match or not count or tensor.shape[0] % count:
         return None
     grid = (count, tensor.shape[0] // count, tensor.shape[1])
-    return Layout(grid, (0, 2, 1) if match[1] == "w2" else (0, 1, 2), numbered(count))
+    return Layout(grid, (0, 2, 1) if match[1] == "w2" else (0, 1, 2), numbered(count), stack=1)
 
 
 # --- three and more dimensions --------------------------------------------------------------------
@@ -403,11 +557,11 @@ def _flat_experts(tensor: Surroundings) -> Layout | None:
 def _deep(tensor: Surroundings) -> Layout:
     """Kernels, tables, and stacks of matrices."""
     first, *rest = tensor.shape
-    is_weight = tensor.key.rpartition(".")[2] == "weight"
-    if is_weight and isinstance(tensor.owner, _ConvNd) and first % tensor.owner.groups == 0:
-        return Layout.convolution(tensor.shape, tensor.owner)
-    if is_weight and not re.search("expert|moe", tensor.key):
-        return Layout.kernel(tensor.shape)
+    if tensor.is_kernel:
+        groups = getattr(tensor.owner, "groups", 1)
+        is_group = type(groups) is int and groups > 0 and first % groups == 0
+        is_turned = getattr(tensor.owner, "transposed", False) is True
+        return Layout.convolution(tensor.shape, groups if is_group else 1, is_turned)
     kind = names.kind(tensor.key)
     if kind == "embedding":  # a table, whatever its positions are ordered by
         return Layout((prod(tensor.shape[:-1]), tensor.shape[-1]), (0, 1))
@@ -426,13 +580,13 @@ def _matrices(tensor: Surroundings) -> Layout:
     length = b if transposed else a
     is_gated = transposed is not None and _is_gated_stack(tensor) and length % 2 == 0
     if not is_gated or not 1 < count <= MAX_PARTS:
-        return Layout((count, a, b), order, numbered(count) if length > 1 else ())
+        return Layout((count, a, b), order, numbered(count) if length > 1 else (), stack=1)
     if not transposed:
-        return Layout((count, 2, a // 2, b), (0, 1, 2, 3), _gated_parts(count, 2))
+        return Layout((count, 2, a // 2, b), (0, 1, 2, 3), _gated_parts(count, 2), stack=1)
     if "gpt_oss" in tensor.config.types or tensor.near(f"{tensor.key}_bias"):
         # gate and up in turn
-        return Layout((count, a, b // 2, 2), (0, 2, 3, 1), _gated_parts(count, 3))
-    return Layout((count, a, 2, b // 2), (0, 2, 3, 1), _gated_parts(count, 2))
+        return Layout((count, a, b // 2, 2), (0, 2, 3, 1), _gated_parts(count, 3), stack=1)
+    return Layout((count, a, 2, b // 2), (0, 2, 3, 1), _gated_parts(count, 2), stack=1)
 
 
 def _gated_parts(count: int, at: int) -> Parts:
@@ -448,7 +602,7 @@ def _is_gated_stack(tensor: Surroundings) -> bool:
 
 def _is_transposed_stack(tensor: Surroundings) -> bool | None:
     """Whether the matrices of a stack are stored (in, out); None if gate and up may be either."""
-    leaf = tensor.path.rpartition(".")[2]
+    leaf = tensor.leaf
     a, b = tensor.shape[-2:]
     if _is_gated_stack(tensor):
         c, d = tensor.beside(_GATED[leaf][0])[-2:]

@@ -8,7 +8,11 @@ its own name, and the matrices joined in it follow as ``name[part]``:
 - fused q, k and v follow as ``[q]``, ``[k]``, ``[v]`` where name and shape are those of a layout
   that keeps each in one piece, and where they are interleaved by head (``query_key_value`` of
   GPT-NeoX and BLOOM) if the model's config tells the number of heads;
-- fused gate and up follow as ``[gate]``, ``[up]``;
+- fused gate and up follow as ``[gate]``, ``[up]``, and so do queries with a gate as ``[q]``,
+  ``[gate]``; the projections of latent attention (DeepSeek) as ``[latent]``, ``[nope]``,
+  ``[rope]``, ``[k]``, ``[v]``, and those of state spaces as ``[x]``, ``[z]``, ``[B]``, ``[C]``,
+  ``[dt]``;
+- LoRA's two factors follow their product, the matrix ``lora_BA``, which is without their scale;
 - the gates follow as ``[i]``, ``[f]``, ``[g]``, ``[o]`` (LSTM) or ``[r]``, ``[z]``, ``[n]`` (GRU);
 - any other (..., a, b), such as a stack of experts, is its matrices below one another, which follow
   as ``[0]``, ``[1]``, ..., or as ``[0.gate]``, ``[0.up]``, ... where each is fused.
@@ -29,20 +33,19 @@ parametrization, or of several, appear there under their own names.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 
 from kappascope.model import names
 from kappascope.model._heads import Config, count_beside
-from kappascope.model._parametrized import composed
-from kappascope.model.layouts import Layout, Near, Surroundings, stored_layout
+from kappascope.model.company import Layer, kinds_in_company
+from kappascope.model.layouts import Layout, Near, Surroundings, layout_of
+from kappascope.model.parametrized import composed
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, no_weight, unreadable
 from kappascope.model.tensors import (
     Contents,
@@ -54,6 +57,7 @@ from kappascope.model.tensors import (
     claimed,
     coded,
     contents,
+    gathered,
     needs_scales,
     objection,
     reader,
@@ -97,6 +101,12 @@ class Unit:
     factor: str = ""  # how the second tensor goes into the first
     heads: int = 0  # of the queries in it, where something beside it tells
 
+    @property
+    def layer(self) -> Layer:
+        """What its company is told by."""
+        whole, layout = self.parts[0], self.layout
+        return Layer(whole.name, whole.shape, whole.kind, layout.grid[0] if layout.stack else 1)
+
     def matrices(self, read: Read) -> Iterator[tuple[Logical, Tensor]]:
         """The matrices with their values, for which ``read`` is asked once for each path.
 
@@ -109,9 +119,9 @@ class Unit:
         attn.qkv.weight[k] key (2, 2)
         attn.qkv.weight[v] value (2, 2)
         """
-        tensor = read(self.paths[0])
+        tensor = gathered(read(self.paths[0]))
         if self.factor:
-            tensor = _made(tensor, read(self.paths[1]), self.factor)
+            tensor = _made(tensor, gathered(read(self.paths[1])), self.factor)
         pieces = self.layout.cut(tensor.detach().as_subclass(Tensor))
         for logical, (_, matrix) in zip(self.parts, pieces, strict=True):
             yield logical, matrix
@@ -146,12 +156,23 @@ def plan(source: Contents | Sequence[Tensor], config: Mapping[str, Any] | None =
     units, skipped = [], []
     opened = _opened(source)
     config = _config(opened) if config is None else config
-    for found in _survey(opened, Config(config)):
-        if isinstance(found, Skipped):
-            skipped.append(found)
+    for item in _survey(opened, Config(config)):
+        if isinstance(item, Skipped):
+            skipped.append(item)
         else:
-            units.append(found[0])
-    return Plan(tuple(units), tuple(skipped), config)
+            units.append(item[0])
+    return Plan(_in_company(units), tuple(skipped), config)
+
+
+def _in_company(units: list[Unit]) -> tuple[Unit, ...]:
+    """The units with the kinds that only the whole model tells."""
+    kinds = kinds_in_company([unit.layer for unit in units])
+
+    def renamed(unit: Unit) -> Unit:
+        whole, *parts = unit.parts
+        return replace(unit, parts=(replace(whole, kind=kinds[whole.name]), *parts))
+
+    return tuple(renamed(unit) if unit.parts[0].name in kinds else unit for unit in units)
 
 
 def matrices(source: Contents | Sequence[Tensor] | Tensor) -> Matrices:
@@ -172,55 +193,56 @@ def matrices(source: Contents | Sequence[Tensor] | Tensor) -> Matrices:
 
 
 def _opened(source: Any) -> Contents:
-    found = contents([source] if isinstance(source, Tensor) else source)
-    if found is None:
+    opened = contents([source] if isinstance(source, Tensor) else source)
+    if opened is None:
         raise TypeError(
             "expected an nn.Module or a mapping from names to tensors, "
             f"got {type(source).__name__}; pass model or model.state_dict()"
         )
-    return found
+    return opened
 
 
 @dataclass(eq=False, repr=False)
 class Matrices:
     """Pairs of name and matrix, read one at a time and afresh by every iteration.
 
-    A matrix is detached and keeps its dtype; where possible it shares the model's memory.
+    A matrix is detached and keeps its dtype; where possible it shares the model's memory. One that
+    is sharded over processes is gathered when its turn comes, by all of them at once.
 
     >>> dict(Matrices({"module.fc.weight": torch.eye(2, dtype=torch.bfloat16)}))
     {'fc.weight': tensor([[1., 0.], [0., 1.]], dtype=torch.bfloat16)}
     """
 
     source: Contents
-    _skipped: tuple[Skipped, ...] | None = None
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        skipped: list[Skipped] = []
-        for found in _survey(self.source, Config(_config(self.source))):
-            if isinstance(found, Skipped):
-                skipped.append(found)
+        for item in self._survey():
+            if isinstance(item, Skipped):
                 continue
-            unit, stored = found
-            values = [half.value for half in stored.halves] or [stored.value]
-            if any(value.is_meta for value in values):
-                skipped.append(Skipped(unit.parts[0].name, NO_VALUES))
-                continue
-            at_hand = dict(zip(unit.paths, values, strict=True))
+            unit, stored = item
+            at_hand = dict(zip(unit.paths, _values(stored), strict=True))
             for logical, matrix in unit.matrices(at_hand.__getitem__):
                 yield logical.name, matrix
-        self._skipped = tuple(skipped)
 
-    @property
+    @cached_property
     def skipped(self) -> tuple[Skipped, ...]:
         """All that is stored and not among the matrices, known before any iteration, too.
 
         >>> matrices({"steps": torch.tensor(7), "w": torch.eye(2)}).skipped
         (Skipped(name='steps', reason='torch.int64'),)
         """
-        if self._skipped is None:
-            for _ in self:
-                pass
-        return self._skipped or ()
+        return tuple(item for item in self._survey() if isinstance(item, Skipped))
+
+    def _survey(self) -> Iterator[Skipped | tuple[Unit, Stored]]:
+        for item in _survey(self.source, Config(_config(self.source))):
+            if not isinstance(item, Skipped) and any(value.is_meta for value in _values(item[1])):
+                yield Skipped(item[0].parts[0].name, NO_VALUES)
+            else:
+                yield item
+
+
+def _values(stored: Stored) -> list[Tensor]:
+    return [half.value for half in stored.halves] or [stored.value]
 
 
 def _survey(source: Contents, config: Config) -> Iterator[Skipped | tuple[Unit, Stored]]:
@@ -248,8 +270,8 @@ def _refused(stored: Stored) -> Reason | None:
 def _config(source: Contents) -> Mapping[str, Any]:
     """The config that a module of transformers carries."""
     to_dict = getattr(getattr(source, "config", None), "to_dict", dict)
-    found: object = to_dict() if isinstance(source, nn.Module) else {}
-    return found if isinstance(found, Mapping) else {}
+    config: object = to_dict() if isinstance(source, nn.Module) else {}
+    return config if isinstance(config, Mapping) else {}
 
 
 def _made(weight: Tensor, scale: Tensor, factor: str) -> Tensor:
@@ -274,39 +296,41 @@ def _unit(stored: Stored, config: Config, claim: Callable[[str], str], name: str
         return Logical(claim(f"{name}[{label}]"), *facts, _part_kind(kind, label), depth, name)
 
     around = Surroundings(stored.key, tuple(tensor.shape), near, stored.owner, config)
-    layout = stored_layout(around)
-    kind, depth = _kind(stored, layout), names.depth(name)
+    layout = layout_of(around)
+    kind, depth = _kind(around, layout, stored.name), names.depth(name)
     blank = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
     parts = tuple(logical(label, piece) for label, piece in layout.cut(blank))
     paths = tuple(half.path for half in stored.halves) or (stored.path,)
-    return Unit(paths, parts, layout, stored.factor, _heads(stored, parts, near))
+    heads = layout.heads or _heads(stored, parts, near)
+    return Unit(paths, parts, layout, stored.factor, heads)
 
 
 def _heads(stored: Stored, parts: tuple[Logical, ...], near: Near) -> int:
     rows = next((part.shape[0] for part in parts if part.kind == "query"), 0)
     if not rows or stored.value.ndim > 2:  # XLNet stores (width, heads, size)
         return int(stored.value.shape[1]) if rows else 0
-    path = stored.key.removesuffix(".weight")
+    path = names.layer(stored.key)
     return count_beside(path, rows, near, stored.owner, stored.around)
 
 
-_PARTS = {"q": "query", "k": "key", "v": "value", "gate": "gate", "up": "up"}
+_PARTS = {
+    "q": "query", "k": "key", "v": "value", "gate": "gate", "up": "up", "nope": "query",
+    "rope": "rotary", "latent": "latent", "x": "input", "z": "gate",
+} | dict.fromkeys(("B", "C", "dt"), "state")  # fmt: skip
 
 
 def _part_kind(kind: str, label: str) -> str:
-    return kind if kind == "expert" else _PARTS.get(label, kind)
+    return _PARTS.get(label, kind) if kind == "fused" else kind
 
 
-def _kind(stored: Stored, layout: Layout) -> str:
+def _kind(tensor: Surroundings, layout: Layout, name: str) -> str:
     """The kind of a whole tensor: what is known of its layer, or else what its name says."""
-    deep = stored.value.ndim > 2
-    if deep and re.search("expert|moe", stored.key):
+    if len(tensor.shape) > 2 and tensor.is_expert:
         return "expert"
-    is_weight = stored.key.rpartition(".")[2] == "weight"
-    if (deep and is_weight) or isinstance(stored.owner, _ConvNd):
+    if tensor.is_kernel:
         return "convolution"
-    if isinstance(stored.owner, nn.Embedding | nn.EmbeddingBag):
+    if isinstance(tensor.owner, nn.Embedding | nn.EmbeddingBag):
         return "embedding"
-    kind = names.kind(stored.name)
-    fused = kind != "expert" and any(label in _PARTS for label, _ in layout.parts)
-    return "fused" if fused else kind
+    kind = names.kind(name)
+    is_whole = kind in ("expert", "recurrent", "state") or not layout.parts
+    return "fused" if not is_whole and layout.parts[0][0] in _PARTS else kind

@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 
 ROLES = {
-    "query": "q_proj|query|wq|q|to_q|q_lin|linear_q|query_proj|q_proj_weight|q_[ab]_proj|q_attn",
+    "query": "q_proj|query|wq|q|to_q|q_lin|linear_q|query_proj|q_proj_weight|q_b_proj|q_attn",
     "key": "k_proj|key|wk|k|to_k|k_lin|linear_k|key_proj|k_proj_weight",
     "value": "v_proj|value|wv|v|to_v|v_lin|linear_v|value_proj|v_proj_weight",
     "joined": "c_attn|qkv|qkv_proj|in_proj|in_proj_weight|Wqkv|W_pack|query_key_value|att_proj",
     "up": "up_proj|w3|fc1|c_fc|linear1|dense_h_to_4h|fc_in|wi|wi_1|up|lin1|ffn|Wi|ff_proj",
-    "gate": "gate_proj|w1|wi_0|gate",
-    "down": "down_proj|w2|fc2|linear2|dense_4h_to_h|fc_out|down|lin2|ffn_output|ff_out",
+    "gate": "gate_proj|w1|wi_0|gate|in_proj_z",
+    "down": "down_proj|w2|fc2|linear2|dense_4h_to_h|fc_out|down|lin2|ffn_output|ff_out|"
+    "output_linear",
     "out": "o_proj|out_proj|wo|to_out|out_lin|proj|dense|o|out|output|Wo|attn_out|to_add_out",
     "writer": "c_proj",  # of GPT-2, in attention and in the perceptron
 }
@@ -25,10 +26,11 @@ _KINDS = {"joined": "fused", "out": "output"}
 # Matched at the end of a path, before its last name alone is looked at.
 _ENDS = {
     "adapter": r"(^|\.)lora_\w+(\.\w+)?",
-    "router": r"(^|\.)router(\.\w+)?|(moe|mlp|feed_forward|ffn)\.gate(\.wg)?",
+    "router": r"(^|\.)(router|shared_expert_gate)(\.\w+)?|(moe|mlp|feed_forward|ffn)\.gate(\.wg)?",
     "expert": r"(^|\.)((local_)?experts|expert_\w+)(\.\w+)*",
     "recurrent": r"(^|\.)weight_(ih|hh|hr)\w*",
-    "state": r"(^|\.)(A_log|x_proj|dt_proj|x_dt_proj)",
+    "state": r"(^|\.)(A_log|x_proj|dt_proj|x_dt_proj|in_proj_(ba|[ab]))",
+    "latent": r"(^|\.)q_a_proj",
     "head": r"lm_head|embed_out|qa_outputs|output_projection|(^|\.)predictions\.decoder|"
     r"seq_relationship|vocab_projector|to_logits|(^|\.)(score|logits|heads?(\.head)?)|"
     r"^(model\.)?(fc|output|classifier(\.\w+)?)",
@@ -64,11 +66,11 @@ def kind(name: str) -> str:
     ('up', 'other')
     """
     path = layer(name)
-    for found, pattern in _SURROUNDINGS.items():
+    for its_kind, pattern in _SURROUNDINGS.items():
         if pattern.search(path):
-            return found
-    found = role(path) or "other"
-    return "output" if found == "writer" else _KINDS.get(found, found)
+            return its_kind
+    its_role = role(path) or "other"
+    return "output" if its_role == "writer" else _KINDS.get(its_role, its_role)
 
 
 def is_mask(name: str) -> bool:
@@ -109,13 +111,31 @@ def depth(name: str) -> int | None:
     return int(numbers[0]) if numbers else None
 
 
+# What peft adds to the name of a layer to which it adds an adapter, or of which it keeps a copy.
+_WRAPPED = re.compile(r"\.(base_layer|original_module|modules_to_save\.\w+)(?=\.|$)")
+
+
 def layer(name: str) -> str:
-    """The path of the layer whose weight ``name`` is.
+    """The path of the layer whose weight ``name`` is, without what an adapter wraps it in.
 
     >>> layer("h.0.attn.c_attn.weight[q]"), layer("attn.in_proj_weight")
     ('h.0.attn.c_attn', 'attn.in_proj_weight')
+    >>> layer("attn.q_proj.base_layer.weight")
+    'attn.q_proj'
     """
-    return stored(name).removesuffix(".weight")
+    return _WRAPPED.sub("", stored(name).removesuffix(".weight"))
+
+
+def family(name: str) -> str:
+    """Where the layer of a weight stands: the path without its own name.
+
+    >>> family("h.0.attn.c_attn.weight[q]"), family("attn1.to_out.0.weight")
+    ('h.0.attn', 'attn1')
+    """
+    parts = layer(name).split(".")
+    while len(parts) > 1 and parts[-1].isdigit():
+        parts.pop()
+    return ".".join(parts[:-1])
 
 
 def stored(name: str) -> str:

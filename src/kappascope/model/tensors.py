@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from kappascope.model._parametrized import attempt, composed, made_weights, tensors
+from kappascope.model.parametrized import attempt, composed, made_weights, tensors
 from kappascope.model.skipped import Reason, ReasonKind, acts_beside, no_weight, unreadable
 from kappascope.refusal import Refusal
 
@@ -100,9 +100,9 @@ class Cycles:
 
     def repeats(self, container: object) -> bool:
         """Whether a container was or will be gone through elsewhere, being part of a cycle."""
-        found = id(container) in self.around or id(container) in self.closed
-        self.count += found
-        return found
+        is_repeated = id(container) in self.around or id(container) in self.closed
+        self.count += is_repeated
+        return is_repeated
 
     @contextmanager
     def within(self, container: object) -> Iterator[None]:
@@ -137,7 +137,7 @@ def _walk(source: Contents, at: str, path: Path, cycles: Cycles) -> Iterator[Sto
 def _mapping(source: Mapping[Any, Any], at: str, path: Path, cycles: Cycles) -> Iterator[Stored]:
     keys = {str(key): key for key in source}
     own = OPTIMIZER if {"state", "param_groups"} <= keys.keys() else None
-    steps = {found[1] for found in map(_LATER_STEP.match, keys) if found}
+    steps = {match[1] for match in map(_LATER_STEP.match, keys) if match}
 
     def near(key: str) -> Any:
         return source[keys[key]] if key in keys else None
@@ -182,8 +182,8 @@ def _module(module: nn.Module, at: str, path: Path) -> Iterator[Stored]:
         for name, make, keys in made_weights(owner):
             value, reason = attempt(make)
             whole = f"{at}{stripped(here + name)}"  # of which alone a loss is told
-            told = f"a part of {whole}, which could not be made" if reason else f"read as {whole}"
-            ingredients |= dict.fromkeys((here + key for key in keys), no_weight(told))
+            fate = f"a part of {whole}, which could not be made" if reason else f"read as {whole}"
+            ingredients |= dict.fromkeys((here + key for key in keys), no_weight(fate))
             yield store(name, value, reason=reason, made=True)
         for name, tensor, buffer in tensors(owner, recurse=False):
             reason = ingredients.get(here + name, buffer)
@@ -208,10 +208,20 @@ def reader(source: Contents) -> Read:
         for key in path:
             inner = contents(value)
             value = _of_module(inner, key) if isinstance(inner, nn.Module) else (inner or {})[key]
-        tensor: Tensor = value
-        return tensor
+        return gathered(value)
 
     return read
+
+
+@torch.no_grad()
+def gathered(tensor: Tensor) -> Tensor:
+    """The whole of a tensor that FSDP shards, asked for by all processes at once; or the tensor.
+
+    >>> gathered(torch.ones(1))
+    tensor([1.])
+    """
+    gather = getattr(tensor, "full_tensor", None)  # of a DTensor
+    return tensor if gather is None else gather()
 
 
 @torch.no_grad()
@@ -227,6 +237,7 @@ def _of_module(module: nn.Module, key: str) -> Tensor:
 
 # What is stored in place of a weight: by weight normalization, old and new, and by pruning.
 _HALVES = (("_v", "_g"), (".original1", ".original0"), ("_orig", "_mask"))
+_LORA = re.compile(r"(?P<stem>(.*\.)?)lora_B(?P<end>(\.\w+)*)")  # of a product B A, both kept
 _LATER_STEP = re.compile(r"((?:.+\.)?parametrizations\.\w+)\.[1-9]\d*\.")
 
 
@@ -253,6 +264,12 @@ def _composed(stored: Stored) -> Iterator[Stored]:
             parts = tuple(halves)
             yield replace(stored, key=whole, value=weight, made=True, halves=parts, factor=smaller)
         stored = replace(stored, reason=no_weight(f"read as {stored.at}{stripped(whole)}"))
+    if adapter := _LORA.fullmatch(stored.key):
+        halves = [stored, _half(stored, adapter["stem"] + "lora_A" + adapter["end"])]
+        product = None if stored.reason else _composition(halves, "lora_A")
+        if product is not None:
+            key = adapter["stem"] + "lora_BA" + adapter["end"]
+            yield replace(stored, key=key, value=product, halves=tuple(halves), factor="lora_A")
     yield stored
 
 
@@ -267,7 +284,8 @@ def _composition(halves: list[Stored], factor: str) -> Tensor | None:
     weight, scale = (half.value for half in halves)
     if objection(weight) or weight.itemsize == 1 or objection(scale) not in (None, SCALAR):
         return None
-    return composed(weight.detach().to("meta"), scale.detach().to("meta"), factor)
+    first, second = (torch.empty(t.shape, dtype=t.dtype, device="meta") for t in (weight, scale))
+    return composed(first, second, factor)
 
 
 # --- which tensors are matrices -------------------------------------------------------------------
@@ -286,13 +304,14 @@ def objection(value: object) -> Reason | None:
 
 def _no_tensor(value: object) -> Reason:
     """An array of another library may well be a weight."""
-    told, dimensions = f"not a tensor ({type(value).__name__})", getattr(value, "ndim", 0)
+    reason, dimensions = f"not a tensor ({type(value).__name__})", getattr(value, "ndim", 0)
     is_array = isinstance(dimensions, int) and dimensions > 1
-    return unreadable(told) if is_array else no_weight(told)
+    return unreadable(reason) if is_array else no_weight(reason)
 
 
 def _objections(tensor: Tensor) -> Iterator[tuple[bool, Reason]]:
     subclass = type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
+    subclass = subclass and not hasattr(tensor, "full_tensor")  # which can be gathered
     yield is_lazy(tensor), unreadable("not initialized yet")
     yield tensor.is_nested, unreadable("nested")
     yield tensor.layout is not torch.strided, unreadable(f"layout {tensor.layout}")

@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.parametrize import ParametrizationList
 
-from kappascope.model._parametrized import evaluating, parametrizations
-from kappascope.model.layouts import Layout, live_layout
-from kappascope.model.names import is_table, kind
+from kappascope.model.layouts import Layout, Surroundings, layout_of
+from kappascope.model.matrices import Unit, plan
+from kappascope.model.names import is_table
+from kappascope.model.names import kind as kind_by_name
+from kappascope.model.parametrized import evaluating, parametrizations
 from kappascope.model.tensors import tie_key
 
 Where: TypeAlias = str | Iterable[str] | Callable[[str], bool] | None
@@ -30,6 +32,7 @@ class LiveWeight:
     """One weight of a model in memory; a tied one is used in several modules."""
 
     uses: tuple[tuple[str, nn.Module, str], ...]  # each with its name, its module and attribute
+    unit: Unit | None = None  # the matrices in it, where the model's plan has it
 
     @property
     def name(self) -> str:
@@ -64,7 +67,14 @@ class LiveWeight:
     @cached_property
     def layout(self) -> Layout:
         """How the weight is a matrix."""
-        return live_layout(self.uses[0][1], self.shape)
+        if self.unit is not None:
+            return self.unit.layout
+        return layout_of(Surroundings(self.name, self.shape, owner=self.uses[0][1]))
+
+    @property
+    def kind(self) -> str:
+        """One word for what the weight does."""
+        return kind_by_name(self.name) if self.unit is None else self.unit.parts[0].kind
 
     def read(self) -> Tensor:
         """The weight that the model uses; it moves no buffer of a parametrization."""
@@ -136,22 +146,24 @@ def live_weights(model: nn.Module) -> list[LiveWeight]:
     >>> [weight.name for weight in live_weights(model)]
     ['0.weight', '2.weight']
     """
-    found: dict[tuple[Hashable, ...], LiveWeight] = {}
+    stored = [unit for unit in plan(model).units if len(unit.paths) == 1]
+    units = {str(unit.paths[0][-1]): unit for unit in stored}
+    weights: dict[tuple[Hashable, ...], LiveWeight] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, ParametrizationList):
             continue
         for attribute in (*module._parameters, *parametrizations(module)):
-            weight = LiveWeight(
-                ((f"{path}.{attribute}" if path else attribute, module, attribute),)
-            )
+            name = f"{path}.{attribute}" if path else attribute
+            weight = LiveWeight(((name, module, attribute),), units.get(name))
             absent = module._parameters.get(attribute, 0) is None
             if absent or not weight.leaves or weight.read().ndim < 2:  # a made buffer has no leaf
                 continue
             key = tuple(map(tie_key, weight.leaves))
-            first = found.setdefault(key, weight)
+            first = weights.setdefault(key, weight)
             if first is not weight:
-                found[key] = LiveWeight((*first.uses, *weight.uses))
-    return list(found.values())
+                uses = (*first.uses, *weight.uses)
+                weights[key] = LiveWeight(uses, first.unit or weight.unit)
+    return list(weights.values())
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -190,6 +202,10 @@ def name_test(where: Where, names: Sequence[str]) -> Callable[[str], bool]:
     return lambda name: any(fnmatchcase(name, p) for p in patterns)
 
 
+_LEFT_ALONE = {
+    "router": "a router chooses experts, and its scale is the choice's sharpness",
+    "adapter": "an adapter is one of two factors, small by design and merged in the end",
+}
 _LAYERS = (nn.Linear, _ConvNd, nn.RNNBase, nn.MultiheadAttention)  # maps, whatever their names
 
 
@@ -204,12 +220,13 @@ def why_no_map(weight: LiveWeight) -> str | None:
             return "an embedding is looked up, not multiplied"
         if re.search(r"(^|_)bias(_|$)", attribute):
             return "a bias is added, not multiplied"
-    if any(isinstance(module, _LAYERS) for _, module, _ in weight.uses):
-        return None
+    is_layer = any(isinstance(module, _LAYERS) for _, module, _ in weight.uses)
+    if is_layer or weight.kind in _LEFT_ALONE:
+        return _LEFT_ALONE.get(weight.kind)
     for name, module, attribute in weight.uses:
         if re.search(r"Norm(\dd)?$", type(module).__name__):
             return "a norm layer scales entry by entry"
-        if kind(name) == "embedding" or is_table(attribute):
+        if kind_by_name(name) == "embedding" or is_table(attribute):
             return "a table is looked up or added, not multiplied"
     is_vector = min(weight.matrix().shape[-2:]) == 1
     return "one row or column is a vector, not a map" if is_vector else None

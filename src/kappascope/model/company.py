@@ -1,0 +1,95 @@
+"""What a layer does by its shape and its company, where a name alone does not tell or misleads.
+
+A language model's head has as many outputs as the table of tokens has rows, up to padding, and
+stands outside the blocks. A router has as many outputs as there are experts beside it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from kappascope.model import names
+
+# Tables whose rows are no tokens: positions, types of tokens, relative distances, steps in time.
+_NO_TOKENS = re.compile(
+    r"(^|[._])(pos\w*|wpe|types?|segments?|time\w*|rel|relative\w*|pe|cls|class)([._]|$)"
+)
+_READS_A_BLOCK = {"head", "other", "output", "down"}  # kinds that a head's name may suggest
+_INSIDE_A_BLOCK = {"query", "key", "value", "fused", "up", "gate"}
+_MULTIPLES = [2**n for n in range(1, 11)]  # to which vocabularies are padded; 1024 is 8 times 128
+
+
+class Layer(NamedTuple):
+    """A weight's name and matrix shape, its kind by name, and its matrices if it is a stack.
+
+    >>> Layer("wte.weight", (50257, 768), "embedding").matrices
+    1
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+    matrices: int = 1
+
+
+def kinds_in_company(layers: Sequence[Layer]) -> dict[str, str]:
+    """The kinds of layers that their company tells, by name.
+
+    >>> table = Layer("tok.weight", (50257, 8), "embedding")
+    >>> kinds_in_company([table, Layer("proj.weight", (50304, 8), "output")])
+    {'proj.weight': 'head'}
+    """
+    return dict.fromkeys(language_heads(layers), "head") | dict(_routers_and_gates(layers))
+
+
+def language_heads(layers: Sequence[Layer]) -> list[str]:
+    """The names of the layers whose outputs are tokens.
+
+    Those that are called heads, if their shape fits. Else the model's last layer, or else those
+    outside of any block: what has no number in its name and no attention or perceptron beside it.
+
+    >>> blocks = [Layer("wte.weight", (65, 8), "embedding"), Layer("h.0.up.weight", (65, 8), "up")]
+    >>> language_heads([*blocks, Layer("fc_out.weight", (65, 8), "down")])
+    ['fc_out.weight']
+    """
+    tables = [each for each in layers if each.kind == "embedding"]
+    tokens = {each.shape[0] for each in tables if not _NO_TOKENS.search(each.name)}
+    readers = [each for each in layers if each.kind in _READS_A_BLOCK and len(each.shape) == 2]
+    fitting = [each for each in readers if any(_pads(each.shape[0], size) for size in tokens)]
+    called = [each.name for each in fitting if each.kind == "head"]
+    blocks = {names.family(each.name) for each in layers if each.kind in _INSIDE_A_BLOCK} - {""}
+    outside = [each.name for each in fitting if names.family(each.name) not in blocks]
+    maps = [each.name for each in layers if each.kind not in ("embedding", "adapter")]
+    last = [name for name in outside if name == maps[-1]]
+    return called or last or [name for name in outside if names.depth(name) is None]
+
+
+def _pads(outputs: int, tokens: int) -> bool:
+    """Whether one number is the other, or the next multiple above it of a power of two."""
+    less, more = sorted((outputs, tokens))
+    return less > 1 and any(-(-less // m) * m == more for m in (1, *_MULTIPLES) if m <= less)
+
+
+def _routers_and_gates(layers: Sequence[Layer]) -> Iterator[tuple[str, str]]:
+    """Layers with an output for each expert beside them; gates that a name mistakes for routers."""
+    experts: dict[str, set[str | int]] = defaultdict(set)  # numbers of single ones, sizes of stacks
+    ups = {(names.family(each.name), each.shape[0]) for each in layers if each.kind == "up"}
+    for name, _, kind, count in layers:
+        if kind != "expert":
+            continue
+        parts = names.layer(name).split(".")
+        at = next((i for i, part in enumerate(parts) if "expert" in part), len(parts) - 1)
+        number = parts[at + 1] if at + 1 < len(parts) and parts[at + 1].isdigit() else ""
+        experts[".".join(parts[:at])].add(number or count)
+    for name, shape, kind, _ in layers:
+        place = names.family(name)
+        around = {place, place.rpartition(".")[0]} & experts.keys()
+        numbers = {n for path in around for n in experts[path]}
+        count = sum(isinstance(n, str) for n in numbers)
+        if kind in ("other", "gate", "output") and shape[0] in {count, *numbers} - {0, 1}:
+            yield name, "router"
+        if kind == "router" and not around and (place, shape[0]) in ups:
+            yield name, "gate"
