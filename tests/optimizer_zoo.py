@@ -333,7 +333,7 @@ def muon_of_fused_parts() -> Specimen:
 def muon_of_micro_batches() -> Specimen:
     model, closure = gpt()
     return Specimen(
-        model, torch.optim.Muon(matrices(model)), lambda: [closure() for _ in range(3)][0]
+        model, torch.optim.Muon(matrices(model)), lambda: sum(closure() for _ in range(3))
     )
 
 
@@ -404,7 +404,18 @@ def sparse_adam() -> Specimen:
     return Specimen(table, optimizer, closure)
 
 
-OTHERS = ("lion", "lamb", "adabelief", "adan", "radam", "adopt", "sgdw", "tiger", "ademamix", "soap")
+OTHERS = (
+    "lion",
+    "lamb",
+    "adabelief",
+    "adan",
+    "radam",
+    "adopt",
+    "sgdw",
+    "tiger",
+    "ademamix",
+    "soap",
+)
 
 
 def _other(name: str) -> Specimen:
@@ -490,7 +501,9 @@ def muon_per_micro_batch() -> Specimen:
         @torch.no_grad()
         def take(self, p: Tensor) -> None:
             group, state = self.param_groups[0], self.state[p]
-            update = self.orthogonal(self.averaged(p.grad - state.get("seen", 0.0), state, group), group)
+            update = self.orthogonal(
+                self.averaged(p.grad - state.get("seen", 0.0), state, group), group
+            )
             state["sum"] = state.get("sum", 0.0) + update
             state["seen"] = p.grad.clone()
 
@@ -504,7 +517,7 @@ def muon_per_micro_batch() -> Specimen:
                 del state["seen"]
 
     model, closure = gpt()
-    return Specimen(model, Muon(matrices(model)), lambda: [closure() for _ in range(2)][0])
+    return Specimen(model, Muon(matrices(model)), lambda: sum(closure() for _ in range(2)))
 
 
 @sabotaged
@@ -559,7 +572,9 @@ def muon_per_head_on_the_wrong_axis() -> Specimen:
 
     model, closure = gpt()
     queries = [block.attn.q_proj.weight for block in model.h]
-    return Specimen(model, named("Muon", HandMuon, orthogonal=orthogonal)(queries, num_heads=4), closure)
+    return Specimen(
+        model, named("Muon", HandMuon, orthogonal=orthogonal)(queries, num_heads=4), closure
+    )
 
 
 @sabotaged

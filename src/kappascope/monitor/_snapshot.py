@@ -11,6 +11,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -90,13 +91,15 @@ def _keep(things: Iterable[Any], undo: list[Callable[[], object]]) -> None:
     an optimizer is entered as deep as it goes, for an optimizer may keep its state in any object.
     """
     seen: set[int] = set()
+    alive: list[Any] = []
+    undo.append(alive.clear)
     waiting = deque((thing, True) for thing in things)
     while waiting:
         thing, deep = waiting.popleft()
         if thing is None or isinstance(thing, _NOT_ENTERED) or id(thing) in seen:
             continue
         seen.add(id(thing))
-        undo.append(lambda thing=thing: thing)  # alive, so that no other takes its id
+        alive.append(thing)  # so that no other takes its id
         inside: Iterable[Any] = ()
         if isinstance(thing, Tensor):
             undo.append(_tensor(thing))
@@ -115,7 +118,7 @@ def _keep(things: Iterable[Any], undo: list[Callable[[], object]]) -> None:
         elif isinstance(thing, tuple | frozenset):
             inside = thing
         elif isinstance(thing, np.ndarray):
-            undo.append(lambda there=thing, copy=thing.copy(): np.copyto(there, copy))
+            undo.append(partial(np.copyto, thing, thing.copy()))
         elif isinstance(thing, nn.Module):
             inside, deep = (vars(thing),), False
         elif deep and hasattr(thing, "__dict__") and type(thing).__module__ not in _SERVICES:
@@ -123,9 +126,7 @@ def _keep(things: Iterable[Any], undo: list[Callable[[], object]]) -> None:
         waiting.extend((each, deep) for each in inside)
 
 
-def _content(
-    container: Any, copy: Any, refill: Callable[[Any], object]
-) -> Callable[[], object]:
+def _content(container: Any, copy: Any, refill: Callable[[Any], object]) -> Callable[[], object]:
     def put_back() -> None:
         container.clear()
         refill(copy)
@@ -138,10 +139,11 @@ def _tensor(tensor: Tensor) -> Callable[[], object]:
     if tensor.is_meta:
         return lambda: None
     gradient = tensor.grad if tensor.is_leaf else None
-    slopes = _values(gradient)  # a reducer may write into the memory of old gradients
     needs_gradient = tensor.requires_grad
     own = tensor.data  # the same memory, without history
-    values = _values(own)
+    values = _distinct(own).clone()
+    # a reducer may write into the memory of old gradients
+    slopes = values if gradient is None else _distinct(gradient.data).clone()
 
     def put_back() -> None:
         if tensor.layout is not own.layout or tensor.data_ptr() != own.data_ptr():
@@ -150,14 +152,10 @@ def _tensor(tensor: Tensor) -> Callable[[], object]:
         if tensor.is_leaf:
             tensor.requires_grad_(needs_gradient)
             tensor.grad = gradient
-            if gradient is not None:
-                _distinct(gradient.data).copy_(slopes)
+        if gradient is not None:
+            _distinct(gradient.data).copy_(slopes)
 
     return put_back
-
-
-def _values(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else _distinct(tensor.data).clone()
 
 
 def _distinct(tensor: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
-"""Does an optimizer do what its class name and its settings promise?
+"""Whether an optimizer does what its class name and its settings promise.
 
 A few steps are taken and undone. Before each of them weights and gradients are read as the
 optimizer finds them, after it the weights; what came is compared with what
 :mod:`~kappascope.monitor.promises` computes from the gradients alone, in float64. How far apart
-the two may be is not a tolerance that was chosen: the same formula in the weights' own type tells
+the two may be is no tolerance that somebody chose: the same formula in the weights' own type tells
 what rounding makes of it.
 
 >>> model = torch.nn.Linear(3, 2)
@@ -24,16 +24,15 @@ import torch
 from torch import Tensor, nn
 
 from kappascope.matrix import spectra
-from kappascope.matrix.precision import half_ulps
 from kappascope.model import names
 from kappascope.model.matrices import Unit, plan
+from kappascope.monitor._comparison import Comparison, cosine, decay_text, flatness, norm
 from kappascope.monitor._snapshot import restored
 from kappascope.monitor.promises import (
     Partition,
     Promise,
     Settings,
     State,
-    Step,
     Steps,
     Unpromised,
     promise_of,
@@ -44,13 +43,16 @@ Closure: TypeAlias = Callable[[], Any]
 STEPS = 5  # bias correction, momentum and decay have all shown themselves by then
 
 
+# --- the result -----------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class AuditRow:
     """What was expected of one parameter, and what came.
 
-    ``error`` is the distance between them relative to what was expected, at the step where it was
-    largest, and ``allowed`` the distance that rounding explains there; without a formula to compare
-    with (``is_checked`` is false) they are missing, and only invariants were looked at.
+    ``error`` is the distance between them and ``allowed`` what rounding explains, both relative to
+    the step that was expected, where they were farthest apart. Where no formula is promised
+    (``is_checked`` is false) they are missing, and only invariants were looked at.
     """
 
     matrix: str
@@ -65,7 +67,7 @@ class AuditRow:
 
     def __str__(self) -> str:
         at = f" at step {self.step}" if self.step else ""
-        return f"{self.matrix}: expected {self.expected}; came{at} {self.came}"
+        return f"{self.matrix}: expected {self.expected}; came{at}: {self.came}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -95,27 +97,28 @@ class Audit:
             f"in {plural(self.steps, 'step')}"
         ]
         lines += [f"  {row}" for row in self.failed]
-        unchecked: dict[str, list[str]] = {}
+        notes: dict[str, list[str]] = {}
         for row in self.rows:
             if not row.is_checked and row.passed:
-                unchecked.setdefault(row.expected, []).append(row.matrix)
-        lines += [f"  {first_few(them)}: {why}" for why, them in unchecked.items()]
+                notes.setdefault(row.expected, []).append(row.matrix)
+        lines += [f"  {first_few(them)}: {why}" for why, them in notes.items()]
         return "\n".join(lines)
 
     __repr__ = __str__
 
 
-def audit(
-    model: nn.Module, optimizer: Any, closure: Closure, *, steps: int = STEPS
-) -> Audit:
-    """Take a few steps, compare each with what the optimizer's name and settings promise; undo all.
+# --- taking the steps -----------------------------------------------------------------------------
+
+
+def audit(model: nn.Module, optimizer: Any, closure: Closure, *, steps: int = STEPS) -> Audit:
+    """Take a few steps, compare each with what the optimizer's name and settings promise, undo all.
 
     ``closure`` computes the loss and calls backward, once or for several micro-batches; one that
     only returns the loss is accepted, too, and is told by the gradients that it leaves missing.
-    ``optimizer`` may be a sequence of optimizers that share the model.
+    Pass a list of optimizers where several share the model.
 
-    Weights, buffers, gradients, the optimizer's state and random states are put back to the bit, also
-    if the closure raises. Batches that the closure draws from an iterator are gone.
+    Weights, buffers, gradients, the optimizer's state and random states are put back to the bit,
+    also if the closure raises. Batches that the closure draws from an iterator are gone.
 
     >>> model = nn.Linear(3, 2)
     >>> class Adam(torch.optim.SGD):
@@ -125,29 +128,59 @@ def audit(
     >>> result.passed
     False
     """
-    optimizers = [_unwrapped(each) for each in _listed(optimizer)]
-    if steps < 1:
-        raise ValueError(f"expected at least one step, got {steps}; leave steps at {STEPS}")
-    with restored(model, *_listed(optimizer), closure=closure):
-        auditor = Auditor(model, optimizers)
-        for _ in range(steps):
-            for parameter in auditor.parameters:
-                parameter.grad = None
-            if not any(map(_needs_closure, optimizers)):
-                _backward(closure, auditor.parameters)
-            for each in optimizers:
-                with auditor.watching(each):
-                    each.step(closure) if _needs_closure(each) else each.step()
-        return auditor.result()
-
-
-def _listed(optimizer: Any) -> Sequence[Any]:
-    found = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
-    for each in found:
+    given = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+    optimizers = [_unwrapped(each) for each in given]
+    for each in optimizers:
         if not (callable(getattr(each, "step", None)) and _groups(each)):
             kind = type(each).__name__
             raise TypeError(f"expected an optimizer with step and param_groups, got {kind}")
-    return found
+    if steps < 1:
+        raise ValueError(f"expected at least one step, got {steps}; leave steps at {STEPS}")
+    with restored(model, *given, closure=closure), ExitStack() as hooks:
+        auditor = Auditor(model, optimizers)
+        hooks.enter_context(auditor.raw_gradients())
+
+        def backward() -> Any:
+            for parameter in auditor.parameters:
+                parameter.grad = None
+            return _backward(closure, auditor.parameters)
+
+        for _ in range(steps):
+            backward()
+            for each in optimizers:
+                with auditor.watching(each):
+                    _take_step(each, backward)
+        return auditor.result()
+
+
+def _backward(closure: Closure, parameters: Iterable[Tensor]) -> Any:
+    """Call the closure, and backward after it if it did not."""
+    with torch.enable_grad():
+        loss = closure()
+        if any(parameter.grad is not None for parameter in parameters):
+            return loss
+        if not (isinstance(loss, Tensor) and loss.requires_grad):
+            raise ValueError(
+                "expected a closure that calls backward or returns the loss, got "
+                f"{type(loss).__name__} and no gradient; return the loss from it"
+            )
+        loss.backward()
+    return loss
+
+
+def _take_step(optimizer: Any, backward: Closure) -> None:
+    """Step, with a closure where the optimizer does not step without."""
+    accepted = inspect.signature(optimizer.step).parameters.get("closure")
+    if accepted is not None and accepted.default is inspect.Parameter.empty:
+        optimizer.step(backward)
+        return
+    try:
+        optimizer.step()
+    except Exception:
+        # what has a known formula needs none: its error is its own
+        if accepted is None or _promise(optimizer, {"lr": 0.0}) is not None:
+            raise
+        optimizer.step(backward)
 
 
 # Wrappers that step another optimizer and promise nothing themselves.
@@ -162,37 +195,28 @@ def _unwrapped(optimizer: Any) -> Any:
 
 def _groups(optimizer: Any) -> Sequence[dict[str, Any]]:
     """The parameter groups of an optimizer, or of the one that it wraps."""
-    found = getattr(optimizer, "param_groups", None)
+    found: Sequence[dict[str, Any]] = getattr(optimizer, "param_groups", None) or ()
     inner = getattr(optimizer, "optimizer", None)
     return found if found or inner is None else _groups(inner)
 
 
-def _states(optimizer: Any) -> Mapping[Any, Any]:
-    found = getattr(optimizer, "state", None)
-    inner = getattr(optimizer, "optimizer", None)
-    return found if isinstance(found, Mapping) or inner is None else _states(inner)
+def _state(optimizer: Any, p: Tensor) -> Mapping[str, Any]:
+    """What an optimizer, or the one that it wraps, remembers of a parameter."""
+    found, inner = getattr(optimizer, "state", None), getattr(optimizer, "optimizer", None)
+    if isinstance(found, Mapping):
+        kept = found.get(p)
+        return kept if isinstance(kept, Mapping) else {}
+    return {} if inner is None else _state(inner, p)
 
 
-def _needs_closure(optimizer: Any) -> bool:
-    """Whether ``step`` calls the closure itself and cannot be called without it."""
+def _promise(optimizer: Any, settings: Settings) -> Promise | None:
     try:
-        parameters = inspect.signature(optimizer.step).parameters
-    except (TypeError, ValueError):
-        return False
-    return "closure" in parameters and parameters["closure"].default is inspect.Parameter.empty
+        return promise_of(optimizer, settings)
+    except Unpromised:
+        return None
 
 
-def _backward(closure: Closure, parameters: Iterable[Tensor]) -> None:
-    """Call the closure, and backward after it if it did not."""
-    loss = closure()
-    if any(parameter.grad is not None for parameter in parameters):
-        return
-    if not (isinstance(loss, Tensor) and loss.requires_grad):
-        raise ValueError(
-            "expected a closure that calls backward or returns the loss, got "
-            f"{type(loss).__name__} and no gradient; return the loss from it"
-        )
-    loss.backward()
+# --- watching them --------------------------------------------------------------------------------
 
 
 @dataclass
@@ -208,10 +232,10 @@ class _Watched:
     rounded: State = field(default_factory=State)  # as the weight's own type makes it
     agreed: set[str] | None = None  # the conventions that every step so far agrees with
     failure: tuple[int, str, str] | None = None  # step, expected and came
-    error: float = 0.0
-    allowed: float = 0.0
-    decay_seen: list[tuple[float, float, float]] = field(default_factory=list)
-    hidden: bool = False  # whether rounding hid all that was expected
+    worst: tuple[float, float] = (0.0, 1.0)  # error and allowed
+    is_hidden: bool = False  # whether rounding hid all that was expected
+    steps: int = 0
+    decays: list[tuple[float, float, float]] = field(default_factory=list)
 
 
 class Auditor:
@@ -224,26 +248,24 @@ class Auditor:
         self.model, self.optimizers, self.steps = model, tuple(optimizers), 0
         named = dict(model.named_parameters())
         self._names = {id(p): name for name, p in named.items()}
-        owners: dict[int, list[str]] = {}
-        self._owned: dict[int, Tensor] = {}
+        self._owners: dict[int, list[str]] = {}
+        owned: dict[int, Tensor] = {}
         for optimizer in self.optimizers:
             for i, group in enumerate(_groups(optimizer)):
                 for j, p in enumerate(group["params"]):
                     self._names.setdefault(id(p), f"group {i}, parameter {j}")
-                    owners.setdefault(id(p), []).append(type(optimizer).__name__)
-                    self._owned[id(p)] = p
-        self._owners = owners
-        self.parameters = list({id(p): p for p in (*named.values(), *self._owned.values())}.values())
+                    self._owners.setdefault(id(p), []).append(type(optimizer).__name__)
+                    owned[id(p)] = p
+        self.parameters = list({id(p): p for p in (*named.values(), *owned.values())}.values())
         self._units = {unit.parts[0].name: unit for unit in plan(model).units}
-        embedded = [m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
-        self._embedded = {id(module.weight) for module in embedded}
+        tables = [m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
+        self._tables = {id(module.weight) for module in tables}
         self._watched: dict[int, _Watched] = {}
         self._orphans: dict[str, int] = {}
-        self._moved_frozen: dict[str, int] = {}
+        self._moved: dict[str, int] = {}  # though frozen
         self._before: dict[int, tuple[Tensor, Tensor | None]] = {}
         self._after: dict[int, Tensor] = {}
-
-    # --- around one step --------------------------------------------------------------------------
+        self._raw: dict[int, Tensor] = {}
 
     @contextmanager
     def watching(self, optimizer: Any) -> Iterator[None]:
@@ -258,8 +280,9 @@ class Auditor:
             if hooked is not None:
                 is_open = [True]
 
-                def begin(*_: Any) -> None:
-                    if is_open.pop() if is_open else False:
+                def begin(*_: Any) -> None:  # a step may call that of the class above it
+                    if is_open:
+                        is_open.pop()
                         self.before(optimizer)
 
                 def end(*_: Any) -> None:
@@ -273,16 +296,34 @@ class Auditor:
             yield
         self.after(optimizer)
 
+    @contextmanager
+    def raw_gradients(self) -> Iterator[None]:
+        """Sum the gradients that backward computes, before other hooks change them."""
+        with ExitStack() as hooks:
+            for p in (p for p in self.parameters if p.requires_grad and p.ndim > 1 and p.is_leaf):
+
+                def add(gradient: Tensor, key: int = id(p)) -> None:
+                    gradient = gradient.detach()
+                    self._raw[key] = self._raw[key] + gradient if key in self._raw else gradient
+
+                hook = p.register_hook(add)
+                hooks.callback(hook.remove)
+                if p._backward_hooks is not None:
+                    p._backward_hooks.move_to_end(hook.id, last=False)  # type: ignore[attr-defined]
+            yield
+
     @torch.no_grad()
     def before(self, optimizer: Any) -> None:
         """Note weights and gradients as the optimizer finds them."""
         self._after = {}
         self._before = {id(p): (p.detach().clone(), _copied(p.grad)) for p in self.parameters}
+        flags = self._muon_flags(optimizer)
         for group in _groups(optimizer):
             for p in group["params"]:
+                settings = self._settings(optimizer, group, p) | flags.get(id(p), {})
                 if id(p) not in self._watched:
-                    self._watched[id(p)] = self._met(optimizer, p)
-                self._watched[id(p)].settings = self._settings(optimizer, group, p)
+                    self._watched[id(p)] = self._met(optimizer, group, p, settings)
+                self._watched[id(p)].settings = settings
 
     @torch.no_grad()
     def after(self, optimizer: Any) -> None:
@@ -291,258 +332,224 @@ class Auditor:
         mine = {id(p) for p in _parameters(optimizer)}
         for p in self.parameters:
             weight, gradient = self._before[id(p)]
-            now = self._after.get(id(p), p.detach())
-            name = self._names[id(p)]
+            now, name = self._after.get(id(p), p.detach()), self._names[id(p)]
             if not p.requires_grad and not _same(weight, now):
-                self._moved_frozen.setdefault(name, self.steps)
+                self._moved.setdefault(name, self.steps)
             elif id(p) in mine:
                 with spectra.without_autocast():
                     self._compare(self._watched[id(p)], weight, gradient, now)
-            elif id(p) not in self._owned and gradient is not None and gradient.any():
+                    self._compare_with_backward(self._watched[id(p)], id(p), gradient)
+            elif id(p) not in self._owners and gradient is not None and gradient.any():
                 self._orphans.setdefault(name, self.steps)
+        if optimizer is self.optimizers[-1]:
+            self._raw = {}
 
-    def _met(self, optimizer: Any, p: Tensor) -> _Watched:
+    # --- what is promised -------------------------------------------------------------------------
+
+    def _met(
+        self, optimizer: Any, group: Mapping[str, Any], p: Tensor, settings: Settings
+    ) -> _Watched:
         """A parameter at the first step, with the state that the optimizer has for it."""
         name, kind = self._names[id(p)], type(optimizer).__name__
-        kept = dict(_states(optimizer).get(p, {})) if _states(optimizer) else {}
-        group = next(g for g in _groups(optimizer) if any(q is p for q in g["params"]))
-        kept.setdefault("step", group.get("step", 0))
-        settings = self._settings(optimizer, group, p)
         try:
             promise = promise_of(optimizer, settings)
         except Unpromised as missing:
             return _Watched(name, kind, None, str(missing))
+        kept = {"step": group.get("step", 0), **_state(optimizer, p)}
         exact, rounded = _begun(kept, torch.float64), _begun(kept, _real(p).dtype)
         rounded.is_exact = False
         if settings.get("capturable") or settings.get("differentiable"):
             rounded.time = torch.tensor(float(rounded.time))  # counted in float32 there
         return _Watched(name, kind, promise, exact=exact, rounded=rounded)
 
-    def _settings(self, optimizer: Any, group: Mapping[str, Any], p: Tensor) -> Settings:
+    def _settings(self, optimizer: Any, group: Mapping[str, Any], p: Tensor) -> dict[str, Any]:
         """What group, optimizer and model say about one parameter."""
-        said = {k: v for k, v in vars(optimizer).items() if isinstance(v, bool | int | float | str)}
+        said: dict[str, Any] = {
+            k: v for k, v in vars(optimizer).items() if isinstance(v, bool | int | float | str)
+        }
         said |= {key: _plain(value) for key, value in group.items() if key != "params"}
-        state = _states(optimizer)
-        flag = state[p].get("use_muon") if state and p in state else None
-        if "use_muon" not in said and isinstance(flag, bool):  # Moonlight's Muon keeps it there
-            said["use_muon"] = flag
-        name = self._names[id(p)]
-        kind = names.kind(name)
-        said["is_hidden"] = id(p) not in self._embedded and kind not in ("embedding", "head")
-        said["dtype"] = _real(p).dtype
+        said |= {"dtype": _real(p).dtype, "is_hidden": self._is_hidden(p)}
         if p.ndim > 1:
-            said["partitions"] = _partitions(self._units.get(name), kind, tuple(p.shape), said)
+            name = self._names[id(p)]
+            shape = tuple(p.shape)
+            said["partitions"] = _partitions(self._units.get(name), names.kind(name), shape, said)
         if p.grad is not None and p.grad.is_sparse:
-            said["touched"] = torch.zeros(p.shape, dtype=torch.bool, device=p.device)
-            indices = p.grad.coalesce().indices()
-            said["touched"][tuple(indices)] = True
+            touched = torch.zeros(p.shape, dtype=torch.bool, device=p.device)
+            touched[tuple(p.grad.coalesce().indices())] = True
+            said["touched"] = touched
         return said
+
+    def _is_hidden(self, p: Tensor) -> bool:
+        """Whether a weight is neither an embedding nor a head, so that Muon is meant for it."""
+        kind = names.kind(self._names[id(p)])
+        return p.ndim > 1 and id(p) not in self._tables and kind not in ("embedding", "head")
+
+    def _muon_flags(self, optimizer: Any) -> dict[int, dict[str, bool]]:
+        """Which parameters a Muon leaves to its Adam: by a flag, or by settings that are Adam's.
+
+        An optimizer called Muon in which no hidden matrix is Muon's has lost its flags.
+        """
+        promise = _promise(optimizer, {"lr": 0.0})
+        if promise is None or promise.name != "Muon":
+            return {}
+        groups = _groups(optimizer)
+        has_both = any("momentum" in group for group in groups)
+        flags: dict[int, dict[str, bool]] = {}
+        for group in groups:
+            is_adams = has_both and "betas" in group and "momentum" not in group
+            for p in group["params"]:
+                flag = group.get("use_muon", _state(optimizer, p).get("use_muon"))
+                if is_adams or flag is not None:
+                    flags[id(p)] = {"use_muon": bool(flag) and not is_adams}
+        hidden = [p for p in _parameters(optimizer) if self._is_hidden(p)]
+        is_lost = hidden and all(flags.get(id(p)) == {"use_muon": False} for p in hidden)
+        return {id(p): {"use_muon": True} for p in hidden} if is_lost else flags
+
+    # --- what came --------------------------------------------------------------------------------
 
     def _compare(
         self, watched: _Watched, weight: Tensor, gradient: Tensor | None, now: Tensor
     ) -> None:
         weight, now = _real(weight), _real(now)
         came = now.double() - weight.double()
-        if watched.promise is None or watched.failure:
-            return
-        if not (gradient is None or (gradient.isfinite().all() and weight.isfinite().all())):
-            watched.promise, watched.reason = None, "its gradient is not finite"
+        if watched.promise is None or watched.failure or not weight.numel():
             return
         if gradient is None:
             if not came.any():
                 return  # without a gradient a step is skipped
             gradient = torch.zeros_like(weight)  # or taken with zeros in its place
         gradient = _real(gradient)
-        states = ((watched.exact, torch.float64), (watched.rounded, weight.dtype))
+        if not (gradient.isfinite().all() and weight.isfinite().all()):
+            watched.promise, watched.reason = None, "it or its gradient was not finite"
+            return
         try:
-            (exact, shrunk), (rounded, _) = (
-                watched.promise.steps(watched.settings, s, weight.to(d), gradient.to(d))
-                for s, d in states
+            exact, shrunk = watched.promise.steps(
+                watched.settings, watched.exact, weight.double(), gradient.double()
+            )
+            rounded, _ = watched.promise.steps(
+                watched.settings, watched.rounded, weight, gradient.to(weight)
             )
         except Unpromised as missing:
             watched.promise, watched.reason = None, str(missing)
             return
-        self._judge(watched, _Comparison(weight, gradient, came, shrunk), exact, rounded)
+        watched.steps += 1
+        seen = Comparison(weight, gradient, came, shrunk, watched.exact.undecided)
+        self._judge(watched, seen, exact, rounded)
 
-    def _judge(self, watched: _Watched, seen: _Comparison, exact: Steps, rounded: Steps) -> None:
-        """Which of the conventions agree with what came; none that has agreed so far is a failure."""
-        undecided = watched.exact.undecided
-        found = {
-            name: seen.distance(step, rounded[name].update, undecided)
-            for name, step in exact.items()
-        }
-        agreeing = {name for name, (error, allowed, _) in found.items() if not error > allowed}
+    def _judge(self, watched: _Watched, seen: Comparison, exact: Steps, rounded: Steps) -> None:
+        """Keep the conventions that agree with what came; if none is left, that is a failure."""
+        found = {name: seen.distance(step, rounded[name].update) for name, step in exact.items()}
+        agreeing = {name for name, (error, allowed) in found.items() if error <= allowed}
         left = agreeing if watched.agreed is None else watched.agreed & agreeing
         nearest = min(left or found, key=lambda name: found[name][0] / (found[name][1] or 1e-300))
-        error, allowed, size = found[nearest]
-        if size:
-            watched.error = max(watched.error, error / size)
-            watched.allowed = max(watched.allowed, allowed / size)
-        watched.hidden = allowed >= size > 0
+        step = exact[nearest].update
+        error, allowed = (x / (norm(step) or 1.0) for x in found[nearest])
+        watched.worst = max(watched.worst, (error, allowed), key=lambda e: e[0] / (e[1] or 1e-300))
+        watched.is_hidden = allowed >= 1
         if left:
             watched.agreed = left
-            share = watched.promise.decay(watched.settings)[1] if watched.promise else 0.0
-            watched.decay_seen.append(seen.decay(exact[nearest].update, share))
+            momentum = watched.exact.get("momentum_buffer")
+            if exact[nearest].slack and isinstance(momentum, Tensor):
+                watched.decays += seen.decay(step, rounded[nearest].update, momentum)
             return
+        came = seen.described(step)
+        if exact[nearest].slack:
+            came += f"; singular values {seen.spectrum(watched.settings['lr'])} times the rate"
         expected = f"the step of {watched.optimizer}" + (f" ({nearest})" if nearest else "")
-        watched.failure = self.steps, expected, seen.described(exact[nearest].update)
+        watched.failure = self.steps, expected, came
 
-    # --- what came of it --------------------------------------------------------------------------
+    def _compare_with_backward(self, watched: _Watched, key: int, gradient: Tensor | None) -> None:
+        """Find what was made orthogonal before Muon came to it, such as every micro-batch alone."""
+        raw = self._raw.get(key)
+        if raw is None or gradient is None or watched.failure or watched.promise is None:
+            return
+        if watched.promise.name != "Muon" or watched.settings.get("use_muon") is False:
+            return
+        raw, gradient = raw.double().flatten(1), gradient.double().flatten(1)
+        if cosine(raw, gradient) > 0.99 or not (raw.isfinite().all() and raw.any()):
+            return  # clipped or scaled, or not at all changed
+        if flatness(gradient) > max(0.8, flatness(raw) + 0.1):
+            watched.failure = (
+                self.steps,
+                "a gradient that Muon makes orthogonal once a step",
+                "one that was made orthogonal before, as by micro-batch",
+            )
+
+    # --- the verdict ------------------------------------------------------------------------------
 
     def result(self) -> Audit:
         """The verdict on every parameter, from all steps so far."""
-        rows = [self._row(watched) for watched in self._watched.values()]
-        rows = [row for row in rows if row.matrix not in self._moved_frozen]
-        for name, step in self._moved_frozen.items():
+        rows = [_row(w) for w in self._watched.values() if w.name not in self._moved]
+        for name, step in self._moved.items():
             rows.append(_fact(name, "no step: it does not require a gradient", "a move", step))
-        for p, owners in ((self._owned[key], owners) for key, owners in self._owners.items()):
+        for key, owners in self._owners.items():
             if len(owners) > 1:
-                who = " and ".join(owners)
-                came = f"two: it is in the groups of {who}"
-                rows.append(_fact(self._names[id(p)], "one step at a time", came, None))
-        selective = {"Muon", "SparseAdam"} & {
-            kind.__name__ for each in self.optimizers for kind in type(each).__mro__
-        }
-        for name, step in self._orphans.items():
-            expected = "a step of some optimizer, or requires_grad=False"
-            if selective:  # which by nature take some parameters and not others
-                why = f"no optimizer that was passed steps it; {min(selective)} need not"
-                rows.append(AuditRow(name, "nobody", why, "no step", True, is_checked=False))
-            else:
-                rows.append(_fact(name, expected, "a gradient, and no optimizer that has it", step))
+                came = f"one each of {' and '.join(owners)}"
+                rows.append(_fact(self._names[key], "the step of one optimizer", came))
+        rows += self._orphaned_rows()
         kinds = tuple(type(each).__name__ for each in self.optimizers)
         return Audit(tuple(rows), kinds, self.steps)
 
-    def _row(self, watched: _Watched) -> AuditRow:
-        name, kind = watched.name, watched.optimizer
-        if watched.failure is None and watched.promise is not None:
-            watched.failure = self._failed_decay(watched)
-        if watched.failure:
-            step, expected, came = watched.failure
-            numbers = (watched.error, watched.allowed) if watched.promise else (None, None)
-            is_checked = watched.promise is not None
-            return AuditRow(name, kind, expected, came, False, is_checked, step, *numbers)
-        if watched.promise is None:
-            why = f"only invariants were checked ({watched.reason})"
-            return AuditRow(name, kind, why, "nothing that contradicts them", True, False)
-        if watched.agreed is None:
-            return AuditRow(name, kind, "a gradient", "none in any step", True, False)
-        came = "it, as far as rounding lets one see" if watched.hidden else "it"
-        expected = f"the step of {kind}"
-        return AuditRow(
-            name, kind, expected, came, True, True, None, watched.error, watched.allowed
-        )
+    def _orphaned_rows(self) -> Iterator[AuditRow]:
+        """What has a gradient and no optimizer.
 
-    def _failed_decay(self, watched: _Watched) -> tuple[int, str, str] | None:
-        """Whether the decay that came is not the stated one, where the step itself is too noisy.
-
-        Newton and Schulz's iteration in bfloat16 differs by several per cent between honest
-        implementations, more than a decay; but none of that points along the weight.
+        That is nobody's fault where an optimizer takes some parameters only, as Muon does, and
+        where the first layers up to some depth are left as they are.
         """
-        seen = [each for each in watched.decay_seen if each[1] > 0]
-        if not seen:
-            return None
-        excess = sum(each[0] for each in seen) / len(seen)
-        doubt = sum(each[1] ** 2 for each in seen) ** 0.5 / len(seen)
-        share = sum(each[2] for each in seen) / len(seen)
-        if share == 0 or abs(excess) <= max(6 * doubt, 0.3 * share):
-            return None
-        stated, came = number(share), number(share + excess)
-        return self.steps, f"decay by {stated} of the weight a step", f"decay by {came}"
+        promises = [_promise(each, {"lr": 0.0}) for each in self.optimizers]
+        is_selective = any(p is None or p.name in ("Muon", "SparseAdam") for p in promises)
+        order = [self._names[id(p)] for p in self.parameters if p.requires_grad]
+        first = next((i for i, p in enumerate(order) if p not in self._orphans), len(order))
+        if is_selective or set(order[:first]) >= set(self._orphans):
+            for name in self._orphans:
+                why = "no optimizer that was passed steps it"
+                yield AuditRow(name, "", why, "no step", passed=True, is_checked=False)
+            return
+        for name, step in self._orphans.items():
+            expected = "a step of some optimizer, or requires_grad=False"
+            yield _fact(name, expected, "a gradient, and no optimizer that has it", step)
 
 
-def _fact(name: str, expected: str, came: str, step: int | None) -> AuditRow:
-    return AuditRow(name, "", expected, came, False, False, step)
+def _fact(name: str, expected: str, came: str, step: int | None = None) -> AuditRow:
+    return AuditRow(name, "", expected, came, passed=False, is_checked=False, step=step)
 
 
-# --- one comparison -------------------------------------------------------------------------------
-
-# Half-ulps of the weight: rounded after decay, after the step and once more, each uniform within one,
-# that is 1 in the mean square; 3 at worst, for a tensor of one entry. Stochastic rounding has 1.2.
-ROUNDINGS = 1.5
-# Units in the last place that the arithmetic of a formula may lose besides; some count in float32.
-ARITHMETIC = 16
-# Two honest roundings of a formula differ by sqrt(2) of one, and more in small tensors.
-NOISE = 2.5
-
-
-@dataclass(frozen=True)
-class _Comparison:
-    """One step of one parameter: the weight before, the gradient, what came, the decay in it."""
-
-    weight: Tensor
-    gradient: Tensor
-    came: Tensor
-    shrunk: Tensor
-
-    def distance(
-        self, step: Step, rounded: Tensor, undecided: Tensor | None
-    ) -> tuple[float, float, float]:
-        """How far what came is from a step, how far it may be, and the size of the step."""
-        update = step.update
-        gap, noise = self.came - update, rounded.double() - update
-        if undecided is not None:
-            gap, noise = gap.masked_fill(undecided, 0.0), noise.masked_fill(undecided, 0.0)
-        if not noise.isfinite().all():  # the weights' own type cannot hold what is promised
-            return 0.0, float("inf"), 0.0
-        size, dtype = _norm(update), self.weight.dtype
-        largest = torch.maximum(self.weight.abs(), (self.weight + self.came).abs()).double()
-        rounding = (ROUNDINGS + ROUNDINGS / self.weight.numel() ** 0.5) * _norm(
-            half_ulps(largest, dtype)
-        )
-        precision = max(torch.finfo(kind).eps for kind in (dtype, torch.float32))
-        # before or after the step: nobody promises when the decay is taken off
-        order = _norm(self.shrunk) / max(_norm(self.weight), 1e-300)
-        relative = ARITHMETIC * precision + order + step.slack
-        error = _norm(gap) if gap.isfinite().all() else float("inf")
-        return error, rounding + relative * size + NOISE * _norm(noise), size
-
-    def decay(self, update: Tensor, share: float) -> tuple[float, float, float]:
-        """How much more of the weight went than was stated, its standard error, what was stated."""
-        gap, weight = self.came - update, self.weight.double()
-        square = float(weight.square().sum())
-        if not square or weight.ndim < 2 or share < 4 * torch.finfo(self.weight.dtype).eps:
-            return 0.0, 0.0, share
-        excess = -float((gap * weight).sum()) / square
-        return excess, _norm(gap) / (weight.numel() * square) ** 0.5, share
-
-    def described(self, update: Tensor) -> str:
-        """What came, in words, beside the step that was expected."""
-        came = self.came
-        if not came.any():
-            return "no move"
-        size = _norm(came) / _norm(update) if update.any() else float("inf")
-        alike = _cosine(came, update)
-        gap, weight = came - update, self.weight.double()
-        share = -float((gap * weight).sum()) / max(float(weight.square().sum()), 1e-300)
-        if alike > 0.9999 and abs(size - 1) > 1e-3:
-            return f"{number(size)} times that step"
-        if abs(_cosine(gap, weight)) > 0.95:
-            stated = -float((self.shrunk * weight).sum()) / float(weight.square().sum())
-            return f"decay by {number(stated + share)} of the weight, not {number(stated)}"
-        if alike > 0.9999:
-            return f"a step that differs by {number(_norm(gap) / _norm(update))} of its size"
-        words = [f"cosine {number(alike)} with it, {number(size)} times its size"]
-        step = came - self.shrunk
-        if abs(_cosine(step, self.gradient.double())) > 0.999:
-            words.append("along the gradient, as SGD's")
-        elif step.abs().std(correction=0) < 0.02 * step.abs().mean():
-            words.append("all entries of one size, as Adam's first or a sign's")
-        return "; ".join(words)
+def _row(watched: _Watched) -> AuditRow:
+    name, kind = watched.name, watched.optimizer
+    if watched.failure is None and watched.promise is not None:
+        watched.failure = _failed_decay(watched)
+    if watched.failure:
+        step, expected, came = watched.failure
+        return AuditRow(name, kind, expected, came, False, True, step, *watched.worst)
+    if watched.promise is None:
+        why = f"only invariants were checked ({watched.reason})"
+        return AuditRow(name, kind, why, "nothing that contradicts them", True, is_checked=False)
+    if watched.agreed is None:
+        why = "no gradient came in any step"
+        return AuditRow(name, kind, why, "no step", passed=True, is_checked=False)
+    came = "it, as far as rounding lets one see" if watched.is_hidden else "it"
+    return AuditRow(name, kind, f"the step of {kind}", came, True, True, None, *watched.worst)
 
 
-def _norm(tensor: Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor.double()))
+SIGMAS = 8  # the smallest doubt that is taken for a fact, among thousands of matrices
 
 
-def _cosine(a: Tensor, b: Tensor) -> float:
-    scale = _norm(a) * _norm(b)
-    return float((a * b).sum()) / scale if scale else 0.0
+def _failed_decay(watched: _Watched) -> tuple[int, str, str] | None:
+    """Whether in every step another decay came than the stated one."""
+    if len(watched.decays) < max(watched.steps, 2):
+        return None
+    count = len(watched.decays)
+    excess, doubt, share = (sum(each) / count for each in zip(*watched.decays, strict=True))
+    if abs(excess) <= max(SIGMAS * doubt, 0.5 * share):
+        return None
+    expected = f"decay by {number(share)} of the weight a step"
+    return watched.steps, expected, decay_text(share + excess, share)
 
 
-# --- which matrices are orthogonalised -------------------------------------------------------------
+# --- which matrices are made orthogonal -----------------------------------------------------------
 
 HEADS = ("num_heads", "n_heads", "n_head", "heads", "num_attention_heads")
+SPLITS = ("split_qkv", "split_fused", "fused_qkv")
 
 
 def _partitions(
@@ -564,15 +571,14 @@ def _partitions(
             found["its heads"] = lambda t: list(t.split(size))
     if heads and kind == "output" and shape[1] % heads == 0:
         found["its heads"] = lambda t: list(t.split(shape[1] // heads, dim=1))
-    attention = kind in ("query", "key", "value", "fused")
-    if stated and attention and "its heads" in found:
+    if stated and "its heads" in found and kind in ("query", "key", "value", "fused"):
         return {"its heads": found["its heads"]}
-    if any(said.get(key) for key in ("split_qkv", "split_fused")) and "its parts" in found:
+    if any(said.get(key) for key in SPLITS) and "its parts" in found:
         del found[""]
     return found
 
 
-# --- small things ---------------------------------------------------------------------------------
+# --- tensors --------------------------------------------------------------------------------------
 
 
 def _parameters(optimizer: Any) -> list[Tensor]:
@@ -581,18 +587,18 @@ def _parameters(optimizer: Any) -> list[Tensor]:
 
 def _hooked(optimizer: Any) -> Any:
     """The optimizer that runs hooks of others around its step, itself or the one it wraps."""
-    inner = getattr(optimizer, "optimizer", None)
-    own = vars(optimizer) if hasattr(optimizer, "__dict__") else {}
+    own = getattr(optimizer, "__dict__", {})
     if any(own.get(f"_optimizer_step_{when}_hooks") for when in ("pre", "post")):
         return optimizer
-    return None if inner is None or inner is optimizer else _hooked(inner)
+    inner = own.get("optimizer")
+    return None if inner is None else _hooked(inner)
 
 
 def _begun(kept: Mapping[str, Any], dtype: torch.dtype) -> State:
     """A copy of an optimizer's state of one parameter, in a type."""
 
     def value(x: Any) -> Any:
-        if isinstance(x, Tensor):
+        if isinstance(x, Tensor) and not x.is_sparse:
             return x.item() if x.ndim == 0 else _real(x.detach()).to(dtype, copy=True)
         return x
 

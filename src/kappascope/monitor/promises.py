@@ -12,6 +12,7 @@ State has the names of torch's optimizers, so that an audit can begin in the mid
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -26,10 +27,15 @@ Settings: TypeAlias = Mapping[str, Any]
 
 
 class Step(NamedTuple):
-    """An update that may come, and the share of it that is left open by what was promised."""
+    """An update that may come, and what of it is left open by what was promised.
+
+    ``slack`` is a share of its size; ``projected`` takes a difference to the directions in which
+    something was promised.
+    """
 
     update: Tensor
     slack: float = 0.0
+    projected: Callable[[Tensor], Tensor] = lambda difference: difference
 
 
 Steps: TypeAlias = dict[str, Step]
@@ -107,7 +113,7 @@ class Promise:
         found = self.update(settings, state, weight, gradient)
         if found.pop(UNMOVED, None):  # no step, and no decay either
             return {"": Step(torch.zeros_like(weight))}, torch.zeros_like(weight)
-        return {name: Step(s.update + shrunk, s.slack) for name, s in found.items()}, shrunk
+        return {name: s._replace(update=s.update + shrunk) for name, s in found.items()}, shrunk
 
 
 UNMOVED = "unmoved"
@@ -132,24 +138,45 @@ def _promised_by(*names: str, is_decoupled: bool = False) -> Callable[[Update], 
 
 
 # Settings that change a formula in ways that no function below knows.
-VARIANTS = ("cautious", "adanorm", "use_gc", "adam_debias", "orthograd", "stable_adamw", "kahan_sum")
+VARIANTS = (
+    "cautious",
+    "adanorm",
+    "use_gc",
+    "adam_debias",
+    "orthograd",
+    "stable_adamw",
+    "kahan_sum",
+)
 
 
 def promise_of(optimizer: object, settings: Settings) -> Promise:
-    """The promise of the nearest class whose name is known, if its settings are, too.
+    """The promise of a class by its own name, or by that of a class of torch's that it extends.
+
+    What extends the optimizer of another package under a name of its own is a variant of it, which
+    promises nothing that is known here.
 
     >>> promise_of(torch.optim.AdamW([torch.ones(1)]), {"lr": 0.1}).name
     'AdamW'
     """
-    names = [kind.__name__ for kind in type(optimizer).__mro__]
-    found = next((_PROMISES[name] for name in names if name in _PROMISES), None)
+    kinds = type(optimizer).__mro__
+    candidates = [kinds[0], *(kind for kind in kinds if kind.__module__.startswith("torch.optim"))]
+    found = next(filter(None, (_named(kind.__name__) for kind in candidates)), None)
     if found is None:
-        raise Unpromised(f"{names[0]} is no name that is known here")
+        raise Unpromised(f"{kinds[0].__name__} is no name that is known here")
     if "lr" not in settings:
         raise Unpromised("its settings have no lr")
     if variants := [key for key in VARIANTS if settings.get(key)]:
         raise Unpromised(f"what {', '.join(variants)} makes of {found.name} is not known here")
     return found
+
+
+_MUONS = re.compile(
+    r"(SingleDevice|Distributed|Torch|Fused|Hybrid)?Muon((With|And|Plus)?(Aux)?AdamW?)?(Optimizer)?"
+)
+
+
+def _named(name: str) -> Promise | None:
+    return _PROMISES.get("Muon" if _MUONS.fullmatch(name) else name.removesuffix("Optimizer"))
 
 
 # --- one function a family ------------------------------------------------------------------------
@@ -253,9 +280,7 @@ def _radam(s: Settings, state: State, weight: Tensor, g: Tensor) -> Steps:
         return {"": Step(-s["lr"] / first * m)}
     top, bottom = (length - 4) * (length - 2) * limit, (limit - 4) * (limit - 2) * length
     return {
-        "": Step(
-            -s["lr"] * (top / bottom) ** 0.5 / first * m * second**0.5 / (v.sqrt() + s["eps"])
-        )
+        "": Step(-s["lr"] * (top / bottom) ** 0.5 / first * m * second**0.5 / (v.sqrt() + s["eps"]))
     }
 
 
@@ -331,7 +356,7 @@ def _lion(s: Settings, state: State, weight: Tensor, g: Tensor) -> Steps:
 def _rprop(s: Settings, state: State, weight: Tensor, g: Tensor) -> Steps:
     slower, faster = _required(s, "etas", "Rprop")
     last = state.kept("prev", torch.zeros_like(g))
-    turned = g.sign() * last.sign()
+    turned = (g * last).sign()
     factor = torch.where(turned > 0, faster, torch.where(turned < 0, slower, 1.0)).to(g)
     size = state.kept("step_size", torch.full_like(g, s["lr"]))
     size = state["step_size"] = (size * factor).clamp(*s["step_sizes"])
@@ -342,7 +367,7 @@ def _rprop(s: Settings, state: State, weight: Tensor, g: Tensor) -> Steps:
 @_promised_by("ASGD")
 def _asgd(s: Settings, state: State, weight: Tensor, g: Tensor) -> Steps:
     shrink, lr = _required(s, "lambd", "ASGD"), s["lr"]
-    rate = state.get("eta", lr)
+    rate = state.setdefault("eta", lr)
     state["eta"] = lr / (1 + shrink * lr * state.time) ** s["alpha"]
     return {"": Step(-rate * g - shrink * rate * weight)}
 
@@ -353,10 +378,7 @@ Partition: TypeAlias = Callable[[Tensor], Sequence[Tensor]]
 """From a tensor to views of the matrices in it, which together are all of it."""
 
 
-@_promised_by(
-    "Muon", "SingleDeviceMuon", "DistributedMuon", "MuonWithAuxAdam",
-    "SingleDeviceMuonWithAuxAdam", is_decoupled=True,
-)  # fmt: skip
+@_promised_by("Muon", is_decoupled=True)
 def _muon(s: Settings, state: State, weight: Tensor, g: Tensor) -> Steps:
     if s.get("use_muon") is False:
         return _adam(s, state, weight, g)
@@ -367,11 +389,13 @@ def _muon(s: Settings, state: State, weight: Tensor, g: Tensor) -> Steps:
     found: Steps = {}
     for momentum_kind, momentum in _momenta(s, state, g):
         for matrices, partition in s.get("partitions", {"": _whole}).items():
-            names = ", ".join(filter(None, (momentum_kind, matrices)))
-            for slack, factor in _orthogonal_factors(s, state, momentum, partition):
+            for factor in _orthogonal_factors(s, state, momentum, partition):
                 for scale in _muon_scales(s, g, partition):
-                    name = f"{names} x {scale:.4g}{' polar' if slack else ''}".strip()
-                    found[name] = Step(-s["lr"] * scale * factor, slack)
+                    kind = "any orthogonal factor" if factor.slack == POLAR_SLACK else ""
+                    parts = (momentum_kind, matrices, kind, f"rate x {scale:.4g}")
+                    found[", ".join(filter(None, parts))] = factor._replace(
+                        update=-s["lr"] * scale * factor.update
+                    )
     return found
 
 
@@ -393,37 +417,54 @@ def _whole(tensor: Tensor) -> Sequence[Tensor]:
     return [tensor.flatten(1)]
 
 
+# In bfloat16 the order of products moves all singular values of the iteration by 2 per cent.
+ITERATION_SLACK = 0.05
 POLAR_SLACK = 0.35  # Newton and Schulz's values lie within 0.68 ... 1.21
 
 
 def _orthogonal_factors(
     s: Settings, state: State, momentum: Tensor, partition: Partition
-) -> Iterable[tuple[float, Tensor]]:
-    """The momentum with every matrix in it made orthogonal, each with how exact that is.
+) -> Iterable[Step]:
+    """The momentum with every matrix in it made orthogonal.
 
-    Where the settings do not tell the iteration, any orthogonal factor will do.
+    Where the settings do not tell the iteration, any orthogonal factor will do, and whatever it
+    makes of directions that the momentum does not have.
     """
-    told = [key for key in ("ns_steps", "ns_coefficients", "ns_coeffs") if key in s]
+    factor = momentum.clone(memory_format=torch.contiguous_format)
     dtype = torch.float64 if state.is_exact else torch.bfloat16  # in which Muon iterates
-    for slack in (0.0,) if told else (0.0, POLAR_SLACK):
-        factor = momentum.clone(memory_format=torch.contiguous_format)
-        for piece in partition(factor):
-            piece.copy_(polar(piece) if slack else newton_schulz_factor(piece.to(dtype), s))
-        yield slack, factor
+    for piece in partition(factor):
+        piece.copy_(newton_schulz_factor(piece.to(dtype), s))
+    yield Step(factor, ITERATION_SLACK)
+    if any(key in s for key in ("ns_steps", "ns_coefficients", "ns_coeffs")):
+        return
+    factor = momentum.clone(memory_format=torch.contiguous_format)
+    sides = []
+    for piece in partition(factor):
+        u, vt = heard_directions(piece)
+        piece.copy_(u @ vt)
+        sides.append((u @ u.mT, vt.mT @ vt))
+
+    def projected(difference: Tensor) -> Tensor:
+        difference = difference.clone(memory_format=torch.contiguous_format)
+        for piece, (left, right) in zip(partition(difference), sides, strict=True):
+            piece.copy_(left.to(piece) @ piece @ right.to(piece))
+        return difference
+
+    yield Step(factor, POLAR_SLACK, projected)
 
 
-def polar(matrix: Tensor) -> Tensor:
-    """The orthogonal factor U V' of U S V', of the directions that are not lost in rounding.
+def heard_directions(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """U and V' of the directions U S V' of a matrix that are not lost in rounding.
 
-    >>> polar(torch.diag(torch.tensor([9.0, 0.1])))
-    tensor([[1., 0.],
-            [0., 1.]])
+    >>> u, vt = heard_directions(torch.diag(torch.tensor([9.0, 3.0, 1e-9])))
+    >>> (u @ vt).diagonal()
+    tensor([1., 1., 0.])
     """
-    if not torch.isfinite(matrix).all() or not matrix.any():
-        return torch.zeros_like(matrix)
+    if not matrix.isfinite().all() or not matrix.any():
+        return matrix[:, :0], matrix[:0]
     u, values, vt = spectra.decomposition(matrix.double())
-    heard = values > 1e-3 * torch.linalg.vector_norm(values)
-    return ((u * heard) @ vt).to(matrix)
+    count = int((values > 0.01 * torch.linalg.vector_norm(values)).sum())
+    return u[:, :count].to(matrix), vt[:count].to(matrix)
 
 
 def newton_schulz_factor(matrix: Tensor, settings: Settings) -> Tensor:
