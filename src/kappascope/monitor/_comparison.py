@@ -10,14 +10,14 @@ from torch import Tensor
 
 from kappascope.matrix import spectra
 from kappascope.matrix.precision import half_ulps
-from kappascope.monitor.promises import Step
+from kappascope.monitor.promises import Candidate
 from kappascope.text import number
 
 # Half-ulps of the weight: rounded after decay, after the step and once more, each uniform within
-# one, that is 1 in the mean square, and 1 for a factor 1 - decay that is itself rounded; 4 at worst,
-# for a tensor of one entry.
+# one, that is 1 in the mean square, and 1 for a factor 1 - decay that is itself rounded; for a
+# tensor of one entry 4 at worst.
 ROUNDINGS = 2.0
-# Units in the last place that the arithmetic of a formula may lose besides; some count in float32.
+# Units in the last place that the arithmetic of a formula may lose besides.
 ARITHMETIC = 16
 # Two honest roundings of a formula differ by sqrt(2) of one, and more in small tensors.
 NOISE = 2.5
@@ -36,7 +36,7 @@ class Comparison:
     shrunk: Tensor
     undecided: Tensor | None = None
 
-    def distance(self, step: Step, rounded: Tensor) -> tuple[float, float]:
+    def distance(self, step: Candidate, rounded: Tensor) -> tuple[float, float]:
         """How far what came is from a step, and how far it may be."""
         gap, noise = step.projected(self.came - step.update), rounded.double() - step.update
         if self.undecided is not None:
@@ -45,14 +45,16 @@ class Comparison:
             return 0.0, float("inf")
         if not gap.isfinite().all():
             return float("inf"), 0.0
-        size, dtype, weight = norm(step.update), self.weight.dtype, self.weight.double()
+        size, weight = euclidean(step.update), self.weight.double()
+        # a rate or a count that is a tensor is kept in float32, also for float64 weights
+        dtype = torch.float32 if self.weight.dtype is torch.float64 else self.weight.dtype
         largest = torch.maximum(weight.abs(), (weight + self.came).abs())
-        rounding = (ROUNDINGS + ROUNDINGS / weight.numel() ** 0.5) * norm(half_ulps(largest, dtype))
-        precision = max(torch.finfo(kind).eps for kind in (dtype, torch.float32))
+        ulps = euclidean(half_ulps(largest, dtype))
+        rounding = (ROUNDINGS + ROUNDINGS / weight.numel() ** 0.5) * ulps
         # nobody promises whether the decay is taken off before the step or after it
-        order = norm(self.shrunk) / (norm(weight) or 1.0)
-        relative = ARITHMETIC * precision + order + step.slack
-        return norm(gap), rounding + relative * size + NOISE * norm(noise)
+        order = euclidean(self.shrunk) / (euclidean(weight) or 1.0)
+        relative = ARITHMETIC * torch.finfo(dtype).eps + order + step.slack
+        return euclidean(gap), rounding + relative * size + NOISE * euclidean(noise)
 
     def decay(
         self, step: Tensor, rounded: Tensor, momentum: Tensor
@@ -64,8 +66,8 @@ class Comparison:
         is not seen in the part of the weight that has nothing of the momentum's singular pairs.
         """
         weight, gap = self.weight.double().flatten(1), (self.came - step).flatten(1)
-        share = norm(self.shrunk) / (norm(weight) or 1.0)
-        glimpse = abs(float((gap * weight).sum())) / (norm(weight) ** 2 or 1.0)
+        share = euclidean(self.shrunk) / (euclidean(weight) or 1.0)
+        glimpse = abs(float((gap * weight).sum())) / (euclidean(weight) ** 2 or 1.0)
         if share <= 4 * torch.finfo(self.weight.dtype).eps or glimpse <= 0.5 * share:
             return
         u, _, vt = spectra.decomposition(momentum.double().flatten(1))
@@ -75,7 +77,7 @@ class Comparison:
             return
         noise = (rounded.double() - step).flatten(1)
         excess, shift = (-float((x * weight).sum()) / square for x in (gap, noise))
-        yield excess, abs(shift) + norm(gap) / (weight.numel() * square) ** 0.5, share
+        yield excess, abs(shift) + euclidean(gap) / (weight.numel() * square) ** 0.5, share
 
     def described(self, step: Tensor) -> str:
         """What came, in words, beside the step that was expected."""
@@ -86,17 +88,19 @@ class Comparison:
             return "no move"
         if not step.any():
             return "a move"
-        alike, size = cosine(came, step), norm(came) / norm(step)
+        alike, size = cosine(came, step), euclidean(came) / euclidean(step)
         if alike > 0.9999 and abs(size - 1) > 1e-3:
             return f"{number(size)} times that step"
         if abs(cosine(gap, weight)) > 0.95:
             stated, extra = (
-                -float((x * weight).sum()) / norm(weight) ** 2 for x in (self.shrunk, gap)
+                -float((x * weight).sum()) / euclidean(weight) ** 2 for x in (self.shrunk, gap)
             )
             return f"{decay_text(stated + extra, stated)}, not by {number(stated)}"
         words = [f"cosine {number(alike)} with it, {number(size)} times its size"]
         if alike > 0.9999:
-            words = [f"a step that differs by {number(norm(gap) / norm(step))} of its size"]
+            words = [
+                f"a step that differs by {number(euclidean(gap) / euclidean(step))} of its size"
+            ]
         moved = came - self.shrunk
         if abs(cosine(moved, self.gradient.double())) > 0.999:
             words.append("along the gradient, as SGD's")
@@ -123,15 +127,15 @@ def decay_text(came: float, stated: float) -> str:
 def flatness(matrix: Tensor) -> float:
     """Nuclear over Frobenius norm, relative to that of an orthogonal matrix: one is the most."""
     values = spectra.singular_values(matrix)
-    return float(values.sum()) / ((norm(matrix) or 1.0) * len(values) ** 0.5)
+    return float(values.sum()) / ((euclidean(matrix) or 1.0) * len(values) ** 0.5)
 
 
-def norm(tensor: Tensor) -> float:
+def euclidean(tensor: Tensor) -> float:
     """Euclidean norm of all entries, in float64."""
     return float(torch.linalg.vector_norm(tensor.double()))
 
 
 def cosine(a: Tensor, b: Tensor) -> float:
     """Cosine of the angle between two tensors; zero where one of them is zero."""
-    scale = norm(a) * norm(b)
+    scale = euclidean(a) * euclidean(b)
     return float((a * b).sum()) / scale if scale else 0.0

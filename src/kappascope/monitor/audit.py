@@ -26,14 +26,14 @@ from torch import Tensor, nn
 from kappascope.matrix import spectra
 from kappascope.model import names
 from kappascope.model.matrices import Unit, plan
-from kappascope.monitor._comparison import Comparison, cosine, decay_text, flatness, norm
+from kappascope.monitor._comparison import Comparison, cosine, decay_text, euclidean, flatness
 from kappascope.monitor._snapshot import restored
 from kappascope.monitor.promises import (
+    Candidates,
     Partition,
     Promise,
     Settings,
     State,
-    Steps,
     Unpromised,
     promise_of,
 )
@@ -169,7 +169,7 @@ def _backward(closure: Closure, parameters: Iterable[Tensor]) -> Any:
 
 
 def _take_step(optimizer: Any, backward: Closure) -> None:
-    """Step, with a closure where the optimizer does not step without."""
+    """Take a step, with a closure where the optimizer does not step without."""
     accepted = inspect.signature(optimizer.step).parameters.get("closure")
     if accepted is not None and accepted.default is inspect.Parameter.empty:
         optimizer.step(backward)
@@ -286,13 +286,13 @@ class Auditor:
                         self.before(optimizer)
 
                 def end(*_: Any) -> None:
-                    self._after = {id(p): p.detach().clone() for p in _parameters(optimizer)}
+                    self._after = {id(p): p.detach().clone() for p in self.parameters}
 
                 first = hooked.register_step_pre_hook(begin)
                 hooks.callback(first.remove)
                 last = hooked.register_step_post_hook(end)
                 hooks.callback(last.remove)
-                hooked._optimizer_step_post_hooks.move_to_end(last.id, last=False)
+                _put_first(last.id, hooked._optimizer_step_post_hooks)
             yield
         self.after(optimizer)
 
@@ -308,8 +308,7 @@ class Auditor:
 
                 hook = p.register_hook(add)
                 hooks.callback(hook.remove)
-                if p._backward_hooks is not None:
-                    p._backward_hooks.move_to_end(hook.id, last=False)  # type: ignore[attr-defined]
+                _put_first(hook.id, p._backward_hooks)
             yield
 
     @torch.no_grad()
@@ -340,6 +339,8 @@ class Auditor:
                     self._compare(self._watched[id(p)], weight, gradient, now)
                     self._compare_with_backward(self._watched[id(p)], id(p), gradient)
             elif id(p) not in self._owners and gradient is not None and gradient.any():
+                if not _same(weight, p.detach()):
+                    continue  # a hook of this optimizer steps it, such as a correction's
                 self._orphans.setdefault(name, self.steps)
         if optimizer is self.optimizers[-1]:
             self._raw = {}
@@ -436,14 +437,16 @@ class Auditor:
         seen = Comparison(weight, gradient, came, shrunk, watched.exact.undecided)
         self._judge(watched, seen, exact, rounded)
 
-    def _judge(self, watched: _Watched, seen: Comparison, exact: Steps, rounded: Steps) -> None:
+    def _judge(
+        self, watched: _Watched, seen: Comparison, exact: Candidates, rounded: Candidates
+    ) -> None:
         """Keep the conventions that agree with what came; if none is left, that is a failure."""
         found = {name: seen.distance(step, rounded[name].update) for name, step in exact.items()}
         agreeing = {name for name, (error, allowed) in found.items() if error <= allowed}
         left = agreeing if watched.agreed is None else watched.agreed & agreeing
         nearest = min(left or found, key=lambda name: found[name][0] / (found[name][1] or 1e-300))
         step = exact[nearest].update
-        error, allowed = (x / (norm(step) or 1.0) for x in found[nearest])
+        error, allowed = (x / (euclidean(step) or 1.0) for x in found[nearest])
         watched.worst = max(watched.worst, (error, allowed), key=lambda e: e[0] / (e[1] or 1e-300))
         watched.is_hidden = allowed >= 1
         if left:
@@ -592,6 +595,14 @@ def _hooked(optimizer: Any) -> Any:
         return optimizer
     inner = own.get("optimizer")
     return None if inner is None else _hooked(inner)
+
+
+def _put_first(key: int, hooks: Any) -> None:
+    """Let one hook run before all others, also where autograd reads the plain order."""
+    others = {other: hook for other, hook in hooks.items() if other != key}
+    own = hooks[key]
+    hooks.clear()
+    hooks.update({key: own, **others})
 
 
 def _begun(kept: Mapping[str, Any], dtype: torch.dtype) -> State:

@@ -26,7 +26,7 @@ from kappascope.matrix.orthogonal import FIFTH, FIRST, THIRD
 Settings: TypeAlias = Mapping[str, Any]
 
 
-class Step(NamedTuple):
+class Candidate(NamedTuple):
     """An update that may come, and what of it is left open by what was promised.
 
     ``slack`` is a share of its size; ``projected`` takes a difference to the directions in which
@@ -38,7 +38,7 @@ class Step(NamedTuple):
     projected: Callable[[Tensor], Tensor] = lambda difference: difference
 
 
-Steps: TypeAlias = dict[str, Step]
+Candidates: TypeAlias = dict[str, Candidate]
 
 
 class Unpromised(Exception):  # noqa: N818 - nothing has failed: there is only nothing to check
@@ -71,7 +71,7 @@ class State(dict[str, Any]):
         return start if found is None else found
 
 
-Update: TypeAlias = Callable[[Settings, State, Tensor, Tensor], Steps]
+Update: TypeAlias = Callable[[Settings, State, Tensor, Tensor], Candidates]
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Promise:
 
     def steps(
         self, settings: Settings, state: State, weight: Tensor, gradient: Tensor
-    ) -> tuple[Steps, Tensor]:
+    ) -> tuple[Candidates, Tensor]:
         """What may come at this step, with decay, and the decay alone; the state moves on.
 
         >>> weight, gradient = torch.ones(1), torch.tensor([2.0])
@@ -112,7 +112,7 @@ class Promise:
         shrunk = -share * weight
         found = self.update(settings, state, weight, gradient)
         if found.pop(UNMOVED, None):  # no step, and no decay either
-            return {"": Step(torch.zeros_like(weight))}, torch.zeros_like(weight)
+            return {"": Candidate(torch.zeros_like(weight))}, torch.zeros_like(weight)
         return {name: s._replace(update=s.update + shrunk) for name, s in found.items()}, shrunk
 
 
@@ -194,21 +194,21 @@ def _required(settings: Settings, name: str, owner: str) -> Any:
 
 
 @_promised_by("SGD")
-def _sgd(s: Settings, state: State, weight: Tensor, g: Tensor) -> Steps:
+def _sgd(s: Settings, state: State, weight: Tensor, g: Tensor) -> Candidates:
     mu = s.get("momentum", 0.0)
     if not mu:
-        return {"": Step(-s["lr"] * g)}
+        return {"": Candidate(-s["lr"] * g)}
     old = state.get("momentum_buffer")
     buffer = g if old is None else mu * old + (1 - s.get("dampening", 0.0)) * g
     state["momentum_buffer"] = buffer
-    return {"": Step(-s["lr"] * (g + mu * buffer if s.get("nesterov") else buffer))}
+    return {"": Candidate(-s["lr"] * (g + mu * buffer if s.get("nesterov") else buffer))}
 
 
 _promised_by("SGDW", is_decoupled=True)(_sgd)
 
 
 @_promised_by("Adam")
-def _adam(s: Settings, state: State, weight: Tensor, g: Tensor) -> Steps:
+def _adam(s: Settings, state: State, weight: Tensor, g: Tensor) -> Candidates:
     beta1, beta2 = s.get("betas", s.get("adamw_betas", (0.9, 0.999)))
     eps = s.get("eps", s.get("adamw_eps", 1e-8))
     zero = torch.zeros_like(g)
@@ -218,9 +218,9 @@ def _adam(s: Settings, state: State, weight: Tensor, g: Tensor) -> Steps:
         v = state["max_exp_avg_sq"] = torch.maximum(state.kept("max_exp_avg_sq", zero), v)
     first, second = 1 - beta1**state.time, (1 - beta2**state.time) ** 0.5
     return {
-        "": Step(-s["lr"] / first * m / (v.sqrt() / second + eps)),
+        "": Candidate(-s["lr"] / first * m / (v.sqrt() / second + eps)),
         # the paper's more efficient order: epsilon is not corrected
-        "epsilon uncorrected": Step(-s["lr"] * second / first * m / (v.sqrt() + eps)),
+        "epsilon uncorrected": Candidate(-s["lr"] * second / first * m / (v.sqrt() + eps)),
     }
 
 
@@ -228,31 +228,31 @@ _promised_by("AdamW", is_decoupled=True)(_adam)
 
 
 @_promised_by("SparseAdam")
-def _sparse_adam(s: Settings, state: State, weight: Tensor, g: Tensor) -> Steps:
+def _sparse_adam(s: Settings, state: State, weight: Tensor, g: Tensor) -> Candidates:
     touched = s.get("touched")  # entries in rows that the sparse gradient has
     if touched is None or not touched.any():
         state.time -= touched is not None
-        return {"": Step(torch.zeros_like(g))}
+        return {"": Candidate(torch.zeros_like(g))}
     zero = torch.zeros_like(g)
     old = state.kept("exp_avg", zero), state.kept("exp_avg_sq", zero)
     steps = _adam({**s, "amsgrad": False}, state, weight, g)
     for name, before in zip(("exp_avg", "exp_avg_sq"), old, strict=True):
         state[name] = torch.where(touched, state[name], before)
-    return {"": Step(torch.where(touched, steps["epsilon uncorrected"].update, 0.0))}
+    return {"": Candidate(torch.where(touched, steps["epsilon uncorrected"].update, 0.0))}
 
 
 @_promised_by("Adamax")
-def _adamax(s: Settings, state: State, weight: Tensor, g: Tensor) -> Steps:
+def _adamax(s: Settings, state: State, weight: Tensor, g: Tensor) -> Candidates:
     beta1, beta2 = s["betas"]
     zero = torch.zeros_like(g)
     m = state["exp_avg"] = _mixed(state.kept("exp_avg", zero), g, beta1)
     largest = torch.maximum(beta2 * state.kept("exp_inf", zero), g.abs() + s["eps"])
     state["exp_inf"] = largest
-    return {"": Step(-s["lr"] / (1 - beta1**state.time) * m / largest)}
+    return {"": Candidate(-s["lr"] / (1 - beta1**state.time) * m / largest)}
 
 
 @_promised_by("NAdam")
-def _nadam(s: Settings, state: State, weight: Tensor, g: Tensor) -> Steps:
+def _nadam(s: Settings, state: State, weight: Tensor, g: Tensor) -> Candidates:
     (beta1, beta2), t = s["betas"], state.time
     speed = _required(s, "momentum_decay", "NAdam")
     zero = torch.zeros_like(g)
@@ -262,11 +262,11 @@ def _nadam(s: Settings, state: State, weight: Tensor, g: Tensor) -> Steps:
     product = state["mu_product"] = state.get("mu_product", 1.0) * mu
     denominator = (v / (1 - beta2**t)).sqrt() + s["eps"]
     now, momentum = (1 - mu) / (1 - product) * g, ahead / (1 - product * ahead) * m
-    return {"": Step(-s["lr"] * (now + momentum) / denominator)}
+    return {"": Candidate(-s["lr"] * (now + momentum) / denominator)}
 
 
 @_promised_by("RAdam")
-def _radam(s: Settings, state: State, weight: Tensor, g: Tensor) -> Steps:
+def _radam(s: Settings, state: State, weight: Tensor, g: Tensor) -> Candidates:
     (beta1, beta2), t = s["betas"], float(state.time)
     zero = torch.zeros_like(g)
     m = state["exp_avg"] = _mixed(state.kept("exp_avg", zero), g, beta1)
@@ -276,16 +276,18 @@ def _radam(s: Settings, state: State, weight: Tensor, g: Tensor) -> Steps:
     length = limit - 2 * t * beta2**t / (1 - beta2**t)
     if length <= s.get("n_sma_threshold", 5.0):  # too few steps to know the variance
         if not s.get("degenerated_to_sgd", True):
-            return {UNMOVED: Step(zero)}
-        return {"": Step(-s["lr"] / first * m)}
+            return {UNMOVED: Candidate(zero)}
+        return {"": Candidate(-s["lr"] / first * m)}
     top, bottom = (length - 4) * (length - 2) * limit, (limit - 4) * (limit - 2) * length
     return {
-        "": Step(-s["lr"] * (top / bottom) ** 0.5 / first * m * second**0.5 / (v.sqrt() + s["eps"]))
+        "": Candidate(
+            -s["lr"] * (top / bottom) ** 0.5 / first * m * second**0.5 / (v.sqrt() + s["eps"])
+        )
     }
 
 
 @_promised_by("RMSprop")
-def _rmsprop(s: Settings, state: State, weight: Tensor, g: Tensor) -> Steps:
+def _rmsprop(s: Settings, state: State, weight: Tensor, g: Tensor) -> Candidates:
     zero, alpha = torch.zeros_like(g), _required(s, "alpha", "RMSprop")
     v = state["square_avg"] = _mixed(state.kept("square_avg", zero), g * g, alpha)
     if s.get("centered"):
@@ -295,29 +297,29 @@ def _rmsprop(s: Settings, state: State, weight: Tensor, g: Tensor) -> Steps:
     if mu := s.get("momentum", 0.0):
         step = mu * state.kept("momentum_buffer", zero) + step
         state["momentum_buffer"] = step
-    return {"": Step(-s["lr"] * step)}
+    return {"": Candidate(-s["lr"] * step)}
 
 
 @_promised_by("Adagrad")
-def _adagrad(s: Settings, state: State, weight: Tensor, g: Tensor) -> Steps:
+def _adagrad(s: Settings, state: State, weight: Tensor, g: Tensor) -> Candidates:
     start = torch.full_like(g, s.get("initial_accumulator_value", 0.0))
     total = state["sum"] = state.kept("sum", start) + g * g
     rate = s["lr"] / (1 + (state.time - 1) * s.get("lr_decay", 0.0))
-    return {"": Step(-rate * g / (total.sqrt() + s.get("eps", 1e-10)))}
+    return {"": Candidate(-rate * g / (total.sqrt() + s.get("eps", 1e-10)))}
 
 
 @_promised_by("Adadelta")
-def _adadelta(s: Settings, state: State, weight: Tensor, g: Tensor) -> Steps:
+def _adadelta(s: Settings, state: State, weight: Tensor, g: Tensor) -> Candidates:
     zero, rho, eps = torch.zeros_like(g), _required(s, "rho", "Adadelta"), s["eps"]
     v = state["square_avg"] = _mixed(state.kept("square_avg", zero), g * g, rho)
     moved = state.kept("acc_delta", zero)
     step = (moved + eps).sqrt() / (v + eps).sqrt() * g
     state["acc_delta"] = _mixed(moved, step * step, rho)
-    return {"": Step(-s["lr"] * step)}
+    return {"": Candidate(-s["lr"] * step)}
 
 
 @_promised_by("Adafactor", is_decoupled=True)
-def _adafactor(s: Settings, state: State, weight: Tensor, g: Tensor) -> Steps:
+def _adafactor(s: Settings, state: State, weight: Tensor, g: Tensor) -> Candidates:
     fresh = float(state.time) ** _required(s, "beta2_decay", "torch's Adafactor")
     least, smallest_scale = s["eps"]
     least = torch.finfo(s.get("dtype", g.dtype)).eps if least is None else least
@@ -334,7 +336,7 @@ def _adafactor(s: Settings, state: State, weight: Tensor, g: Tensor) -> Steps:
     step = g / v.clamp(min=least**2).sqrt()
     scale = max(smallest_scale, float(_root_mean_square(weight)))
     rate = scale * min(s["lr"], float(state.time) ** -0.5)
-    return {"": Step(-rate * step / max(1.0, float(_root_mean_square(step)) / s["d"]))}
+    return {"": Candidate(-rate * step / max(1.0, float(_root_mean_square(step)) / s["d"]))}
 
 
 def _root_mean_square(x: Tensor) -> Tensor:
@@ -342,18 +344,18 @@ def _root_mean_square(x: Tensor) -> Tensor:
 
 
 @_promised_by("Lion", is_decoupled=True)
-def _lion(s: Settings, state: State, weight: Tensor, g: Tensor) -> Steps:
+def _lion(s: Settings, state: State, weight: Tensor, g: Tensor) -> Candidates:
     beta1, beta2 = s["betas"]
     old = state.kept("exp_avg", torch.zeros_like(g))
     state["exp_avg"] = _mixed(old, g, beta2)
     mixed = _mixed(old, g, beta1)
     precision = torch.finfo(s.get("dtype", g.dtype)).eps
     state.undecided = mixed.abs() <= 8 * precision * (old.abs() + g.abs())
-    return {"": Step(-s["lr"] * mixed.sign())}
+    return {"": Candidate(-s["lr"] * mixed.sign())}
 
 
 @_promised_by("Rprop")
-def _rprop(s: Settings, state: State, weight: Tensor, g: Tensor) -> Steps:
+def _rprop(s: Settings, state: State, weight: Tensor, g: Tensor) -> Candidates:
     slower, faster = _required(s, "etas", "Rprop")
     last = state.kept("prev", torch.zeros_like(g))
     turned = (g * last).sign()
@@ -361,15 +363,15 @@ def _rprop(s: Settings, state: State, weight: Tensor, g: Tensor) -> Steps:
     size = state.kept("step_size", torch.full_like(g, s["lr"]))
     size = state["step_size"] = (size * factor).clamp(*s["step_sizes"])
     g = state["prev"] = torch.where(turned < 0, 0.0, g)
-    return {"": Step(-size * g.sign())}
+    return {"": Candidate(-size * g.sign())}
 
 
 @_promised_by("ASGD")
-def _asgd(s: Settings, state: State, weight: Tensor, g: Tensor) -> Steps:
+def _asgd(s: Settings, state: State, weight: Tensor, g: Tensor) -> Candidates:
     shrink, lr = _required(s, "lambd", "ASGD"), s["lr"]
-    rate = state.setdefault("eta", lr)
+    rate: Any = state.get("eta", lr)
     state["eta"] = lr / (1 + shrink * lr * state.time) ** s["alpha"]
-    return {"": Step(-rate * g - shrink * rate * weight)}
+    return {"": Candidate(-rate * g - shrink * rate * weight)}
 
 
 # --- Muon -----------------------------------------------------------------------------------------
@@ -379,14 +381,14 @@ Partition: TypeAlias = Callable[[Tensor], Sequence[Tensor]]
 
 
 @_promised_by("Muon", is_decoupled=True)
-def _muon(s: Settings, state: State, weight: Tensor, g: Tensor) -> Steps:
+def _muon(s: Settings, state: State, weight: Tensor, g: Tensor) -> Candidates:
     if s.get("use_muon") is False:
         return _adam(s, state, weight, g)
     if g.ndim < 2 and not s.get("use_muon"):
         raise Unpromised("Muon orthogonalises matrices; what else it does is not known here")
     if s.get("use_muon") is None and not s.get("is_hidden", True):
         raise Unpromised("embeddings and heads may have another update under Muon")
-    found: Steps = {}
+    found: Candidates = {}
     for momentum_kind, momentum in _momenta(s, state, g):
         for matrices, partition in s.get("partitions", {"": _whole}).items():
             for factor in _orthogonal_factors(s, state, momentum, partition):
@@ -424,7 +426,7 @@ POLAR_SLACK = 0.35  # Newton and Schulz's values lie within 0.68 ... 1.21
 
 def _orthogonal_factors(
     s: Settings, state: State, momentum: Tensor, partition: Partition
-) -> Iterable[Step]:
+) -> Iterable[Candidate]:
     """The momentum with every matrix in it made orthogonal.
 
     Where the settings do not tell the iteration, any orthogonal factor will do, and whatever it
@@ -434,7 +436,7 @@ def _orthogonal_factors(
     dtype = torch.float64 if state.is_exact else torch.bfloat16  # in which Muon iterates
     for piece in partition(factor):
         piece.copy_(newton_schulz_factor(piece.to(dtype), s))
-    yield Step(factor, ITERATION_SLACK)
+    yield Candidate(factor, ITERATION_SLACK)
     if any(key in s for key in ("ns_steps", "ns_coefficients", "ns_coeffs")):
         return
     factor = momentum.clone(memory_format=torch.contiguous_format)
@@ -450,7 +452,7 @@ def _orthogonal_factors(
             piece.copy_(left.to(piece) @ piece @ right.to(piece))
         return difference
 
-    yield Step(factor, POLAR_SLACK, projected)
+    yield Candidate(factor, POLAR_SLACK, projected)
 
 
 def heard_directions(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -472,7 +474,7 @@ def newton_schulz_factor(matrix: Tensor, settings: Settings) -> Tensor:
 
     >>> factor = newton_schulz_factor(torch.eye(2, dtype=torch.float64), {"ns_steps": 1})
     >>> factor.diagonal()
-    tensor([1.1066, 1.1066], dtype=torch.float64)
+    tensor([1.1065, 1.1065], dtype=torch.float64)
     """
     told = settings.get("ns_coefficients", settings.get("ns_coeffs")) or (FIRST, THIRD, FIFTH)
     schedule = [told] if isinstance(told[0], int | float) else list(told)
