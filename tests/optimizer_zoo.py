@@ -530,6 +530,24 @@ def muon_that_normalises_its_momentum_in_place() -> Specimen:
     return _false_muon(named("Muon", HandMuon, averaged=averaged))
 
 
+def torch_normalises_momentum() -> bool:
+    """Whether torch's Muon has the bug pytorch#190597: it changes its momentum in bfloat16."""
+    weight = nn.Parameter(torch.zeros(2, 3, dtype=torch.bfloat16))
+    weight.grad = torch.ones_like(weight)
+    optimizer = torch.optim.Muon([weight], momentum=0.5, nesterov=False)
+    optimizer.step()
+    return bool(optimizer.state[weight]["momentum_buffer"][0, 0] != 0.5)
+
+
+if torch_normalises_momentum():
+
+    @sabotaged
+    def muon_of_torch_in_bfloat16() -> Specimen:
+        model, closure = mlp(dtype=torch.bfloat16)
+        kind = torch.optim.Muon
+        return Specimen(model, kind(matrices(model), lr=0.3, nesterov=False), closure)
+
+
 @sabotaged
 def muon_without_nesterov() -> Specimen:
     def averaged(self: HandMuon, g: Tensor, state: Any, group: Any) -> Tensor:

@@ -39,16 +39,15 @@ class Comparison:
     def distance(self, step: Candidate, rounded: Tensor) -> tuple[float, float]:
         """How far what came is from a step, and how far it may be."""
         gap, noise = step.projected(self.came - step.update), rounded.double() - step.update
-        if self.undecided is not None:
-            gap, noise = (x.masked_fill(self.undecided, 0.0) for x in (gap, noise))
-        if not noise.isfinite().all():  # the weights' own type cannot hold what is promised
-            return 0.0, float("inf")
+        unseen = ~noise.isfinite()  # what the weights' own type cannot hold
+        unseen = unseen if self.undecided is None else unseen | self.undecided
+        gap, noise = (x.masked_fill(unseen, 0.0) for x in (gap, noise))
         if not gap.isfinite().all():
             return float("inf"), 0.0
         size, weight = euclidean(step.update), self.weight.double()
         # a rate or a count that is a tensor is kept in float32, also for float64 weights
         dtype = torch.float32 if self.weight.dtype is torch.float64 else self.weight.dtype
-        largest = torch.maximum(weight.abs(), (weight + self.came).abs())
+        largest = torch.maximum(weight.abs(), (weight + self.came).abs()).nan_to_num(0.0, 0.0)
         ulps = euclidean(half_ulps(largest, dtype))
         rounding = (ROUNDINGS + ROUNDINGS / weight.numel() ** 0.5) * ulps
         # nobody promises whether the decay is taken off before the step or after it
