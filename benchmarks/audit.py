@@ -111,7 +111,7 @@ def random_honest(count: int) -> Iterator[tuple[str, Callable[[], zoo.Specimen]]
             settings["nesterov"] = True  # without it torch's is not honest: pytorch#190597
         networks = [partial(zoo.mlp, dtype), zoo.conv, partial(zoo.gpt, dtype=dtype)]
         network = networks[0] if dtype is torch.float16 else pick.choice(networks)
-        label = f"{index}: {kind} {settings} {network}, after {before} steps"
+        label = f"{index}: {kind} {settings}, {dtype}, after {before} steps"
         yield label, partial(make, network, kind, settings, before)
 
 

@@ -89,6 +89,19 @@ def test_no_optimizer_of_others_is_accused_or_changed(name: str) -> None:
     assert same(before, trace(model, optimizer))
 
 
+def test_what_float16_cannot_hold_is_no_sabotage() -> None:
+    model, closure = mlp(torch.float16)
+    assert audit(model, torch.optim.RAdam(model.parameters(), foreach=True), closure).passed
+
+
+def test_the_model_may_be_wrapped() -> None:
+    model, optimizer, closure = HONEST["muon_of_fused_parts"]()
+    compiled = nn.Module()
+    compiled._orig_mod = model  # as torch.compile keeps it
+    result = audit(compiled, optimizer, closure)
+    assert result.passed and result.rows[0].matrix == "h.0.attn.c_attn.weight"
+
+
 # --- everything as before -------------------------------------------------------------------------
 
 

@@ -40,6 +40,8 @@ class Comparison:
         """How far what came is from a step, and how far it may be."""
         gap, noise = step.projected(self.came - step.update), rounded.double() - step.update
         unseen = ~noise.isfinite()  # what the weights' own type cannot hold
+        if self.weight.dtype is torch.float16:  # where any intermediate result may overflow
+            unseen |= ~gap.isfinite()
         unseen = unseen if self.undecided is None else unseen | self.undecided
         gap, noise = (x.masked_fill(unseen, 0.0) for x in (gap, noise))
         if not gap.isfinite().all():
