@@ -16,6 +16,7 @@ def test_every_public_name_is_there_and_listed() -> None:
     from kappascope import (
         Components,
         Refusal,
+        audit,
         corrections,
         diagnose,
         errors,
@@ -24,7 +25,7 @@ def test_every_public_name_is_there_and_listed() -> None:
         theory,
     )  # fmt: skip
 
-    assert callable(diagnose) and callable(errors) and callable(matrices)
+    assert callable(audit) and callable(diagnose) and callable(errors) and callable(matrices)
     assert issubclass(Refusal, Exception) and isinstance(Components, type)
     assert corrections.Hybrid and theory.GaussianNull and spectra.vitals
     assert {*kappascope.__all__} <= {*dir(kappascope)}

@@ -9,17 +9,20 @@ if TYPE_CHECKING:
     from kappascope.matrix import spectra
     from kappascope.matrix.components import Components, errors
     from kappascope.model.matrices import matrices
+    from kappascope.monitor.audit import audit
     from kappascope.refusal import Refusal
 
 __version__ = "0.1.0"
 __all__ = [
-    "Components", "Refusal", "corrections", "diagnose", "errors", "matrices", "spectra", "theory",
+    "Components", "Refusal", "audit", "corrections", "diagnose", "errors", "matrices", "spectra",
+    "theory",
 ]  # fmt: skip
 
 # Where each public name is defined; without a name behind the colon it is the module itself.
 _HOMES = {
     "Components": "kappascope.matrix.components:Components",
     "Refusal": "kappascope.refusal:Refusal",
+    "audit": "kappascope.monitor.audit:audit",
     "corrections": "kappascope.corrections:",
     "diagnose": "kappascope.clinic.diagnose:diagnose",
     "errors": "kappascope.matrix.components:errors",

@@ -1,0 +1,1 @@
+"""What a model learns while it learns, and whether its optimizer does what its name says."""
