@@ -272,6 +272,11 @@ class Monitor:
     # --- what a user asks for ---------------------------------------------------------------------
 
     @property
+    def is_attached(self) -> bool:
+        """Whether there is a model that it watches."""
+        return self._survey is not None
+
+    @property
     def step(self) -> int:
         """The number of finished steps, of the optimizer that has taken most."""
         return max(self._counts)
