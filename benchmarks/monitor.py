@@ -132,10 +132,11 @@ def cost(width: int, rounds: int) -> dict[str, Any]:
         trained(model, optimizer, data)
     kinds: dict[str, dict[str, Any]] = {
         "components": {"quantities": ()},
+        "components, without products": {"quantities": (), "exclude": is_product},
         "components, signal, update, swallowed": {"quantities": ("signal", "update", "swallowed")},
         "whole spectra too": {"spectra_every": 2},
     }
-    times: dict[str, list[float]] = {name: [] for name in (*kinds, "plain", "svdvals")}
+    times: dict[str, list[float]] = {name: [] for name in (*kinds, "plain", "svdvals", "products")}
     quiet: dict[str, list[float]] = {name: [] for name in kinds}
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     with tempfile.TemporaryDirectory() as folder:
@@ -154,6 +155,10 @@ def cost(width: int, rounds: int) -> dict[str, Any]:
             for matrix in matrices:
                 torch.linalg.svdvals(matrix.detach())
             times["svdvals"].append(time.process_time() - began)
+            if turn == 0:
+                began = time.process_time()
+                svdvals_of_products(model)
+                times["products"].append(time.process_time() - began)
         for kept in KEPT.values():
             for monitor in kept:
                 monitor.close()
@@ -183,8 +188,32 @@ def cost(width: int, rounds: int) -> dict[str, Any]:
         "reading, ms": {name: 1e3 * value for name, value in reading.items()},
         "svdvals of every matrix, ms": 1e3 * svdvals,
         "share of training time": share,
-        "svdvals over components": svdvals / reading["components"],
+        "svdvals of every product, ms": 1e3 * times["products"][0],
+        "svdvals over components, stored matrices": (
+            svdvals / reading["components, without products"]
+        ),
+        "svdvals over components, products too": (
+            (svdvals + times["products"][0]) / reading["components"]
+        ),
     }
+
+
+def is_product(name: str) -> bool:
+    """Whether this is the product of two factors of a head."""
+    return "[qk." in name or "[ov." in name
+
+
+def svdvals_of_products(model: GPT) -> None:
+    """All singular values of every head's products, as they are had without their factors."""
+    for layer in model.layers:
+        attn = layer.attn
+        q, k, v, o = (
+            each.weight.detach() for each in (attn.q_proj, attn.k_proj, attn.v_proj, attn.out_proj)
+        )
+        for h in range(attn.num_heads):
+            rows = slice(h * attn.head, (h + 1) * attn.head)
+            torch.linalg.svdvals(q[rows].mT @ k[rows])
+            torch.linalg.svdvals(o[:, rows] @ v[rows])
 
 
 KEPT: dict[tuple[int, str], list[Monitor]] = {}

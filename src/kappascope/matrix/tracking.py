@@ -366,8 +366,9 @@ def ends(matrix: Float[Tensor, "out in"], memory: State, count: int = BLOCK_SIZE
     extreme_triplets(matrix, memory)  # which raises where an entry is not finite
     a = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.mT
     memory["top"] = _sharpened_top(a, memory["top"])
+    top = _outer(a, memory["top"], first=True)
     for _ in range(MAX_SHARPENING_STEPS):
-        top, bottom = _outer(a, memory["top"], first=True), _outer(a, memory["bottom"], first=False)
+        bottom = _outer(a, memory["bottom"], first=False)
         if float(bottom.errors[-1]) < SHARP_BELOW:
             break
         kept = memory["top"]

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from kappascope.matrix import spectra
 from kappascope.matrix.tracking import Ends
-from kappascope.model.attention import Product
 from kappascope.model.weights import precise
 from kappascope.monitor.signal import signals
 
@@ -101,10 +100,10 @@ def ends_signal(gradient: Float[Tensor, "out in"], ends: Ends) -> Quantities:
     >>> ends_signal(torch.ones(2, 2), ends(torch.diag(torch.tensor([2.0, 1.0])), {}))["signal"]
     [(0.0, 1.0), (1.0, 1.0)]
     """
-    if not gradient.isfinite().all():
-        return {}
     outer = [i for i in (0, -1) if float(ends.errors[i]) <= MIN_SIGNAL_ACCURACY]
     flow = signals(precise(gradient), ends.left[:, outer], ends.right[:, outer])
+    if not flow.isfinite().all():
+        return {}
     quantiles = [0.0 if i == 0 else 1.0 for i in outer]
     return signal_rows(flow.double(), ends.values[outer].double(), quantiles)
 
@@ -117,27 +116,25 @@ def signal_rows(flow: Tensor, values: Tensor, quantiles: list[float]) -> Quantit
     return found
 
 
-def product_quantities(product: Product) -> Quantities:
-    """The components of the product of a head: its singular values are those of a head's rank.
+def product_quantities(values: Float[Tensor, " rank"]) -> Quantities:
+    """The components of the product of a head, by its singular values, as many as a head has rows.
 
-    >>> found = Product("attn", "QK", 0, (8, 8), (3.0, 1.0), 3.0, "ok", head=0)
-    >>> product_quantities(found)["frobenius_norm"]
+    >>> product_quantities(torch.tensor([3.0, 1.0]))["frobenius_norm"]
     3.16...
     """
-    if not product.values:
-        return {"non_finite": 1.0} if "non-finite" in product.status else {}
-    values = [math.ldexp(value, product.exponent) for value in product.values]
+    if not values.isfinite().all():
+        return {"non_finite": 1.0}
+    sigma = values.tolist()
     found: Quantities = {
-        "sigma_max": values[0],
-        "sigma_min": values[-1],
-        "frobenius_norm": math.hypot(*values),
+        "sigma_max": sigma[0],
+        "sigma_min": sigma[-1],
+        "frobenius_norm": math.hypot(*sigma),
     }
-    if len(values) > 1:
-        found["sigma_2"] = values[1]
-    if product.condition_number is not None:
-        found["condition_number"] = product.condition_number
-    if values[0] > 0:
-        found["stable_rank"] = (found["frobenius_norm"] / values[0]) ** 2
-        found["effective_rank"] = float(sum(value > 0.01 * values[0] for value in values))
-        found["spectral_gap"] = (values[0] - values[1]) / values[0] if len(values) > 1 else 1.0
+    if len(sigma) > 1:
+        found["sigma_2"] = sigma[1]
+    if sigma[0] > 0:
+        found["condition_number"] = sigma[0] / sigma[-1] if sigma[-1] > 0 else math.inf
+        found["stable_rank"] = (found["frobenius_norm"] / sigma[0]) ** 2
+        found["effective_rank"] = float(sum(value > 0.01 * sigma[0] for value in sigma))
+        found["spectral_gap"] = (sigma[0] - sigma[1]) / sigma[0] if len(sigma) > 1 else 1.0
     return found

@@ -7,7 +7,7 @@ import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,9 +21,10 @@ from kappascope.monitor.source import AroundStep, StepTensors
 from kappascope.monitor.survey import Item
 
 NOISE_READINGS = 8  # over which a signal's spread is told where there are no micro-batches
+SAMPLED_ENTRIES = 65_536  # of a parameter, by which the share lost to rounding is predicted
 DEAD_READINGS = 3  # in a row without a gradient: a batch without some feature is no death
 
-Measured = dict[str, dict[str, Any]]
+Measured: TypeAlias = dict[str, dict[str, Any]]
 """Quantities by matrix."""
 
 
@@ -63,9 +64,7 @@ class Meter:
         if item.layer is not None:
             if not self._has_changed(item, source):
                 return {}
-            names = {logical.name for logical in item.wanted}
-            products = item.layer.products(source.read)
-            return {p.name: measure.product_quantities(p) for p in products if p.name in names}
+            return _products(item, source)
         assert item.unit is not None
         before, gradients, momenta = (
             source.cut(item, what) for what in ("before", "gradient", "momentum")
@@ -204,27 +203,36 @@ def _swallowed(source: StepTensors, name: str, logical: Logical | None) -> dict[
 
     With a ``logical`` matrix it is that of this part of the parameter.
     """
-    before, after, gradient = (source.around(name, w) for w in ("before", "after", "gradient"))
-    if before is None or after is None or gradient is None or not gradient.isfinite().all():
+    unit = source.unit_of(name) if logical is not None else None
+
+    def part(tensor: Tensor) -> Tensor:
+        if unit is None or logical is None:
+            return tensor
+        place = [each.name for each in unit.parts].index(logical.name)
+        return list(unit.layout.cut(tensor))[place][1]
+
+    around = [source.around(name, when) for when in ("before", "after", "gradient")]
+    if any(tensor is None for tensor in around):
         return {}
-    step, decay = source.intended(name), source.decay(name) or 0.0
-    parts = [before, after, gradient, *([] if step is None else [step])]
-    unit = source.unit_of(name)
-    if logical is not None and unit is not None:
-        place = [part.name for part in unit.parts].index(logical.name)
-        parts = [list(unit.layout.cut(part))[place][1] for part in parts]
-    before, after, gradient = parts[:3]
-    found = swallowed.observed(before, after, gradient)
-    if not found or step is None:
+    found = swallowed.observed(*(part(tensor) for tensor in around if tensor is not None))
+    if not found:
         return found
-    wanted = parts[3]
-    for quantity, dtype in (("predicted", before.dtype), ("in_float32", torch.float32)):
-        share = swallowed.predicted(before, wanted, decay, gradient, dtype)
-        if share is not None and (quantity == "predicted" or before.dtype.itemsize <= 2):
-            found[f"swallowed_{quantity}"] = share
-    return found | (
-        swallowed.lost(before, after, wanted, decay) if before.dtype.itemsize <= 2 else {}
-    )
+
+    def sample(tensor: Tensor) -> Tensor:
+        # a prediction needs no more entries than tell it to a fifth of a per cent
+        flat = part(tensor).flatten()
+        return flat[:: max(flat.numel() // SAMPLED_ENTRIES, 1)]
+
+    before, after, gradient = (sample(tensor) for tensor in around if tensor is not None)
+    step, decay = source.intended(name, sample), source.decay(name) or 0.0
+    if step is None:
+        return found
+    is_short = before.dtype.itemsize <= 2
+    share = swallowed.predicted(before, step, decay, gradient, before.dtype)
+    finer = swallowed.predicted(before, step, decay, gradient, torch.float32) if is_short else None
+    shares = {"swallowed_predicted": share, "swallowed_in_float32": finer}
+    found |= {quantity: value for quantity, value in shares.items() if value is not None}
+    return found | (swallowed.lost(before, after, step, decay) if is_short else {})
 
 
 def _dead_rows(gradient: Tensor | None, memory: MatrixMemory) -> dict[str, float]:
@@ -237,3 +245,16 @@ def _dead_rows(gradient: Tensor | None, memory: MatrixMemory) -> dict[str, float
     counted = torch.where(memory.silent >= 0, memory.silent + 1, -1)
     memory.silent = torch.where(silent, counted, 0)
     return {"dead_rows": float((memory.silent >= DEAD_READINGS).sum())}
+
+
+def _products(item: Item, source: StepTensors) -> Measured:
+    """The components of the products of a layer's heads, as far as they are wanted."""
+    assert item.layer is not None
+    found: Measured = {}
+    names = {logical.name for logical in item.wanted}
+    for kind, left, right in item.layer.factors(source.read):
+        for head, values in enumerate(spectra.quick_product_singular_values(left, right)):
+            name = f"{item.layer.name}[{kind.lower()}.{head}]"
+            if name in names:
+                found[name] = measure.product_quantities(values)
+    return found

@@ -90,7 +90,11 @@ def _norms(tensors: list[Tensor]) -> Tensor | None:
     if not tensors:
         return None
     local = [t.to_local() if hasattr(t, "to_local") else t for t in tensors]
-    found = torch._foreach_norm(local, 2, dtype=torch.float32)
+    if all(t.dtype == torch.float32 and t.is_contiguous() for t in local):
+        squares = [torch.dot(flat, flat) for flat in (t.view(-1) for t in local)]
+        found = [square.sqrt() for square in squares]
+    else:
+        found = list(torch._foreach_norm(local, 2, dtype=torch.float32))
     device = found[0].device
     return torch.stack([norm.to(device, non_blocking=True) for norm in found])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -106,13 +106,14 @@ class StepTensors:
         """A parameter "before" or "after" the step, or its "gradient", if it was captured."""
         return self.held.get((when, name))
 
-    def intended(self, name: str) -> Tensor | None:
-        """The step that the optimizer's state asks for, if it is one that we know."""
+    def intended(self, name: str, sample: Callable[[Tensor], Tensor]) -> Tensor | None:
+        """The step that the optimizer's state asks for, of a sample of a parameter's entries."""
         rule, gradient = self.rules.get(name), self.around(name, "gradient")
         if rule is None or gradient is None:
             return None
-        state = {key: self.held[f"state {key}", name] for key in rule.state}
-        return intended(rule.optimizer, rule.group, state, gradient)
+        held = {key: self.held[f"state {key}", name] for key in rule.state}
+        state = {k: sample(t) if t.shape == gradient.shape else t for k, t in held.items()}
+        return intended(rule.optimizer, rule.group, state, sample(gradient))
 
     def decay(self, name: str) -> float | None:
         """The share that a step takes away from a parameter, where decay is decoupled."""

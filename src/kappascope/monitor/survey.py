@@ -134,8 +134,13 @@ def watched(model: nn.Module, where: Where = None, exclude: Where = None) -> Sur
         chosen |= {part.name for part in parts}
         items.append(Item(tuple(parts), unit=unit))
     for layer in layers:
-        if wanted := tuple(_products(layer, chosen)):
-            items.append(Item(wanted, layer=layer))
+        wanted = [
+            product
+            for product in _products(layer, chosen)
+            if is_excluded is None or not is_excluded(product.name)
+        ]
+        if wanted:
+            items.append(Item(tuple(wanted), layer=layer))
     parameters = {stripped(name): p for name, p in model.named_parameters()}
     return Survey(model, tuple(items), skipped, parameters, signature(model))
 

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kappascope.matrix.tracking import Ends
+from kappascope.model.weights import precise
 from kappascope.monitor.signal import signals
 
 Matrix = Float[Tensor, "out in"]
@@ -56,22 +57,22 @@ def update_quantities(
     {'update_size': 0.2236, 'update_radial': -0.2, 'update_decay': 0.1, 'update_step': 0.1414,
      'update_alignment_gradient': 1.0}
     """
-    weight = before.double()
-    change = after.double() - weight
+    weight = precise(before)  # in float32 the difference of neighbours is exact
+    change = precise(after) - weight
     size = _norm(weight)
     found: dict[str, float] = {}
     if size > 0:
         found["update_size"] = _norm(change) / size
-        found["update_radial"] = float((change * weight).sum()) / size**2
+        found["update_radial"] = _dot(change, weight) / size**2
     step = change if not decay else change + decay * weight
     if size > 0 and decay is not None:
         found["update_decay"] = decay
         found["update_step"] = _norm(step) / size
     if gradient is not None:
-        found |= _named("update_alignment_gradient", cosine(step, -gradient.double()))
+        found |= _named("update_alignment_gradient", cosine(step, gradient, -1.0))
     if last is not None:
-        found |= _named("update_alignment_last", cosine(step, last.double()))
-    return found, step.to(before.dtype if before.dtype == torch.float64 else torch.float32)
+        found |= _named("update_alignment_last", cosine(step, last))
+    return found, step
 
 
 def along_ends(change: Matrix, ends: Ends) -> dict[str, Any]:
@@ -84,11 +85,11 @@ def along_ends(change: Matrix, ends: Ends) -> dict[str, Any]:
     >>> along_ends(torch.diag(torch.tensor([3.0, 0.0, 0.0, 4.0])), found)
     {'update_share_top': 0.36, 'update_share_bottom': 0.64}
     """
-    delta = change.double()
-    total = float(delta.square().sum())
+    delta = precise(change)
+    total = _norm(delta) ** 2
     if not total > 0 or not math.isfinite(total):
         return {}
-    shares = (delta @ ends.right.double()).square().sum(0) / total
+    shares = (delta @ ends.right.to(delta)).double().square().sum(0) / total
     half = len(shares) // 2
     return {
         "update_share_top": float(shares[:half].sum()),
@@ -119,21 +120,26 @@ def turn(before: Float[Tensor, "n k"], after: Float[Tensor, "n k"]) -> float:
     return math.asin(min(1.0, float(outside)))
 
 
-def cosine(a: Tensor, b: Tensor) -> float | None:
+def cosine(a: Tensor, b: Tensor, sign: float = 1.0) -> float | None:
     """The cosine of the angle between two tensors; None where one has no direction.
 
     >>> import torch
     >>> cosine(torch.ones(2), torch.tensor([1.0, 0.0])), cosine(torch.ones(2), torch.zeros(2))
     (0.707..., None)
     """
+    a, b = precise(a), precise(b)
     sizes = _norm(a) * _norm(b)
     if not 0 < sizes < math.inf:
         return None
-    return float((a.double() * b.double()).sum()) / sizes
+    return max(-1.0, min(1.0, sign * _dot(a, b) / sizes))
 
 
 def _norm(x: Tensor) -> float:
-    return float(torch.linalg.vector_norm(x.double()))
+    return float(torch.linalg.vector_norm(x))
+
+
+def _dot(a: Tensor, b: Tensor) -> float:
+    return float(torch.dot(a.flatten(), b.to(a).flatten()))
 
 
 def _named(name: str, value: float | None) -> dict[str, float]:
