@@ -233,10 +233,264 @@ def _sleep(monitor: Monitor) -> None:
     monitor._is_paused = True
 
 
+# --- accuracy -------------------------------------------------------------------------------------
+
+
+def accuracy(width: int = 192, steps: int = 60, every: int = 5) -> dict[str, Any]:
+    """The largest relative error of each extreme against a float64 SVD, along a whole run."""
+    torch.manual_seed(0)
+    model = GPT(width, layers=2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+    data, expected = texts(tokens=512), {}
+    with tempfile.TemporaryDirectory() as folder:
+        monitor = Monitor(folder, every=every, strict=True).attach(model, optimizer)
+        for step in range(1, steps + 1):
+            trained(model, optimizer, data)
+            if step % every == 0:
+                expected |= {(step, *key): v for key, v in _reference(model).items()}
+        monitor.close()
+        rows = Run.read(folder).rows
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if (true := expected.get((row.step, row.matrix, row.quantity))) is not None:
+            kind = "products" if is_product(row.matrix) else "stored matrices"
+            found.setdefault(f"{row.quantity}, {kind}", []).append(abs(row.value / true - 1))
+    return {
+        "width": width,
+        "steps": steps,
+        "largest relative error": {name: max(errors) for name, errors in found.items()},
+        "values compared": sum(map(len, found.values())),
+    }
+
+
+def _reference(model: GPT) -> dict[tuple[str, str], float]:
+    """The extremes of every watched matrix by a float64 SVD."""
+    matrices = {
+        name: p.detach().double()
+        for name, p in model.named_parameters()
+        if p.ndim == 2 and "embed" not in name
+    }
+    ranks = {name: min(matrix.shape) for name, matrix in matrices.items()}
+    for i, layer in enumerate(model.layers):
+        attn = layer.attn
+        q, k, v, o = (
+            each.weight.detach().double()
+            for each in (attn.q_proj, attn.k_proj, attn.v_proj, attn.out_proj)
+        )
+        for h in range(attn.num_heads):
+            rows = slice(h * attn.head, (h + 1) * attn.head)
+            for label, matrix in (("qk", q[rows].mT @ k[rows]), ("ov", o[:, rows] @ v[rows])):
+                matrices[name := f"layers.{i}.attn[{label}.{h}]"] = matrix
+                ranks[name] = attn.head
+    found = {}
+    for name, matrix in matrices.items():
+        s = torch.linalg.svdvals(matrix)[: ranks[name]].tolist()
+        found[name, "sigma_max"], found[name, "sigma_2"], found[name, "sigma_min"] = (
+            s[0],
+            s[1],
+            s[-1],
+        )
+        found[name, "condition_number"] = s[0] / s[-1]
+    return found
+
+
+# --- swallowed ------------------------------------------------------------------------------------
+
+
+def swallowed_shares() -> dict[str, Any]:
+    """The share of readings whose predicted swallowed share is right to two points."""
+    found: dict[str, Any] = {}
+    for kind in ("bfloat16", "bfloat16 with float32 masters", "float32"):
+        near, seen_all = [], []
+        for rate in (3e-3, 3e-4, 3e-5):
+            seen, told = _swallowed_run(kind, rate)
+            near += [abs(seen[key] - told[key]) <= 0.02 for key in seen if key in told]
+            seen_all += list(seen.values())
+        found[kind] = {
+            "within two points": sum(near) / len(near),
+            "readings": len(near),
+            "mean observed share": statistics.mean(seen_all),
+        }
+    return found
+
+
+def _swallowed_run(kind: str, rate: float) -> tuple[dict[Any, float], dict[Any, float]]:
+    torch.manual_seed(0)
+    model = GPT(64, layers=2)
+    model = model if kind == "float32" else model.bfloat16()
+    ours = list(model.parameters())
+    has_masters = "masters" in kind
+    theirs = [p.detach().float().requires_grad_() for p in ours] if has_masters else ours
+    optimizer = torch.optim.AdamW(theirs, lr=rate, weight_decay=0.1)
+    data = texts(tokens=512)
+    with tempfile.TemporaryDirectory() as folder:
+        monitor = Monitor(folder, every=10, strict=True, quantities=["swallowed"])
+        with monitor.attach(model, optimizer):
+            for _ in range(30):
+                model.zero_grad()
+                model.loss(next(data)).backward()
+                for copy, parameter in zip(theirs, ours, strict=True) if has_masters else ():
+                    copy.grad = parameter.grad.float()
+                optimizer.step()
+                with torch.no_grad():
+                    for copy, parameter in zip(theirs, ours, strict=True) if has_masters else ():
+                        parameter.copy_(copy)
+        rows = Run.read(folder).rows
+    seen = {(row.step, row.matrix): row.value for row in rows if row.quantity == "swallowed"}
+    told = {(r.step, r.matrix): r.value for r in rows if r.quantity == "swallowed_predicted"}
+    return seen, told
+
+
+# --- induced failures -----------------------------------------------------------------------------
+
+FAILURE_STEPS, INJECTED_AT, FAILURE_EVERY = 240, 120, 5
+RUNS = {
+    "none": 7, "lr too high": 7, "bad batch": 7, "dead rows": 7, "bf16 stall": 6, "QK growth": 7,
+    "rank collapse": 6,
+}  # fmt: skip
+
+
+def two_back(seed: int) -> Iterator[Tensor]:
+    """Text in which a token follows from the one before it, or from the one before that."""
+    random = torch.Generator().manual_seed(seed)
+    first, second = (torch.randint(64, (64,), generator=random) for _ in range(2))
+    while True:
+        rows = [torch.randint(64, (16,), generator=random) for _ in range(2)]
+        for _ in range(31):
+            kind = torch.rand(16, generator=random)
+            noise = torch.randint(64, (16,), generator=random)
+            near = torch.where(kind < 0.4, first[rows[-1]], second[rows[-2]])
+            rows.append(torch.where(kind < 0.9, near, noise))
+        yield torch.stack(rows, 1)
+
+
+class Failure:
+    """What is done to a run from one step on, by kind."""
+
+    def __init__(self, kind: str, model: GPT, optimizer: torch.optim.Optimizer) -> None:
+        self.kind, self.model, self.optimizer = kind, model, optimizer
+
+    @torch.no_grad()
+    def before(self, step: int, text: Tensor) -> Tensor:
+        """Change the batch or the settings before a step."""
+        if self.kind == "bad batch" and step == INJECTED_AT:
+            return torch.randint(64, (), generator=torch.Generator().manual_seed(step)).expand_as(
+                text
+            )
+        if self.kind == "lr too high" and step >= INJECTED_AT:
+            for group in self.optimizer.param_groups:
+                group["lr"] *= 1.1
+        return text
+
+    @torch.no_grad()
+    def after(self, step: int) -> None:
+        """Change the weights after a step."""
+        if step < INJECTED_AT:
+            return
+        for layer in self.model.layers:
+            if self.kind == "QK growth":
+                layer.attn.q_proj.weight.mul_(1.03)
+                layer.attn.k_proj.weight.mul_(1.03)
+            if self.kind == "dead rows":
+                half = len(layer.up_proj.weight) // 2
+                layer.up_proj.weight[:half].mul_(0.7)
+            if self.kind == "rank collapse":
+                for weight in (layer.up_proj.weight, layer.attn.v_proj.weight):
+                    u, s, vt = torch.linalg.svd(weight, full_matrices=False)
+                    s[2:] *= 0.97
+                    weight.copy_(u @ torch.diag(s) @ vt)
+
+
+TWINS: dict[int, list[float]] = {}  # losses of the runs to which nothing is done, by seed
+
+
+def failure(kind: str, seed: int) -> dict[str, Any]:
+    """One run with a failure: when the loss showed it, and when and with what an alert came."""
+    losses, alerts = _failing_run(kind, seed)
+    if kind == "none":
+        TWINS[seed] = losses
+    twin = TWINS[seed]
+    began = 0 if kind == "bf16 stall" else INJECTED_AT
+    told = [(alert.step, alert.name) for alert in alerts]
+    later = [each for each in told if each[0] >= began and kind != "none"]
+    noise = statistics.stdev(twin[-40:])
+    gaps = [a - b for a, b in zip(losses, twin, strict=True)][began:]
+    shown = next((i for i in range(len(gaps) - 5) if _is_bad(gaps[i : i + 5], noise)), None)
+    return {
+        "kind": kind,
+        "seed": seed,
+        "loss shows it after": shown,
+        "first alert after": later[0][0] - began if later else None,
+        "alerts": sorted({name for _, name in later}),
+        "false alarms": [each for each in told if each not in later],
+        "healthy steps": FAILURE_STEPS if kind == "none" else began,
+    }
+
+
+def _is_bad(values: list[float], limit: float) -> bool:
+    return bool(values) and all(not math.isfinite(v) or v > limit for v in values)
+
+
+def _failing_run(kind: str, seed: int) -> tuple[list[float], list[Any]]:
+    torch.manual_seed(seed)
+    model = GPT(32, layers=2, vocabulary=64)
+    if kind == "bf16 stall":
+        model = model.bfloat16()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
+    broken, data, losses = Failure(kind, model, optimizer), two_back(seed), []
+    with tempfile.TemporaryDirectory() as folder:
+        with Monitor(folder, every=FAILURE_EVERY, strict=True, spectra_every=10**6).attach(
+            model, optimizer
+        ) as monitor:
+            for step in range(FAILURE_STEPS):
+                text = broken.before(step, next(data))
+                optimizer.zero_grad()
+                loss = model.loss(text)
+                loss.backward()
+                monitor.log(loss=loss)
+                optimizer.step()
+                broken.after(step)
+                losses.append(float(loss.detach()))
+        return losses, monitor.alerts
+
+
+def failures() -> dict[str, Any]:
+    """All runs: leads by kind, and false alarms by steps that were healthy."""
+    runs = [failure(kind, seed) for kind, count in RUNS.items() for seed in range(count)]
+    by_kind = {}
+    for kind in RUNS:
+        mine = [run for run in runs if run["kind"] == kind]
+        pairs = [(r["loss shows it after"], r["first alert after"]) for r in mine]
+        leads = [shown - told for shown, told in pairs if shown is not None and told is not None]
+        by_kind[kind] = {
+            "runs": len(mine),
+            "announced": sum(told is not None for _, told in pairs),
+            "loss never showed it": sum(shown is None for shown, _ in pairs),
+            "median lead, steps": statistics.median(leads) if leads else None,
+            "alerts": sorted({name for run in mine for name in run["alerts"]}),
+        }
+    leads = [
+        r["loss shows it after"] - r["first alert after"]
+        for r in runs
+        if r["kind"] != "none" and None not in (r["loss shows it after"], r["first alert after"])
+    ]
+    steps = sum(run["healthy steps"] for run in runs)
+    return {
+        "by kind": by_kind,
+        "median lead of all, steps": statistics.median(leads) if leads else None,
+        "false alarms": sum(len(run["false alarms"]) for run in runs),
+        "healthy steps": steps,
+        "runs": runs,
+    }
+
+
 def main() -> None:
     """Measure what the command line names, and keep it with the rest."""
     parts: dict[str, Callable[[], Any]] = {
         "cost": lambda: [cost(256, rounds=6), cost(512, rounds=4)],
+        "accuracy": accuracy,
+        "swallowed": swallowed_shares,
+        "failures": failures,
     }
     found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name in sys.argv[1:] or parts:

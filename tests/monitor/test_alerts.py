@@ -25,6 +25,16 @@ def test_rank_collapse() -> None:
     assert names(watch, 2, effective_rank=31.0, stable_rank=8.0) == ["rank-collapse"]
 
 
+def test_a_stable_rank_that_falls_late_and_fast_is_told_and_one_that_falls_slowly_is_not() -> None:
+    fast, slow = Watch(), Watch()
+    for i in range(60):
+        assert names(slow, i, stable_rank=20.0 * 0.98**i) == []
+    for i in range(40):
+        assert names(fast, i, stable_rank=20.0) == []
+    told = [names(fast, 40 + i, stable_rank=20.0 * 0.9**i) for i in range(20)]
+    assert [name for each in told for name in each] == ["rank-collapse"]
+
+
 def test_a_norm_that_runs_away_and_one_that_grows_from_zero() -> None:
     watch = Watch()
     found = [names(watch, i, frobenius_norm=2.0**i) for i in range(12)]

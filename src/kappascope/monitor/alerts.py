@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from kappascope.monitor.record import Alert
@@ -17,11 +18,14 @@ from kappascope.text import first_few, number, plural
 
 Readings = Mapping[str, Any]
 
-RUNAWAY_FACTOR = 10.0  # over the first readings, ...
-RUNAWAY_RATIO = 1.5  # ... and by this much from each of the last two readings to the next
+RUNAWAY_FACTOR = 4.0  # over the first readings, ...
+RUNAWAY_RATIO = 1.1  # ... and by this much from each of the last three readings to the next
 COLLAPSED_SHARE = 0.5  # of the first effective rank
+FALLING_READINGS, FALLING_SHARE = 8, 0.7  # of the stable rank so many readings ago, once trained
 RANK_ONE_BELOW = 1.5  # stable rank, of a matrix that began with four or more
-DEAD_BELOW = 1e-6  # of the median row norm
+DEAD_BELOW, ALIVE_ABOVE = 0.01, 0.1  # of the median row norm; it was the latter once
+LARGE_UPDATE = 0.03  # of the weight in one step; early steps may be so large, ...
+LARGE_UPDATE_FACTOR = 4.0  # ... but not so many times the median of the last eight readings
 UNRESOLVED_FACTOR = 10.0  # over the first κ: in 16 bits many a matrix is near the limit
 SWALLOWED_ABOVE = 0.5  # of the entries, at two readings in a row
 
@@ -32,6 +36,8 @@ class _Past:
 
     first: dict[str, float] = field(default_factory=dict)
     norms: list[float] = field(default_factory=list)
+    updates: list[float] = field(default_factory=list)
+    ranks: list[float] = field(default_factory=list)
     swallowed: int = 0
     readings: int = 0
 
@@ -84,6 +90,11 @@ def _remember(found: Readings, past: _Past) -> None:
         past.first.setdefault("resolved", float(_is_resolved(found)))
     if "frobenius_norm" in found:
         past.norms = [*past.norms[:3], *past.norms[3:][-2:], found["frobenius_norm"]]
+        past.norms = past.norms if past.norms[0] > 0 else []  # an adapter that begins at zero
+    if "stable_rank" in found:
+        past.ranks = [*past.ranks[1 - FALLING_READINGS :], found["stable_rank"]]
+    if "update_size" in found:
+        past.updates = [*past.updates[-7:], found["update_size"]]
     past.readings += 1
 
 
@@ -96,13 +107,16 @@ def _symptoms(found: Readings, past: _Past) -> Iterator[tuple[str, str]]:
     if first.get("resolved") and low > UNRESOLVED_FACTOR * began and not _is_resolved(found):
         told = f"κ rose from {number(began)} to {number(low)} or more"
         yield "unresolved", f"{told}, beyond what its dtype resolves"
-    if first.get("least_row", 0.0) > DEAD_BELOW >= _least_row(found):
-        yield "dead-row", "a row has become zero: look at what feeds it, and at its decay"
+    least = _least_row(found)
+    if first.get("least_row", 0.0) > ALIVE_ABOVE and least < DEAD_BELOW:
+        told = f"a row has fallen to {number(least)} of the others"
+        yield "dead-row", f"{told}: look at what feeds it, and at its decay"
     if found.get("dead_rows"):
         told = plural(int(found["dead_rows"]), "row")
         yield "dead-row", f"no gradient has reached {told} for some readings: look at its inputs"
-    yield from _collapse(found, first)
+    yield from _collapse(found, past)
     yield from _runaway(found, past)
+    yield from _too_large(found, past)
     share = found.get("swallowed")
     if share is not None:
         past.swallowed = past.swallowed + 1 if share > SWALLOWED_ABOVE else 0
@@ -124,23 +138,40 @@ def _is_resolved(found: Readings) -> bool:
     return bool(found["condition_number_high"] <= 2 * found["condition_number_low"])
 
 
-def _collapse(found: Readings, first: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-    rank, began = found.get("effective_rank"), first.get("effective_rank", 0.0)
+def _collapse(found: Readings, past: _Past) -> Iterator[tuple[str, str]]:
+    rank, began = found.get("effective_rank"), past.first.get("effective_rank", 0.0)
     if rank is not None and rank < COLLAPSED_SHARE * began:
         yield "rank-collapse", f"its effective rank fell from {began:.0f} to {rank:.0f}"
-    stable, began = found.get("stable_rank"), first.get("stable_rank", 0.0)
-    if stable is not None and stable < RANK_ONE_BELOW and began >= 4:
-        told = f"its stable rank fell from {number(began)} to {number(stable)}"
+    stable, began = found.get("stable_rank"), past.first.get("stable_rank", 0.0)
+    if stable is None or began < 4:
+        return
+    told = f"its stable rank fell from {number(began)} to {number(stable)}"
+    if stable < RANK_ONE_BELOW:
         yield "rank-collapse", f"{told}: one direction is all that is left"
+    elif len(past.ranks) == FALLING_READINGS and past.readings > 2 * FALLING_READINGS:
+        falls = stable < FALLING_SHARE * past.ranks[0] and stable < COLLAPSED_SHARE * began
+        if falls:
+            yield "rank-collapse", f"{told}, most of it within the last readings"
 
 
 def _runaway(found: Readings, past: _Past) -> Iterator[tuple[str, str]]:
     now, norms = found.get("frobenius_norm"), past.norms
-    if now is None or len(norms) < 4:
+    if now is None or len(norms) < 6 or past.first["frobenius_norm"] == 0:
         return
     began = max(norms[:3])
-    latest = [*norms[-2:], now]
+    latest = [*norms[3:], now]
     grows = all(b > RUNAWAY_RATIO * a for a, b in pairwise(latest))
     if 0 < began * RUNAWAY_FACTOR < now and grows:
         told = f"its norm is {number(now / began)} times that of its first readings"
         yield "norm-runaway", f"{told} and still growing: look at the learning rate"
+
+
+def _too_large(found: Readings, past: _Past) -> Iterator[tuple[str, str]]:
+    """A step that changes much of a matrix, and much more than its steps have done."""
+    now, usual = found.get("update_size"), past.updates
+    if now is None or len(usual) < 3 or now < LARGE_UPDATE:
+        return
+    middle = median(usual)
+    if now > LARGE_UPDATE_FACTOR * middle:
+        told = f"a step changed it by {now:.0%}, {number(now / middle)} times the usual"
+        yield "large-update", f"{told}: look at the learning rate and at the last batches"
