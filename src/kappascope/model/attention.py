@@ -95,6 +95,11 @@ class Attention:
             left = o.unflatten(1, (self.heads.queries, -1)).movedim(1, 0)
             yield from self._each("OV", left, v.unflatten(0, (self.heads.keys, -1)))
 
+    @property
+    def members(self) -> tuple[Logical, ...]:
+        """The matrices of the layer: query and key, and value and output where there are some."""
+        return tuple(m for m in (self.query, self.key, self.value, self.output) if m is not None)
+
     def factors(self, read: Read) -> Iterator[tuple[str, Tensor, Tensor]]:
         """The factors of ``QK`` and then of ``OV``, stacked by head: a product is left @ right.
 

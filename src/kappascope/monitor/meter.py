@@ -61,16 +61,14 @@ class Meter:
 
     def measured(self, item: Item, source: StepTensors, step: int) -> Measured:
         """All quantities of the matrices of one item; none where nothing has changed."""
+        if not source.is_stepped(item) and not self._has_changed(item, source):
+            return {}
         if item.layer is not None:
-            if not self._has_changed(item, source):
-                return {}
             return _products(item, source)
         assert item.unit is not None
         before, gradients, momenta = (
             source.cut(item, what) for what in ("before", "gradient", "momentum")
         )
-        if not gradients and not self._has_changed(item, source):
-            return {}
         found: Measured = {}
         # what the optimizer stepped, where that is a copy in more digits of what the model has
         after = source.cut(item, "after") or {
@@ -81,7 +79,7 @@ class Meter:
             here = AroundStep(after[name], before.get(name), gradients.get(name), momenta.get(name))
             memory = self.memory.setdefault(name, MatrixMemory())
             found[name] = self._quantities(here, memory, source.decay(item.name), step)
-            found[name] |= _dead_rows(here.gradient, memory)
+            found[name] |= _dead_rows(here.gradient, memory) if here.gradient is not None else {}
             if "swallowed" in self.quantities:
                 found[name] |= _swallowed(source, item.name, logical)
         return found
@@ -235,11 +233,11 @@ def _swallowed(source: StepTensors, name: str, logical: Logical | None) -> dict[
     return found | (swallowed.lost(before, after, step, decay) if is_short else {})
 
 
-def _dead_rows(gradient: Tensor | None, memory: MatrixMemory) -> dict[str, float]:
+def _dead_rows(gradient: Tensor, memory: MatrixMemory) -> dict[str, float]:
     """The number of rows that had a gradient once and have had none for some readings."""
-    if gradient is None or gradient.ndim != 2 or not gradient.any():
+    silent = gradient.abs().amax(1) == 0
+    if silent.all():
         return {}
-    silent = ~gradient.ne(0).any(1)
     if memory.silent is None or len(memory.silent) != len(silent):
         memory.silent = torch.full((len(silent),), -1)
     counted = torch.where(memory.silent >= 0, memory.silent + 1, -1)

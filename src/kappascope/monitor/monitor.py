@@ -53,6 +53,7 @@ from kappascope.text import error_text, first_few
 Sink: TypeAlias = Callable[[int, dict[str, float]], object]
 """Whatever takes a step and a flat dictionary of numbers."""
 
+GRADIENT_PARTS = {"signal", "update", "swallowed"}  # which need the gradient of the step
 PARTS = ("signal", "update", "swallowed", "spectra")
 SETTINGS = ("lr", "betas", "weight_decay", "momentum", "eps", "nesterov", "dampening", "amsgrad")
 SPECTRA_READINGS = 10  # a whole spectrum comes with every tenth reading, unless told otherwise
@@ -388,8 +389,10 @@ class Monitor:
 
     def _capture_gradients(self, k: int, captured: Captured) -> None:
         for key, tensor in self._stepped(k, captured.items):
-            if tensor.grad is not None and tensor.grad.layout == torch.strided:
-                captured.gradients[key] = tensor.grad.detach().clone()
+            if tensor.grad is not None:
+                captured.stepped.add(key)
+                if tensor.grad.layout == torch.strided and self.quantities & GRADIENT_PARTS:
+                    captured.gradients[key] = tensor.grad.detach().clone()
 
     def _after(self, k: int, given: tuple[Any, ...]) -> None:
         """Count a finished step; take the reading that is due."""

@@ -30,6 +30,7 @@ class Captured:
     """What a due step needs to remember from before it."""
 
     items: list[Item]
+    stepped: set[str] = field(default_factory=set)  # names of what has a gradient now
     before: dict[str, Tensor] = field(default_factory=dict)
     gradients: dict[str, Tensor] = field(default_factory=dict)
 
@@ -90,6 +91,17 @@ class StepTensors:
     def read(self, path: Any) -> Tensor:
         """The weight that lies at a path of the model."""
         return self.held[path]
+
+    def is_stepped(self, item: Item) -> bool:
+        """Whether the step has changed a parameter of an item, so that it need not be compared."""
+        if self.captured is None:
+            return False
+        names = (
+            [item.name]
+            if item.layer is None
+            else [part.whole or part.name for part in item.layer.members]
+        )
+        return any(name in self.captured.stepped for name in names)
 
     def cut(self, item: Item, what: str) -> dict[str, Tensor]:
         """The matrices in something that has the shape of an item's weight, by name."""

@@ -26,14 +26,18 @@ def observed(before: Tensor, after: Tensor, gradient: Tensor) -> dict[str, float
     {'swallowed': 0.666..., 'swallowed_rows': 0.5}
     """
     called = gradient != 0
-    still = (before == after) & called
-    asked = int(called.sum())
+    asked = int(called.count_nonzero())
     if not asked:
         return {}
-    found = {"swallowed": int(still.sum()) / asked}
-    if before.ndim > 1:
-        rows, unmoved = called.flatten(1).any(1), (before == after).flatten(1).all(1)
-        found["swallowed_rows"] = int((rows & unmoved).sum()) / max(int(rows.sum()), 1)
+    unmoved = before == after
+    still = int((unmoved & called).count_nonzero())
+    found = {"swallowed": still / asked}
+    if before.ndim > 1 and not still:
+        found["swallowed_rows"] = 0.0
+    elif before.ndim > 1:
+        rows = called.flatten(1).any(1)
+        quiet = rows & unmoved.flatten(1).all(1)
+        found["swallowed_rows"] = int(quiet.count_nonzero()) / int(rows.count_nonzero())
     return found
 
 

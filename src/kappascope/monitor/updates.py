@@ -57,22 +57,26 @@ def update_quantities(
     {'update_size': 0.2236, 'update_radial': -0.2, 'update_decay': 0.1, 'update_step': 0.1414,
      'update_alignment_gradient': 1.0}
     """
-    weight = precise(before)  # in float32 the difference of neighbours is exact
-    change = precise(after) - weight
+    weight = precise(before).flatten()  # in float32 the difference of neighbours is exact
+    change = precise(after).flatten() - weight
     size = _norm(weight)
     found: dict[str, float] = {}
     if size > 0:
         found["update_size"] = _norm(change) / size
         found["update_radial"] = _dot(change, weight) / size**2
-    step = change if not decay else change + decay * weight
+    step = change if not decay else change.add_(weight, alpha=decay)
+    length = _norm(step) if decay or not size else found["update_size"] * size
     if size > 0 and decay is not None:
         found["update_decay"] = decay
-        found["update_step"] = _norm(step) / size
-    if gradient is not None:
-        found |= _named("update_alignment_gradient", cosine(step, gradient, -1.0))
-    if last is not None:
-        found |= _named("update_alignment_last", cosine(step, last))
-    return found, step
+        found["update_step"] = length / size
+    for name, other, sign in (("gradient", gradient, -1.0), ("last", last, 1.0)):
+        if other is not None:
+            flat = precise(other).flatten()
+            sizes = length * _norm(flat)
+            if 0 < sizes < math.inf:
+                aligned = sign * _dot(step, flat) / sizes
+                found[f"update_alignment_{name}"] = max(-1.0, min(1.0, aligned))
+    return found, step.reshape(before.shape)
 
 
 def along_ends(change: Matrix, ends: Ends) -> dict[str, Any]:
@@ -86,7 +90,7 @@ def along_ends(change: Matrix, ends: Ends) -> dict[str, Any]:
     {'update_share_top': 0.36, 'update_share_bottom': 0.64}
     """
     delta = precise(change)
-    total = _norm(delta) ** 2
+    total = _norm(delta.flatten()) ** 2
     if not total > 0 or not math.isfinite(total):
         return {}
     shares = (delta @ ends.right.to(delta)).double().square().sum(0) / total
@@ -120,27 +124,25 @@ def turn(before: Float[Tensor, "n k"], after: Float[Tensor, "n k"]) -> float:
     return math.asin(min(1.0, float(outside)))
 
 
-def cosine(a: Tensor, b: Tensor, sign: float = 1.0) -> float | None:
+def cosine(a: Tensor, b: Tensor) -> float | None:
     """The cosine of the angle between two tensors; None where one has no direction.
 
     >>> import torch
     >>> cosine(torch.ones(2), torch.tensor([1.0, 0.0])), cosine(torch.ones(2), torch.zeros(2))
     (0.707..., None)
     """
-    a, b = precise(a), precise(b)
+    a, b = precise(a).flatten(), precise(b).flatten()
     sizes = _norm(a) * _norm(b)
-    if not 0 < sizes < math.inf:
-        return None
-    return max(-1.0, min(1.0, sign * _dot(a, b) / sizes))
+    return max(-1.0, min(1.0, _dot(a, b) / sizes)) if 0 < sizes < math.inf else None
 
 
-def _norm(x: Tensor) -> float:
-    return float(torch.linalg.vector_norm(x))
+def _norm(flat: Tensor) -> float:
+    """The norm of a vector, whose squares may leave float32."""
+    square = float(torch.dot(flat, flat))
+    if 1e-30 < square < 1e30:
+        return math.sqrt(square)
+    return float(torch.linalg.vector_norm(flat.double()))
 
 
 def _dot(a: Tensor, b: Tensor) -> float:
-    return float(torch.dot(a.flatten(), b.to(a).flatten()))
-
-
-def _named(name: str, value: float | None) -> dict[str, float]:
-    return {} if value is None else {name: value}
+    return float(torch.dot(a, b.to(a)))
