@@ -28,6 +28,7 @@ from measuring import environment
 from torch import Tensor, nn
 
 from kappascope import Monitor
+from kappascope.monitor.record import Run
 
 RESULTS = Path(__file__).parent / "results" / "monitor.json"
 TOKENS, CONTEXT, VOCABULARY = 2048, 128, 256
@@ -369,6 +370,16 @@ class Failure:
 
     def __init__(self, kind: str, model: GPT, optimizer: torch.optim.Optimizer) -> None:
         self.kind, self.model, self.optimizer = kind, model, optimizer
+        self.gain = 1.0  # of the units that die
+        if kind == "dead rows":
+            for layer in model.layers:
+                layer.up_proj.register_forward_hook(self._fade)
+
+    def _fade(self, module: nn.Module, given: Any, output: Tensor) -> Tensor:
+        """Let a quarter of the units fade, and die when little is left of them."""
+        quarter = output.shape[-1] // 4
+        gain = self.gain if self.gain > 0.3 else 0.0
+        return torch.cat([output[..., :quarter] * gain, output[..., quarter:]], -1)
 
     @torch.no_grad()
     def before(self, step: int, text: Tensor) -> Tensor:
@@ -387,13 +398,11 @@ class Failure:
         """Change the weights after a step."""
         if step < INJECTED_AT:
             return
+        self.gain *= 0.97
         for layer in self.model.layers:
             if self.kind == "QK growth":
                 layer.attn.q_proj.weight.mul_(1.03)
                 layer.attn.k_proj.weight.mul_(1.03)
-            if self.kind == "dead rows":
-                half = len(layer.up_proj.weight) // 2
-                layer.up_proj.weight[:half].mul_(0.7)
             if self.kind == "rank collapse":
                 for weight in (layer.up_proj.weight, layer.attn.v_proj.weight):
                     u, s, vt = torch.linalg.svd(weight, full_matrices=False)
@@ -401,15 +410,18 @@ class Failure:
                     weight.copy_(u @ torch.diag(s) @ vt)
 
 
-TWINS: dict[int, list[float]] = {}  # losses of the runs to which nothing is done, by seed
+TWINS: dict[tuple[int, float], list[float]] = {}  # losses without a failure, by seed and rate
+RATES = {"bf16 stall": 3e-4}  # the learning rate of a kind of run
+HEALTHY_STEPS = 5000  # of one more run to which nothing happens
 
 
 def failure(kind: str, seed: int) -> dict[str, Any]:
     """One run with a failure: when the loss showed it, and when and with what an alert came."""
     losses, alerts = _failing_run(kind, seed)
-    if kind == "none":
-        TWINS[seed] = losses
-    twin = TWINS[seed]
+    key = (seed, RATES.get(kind, 2e-3))
+    if key not in TWINS:
+        TWINS[key] = losses if kind == "none" else _failing_run("none", seed, rate=key[1])[0]
+    twin = TWINS[key]
     began = 0 if kind == "bf16 stall" else INJECTED_AT
     told = [(alert.step, alert.name) for alert in alerts]
     later = [each for each in told if each[0] >= began and kind != "none"]
@@ -431,22 +443,27 @@ def _is_bad(values: list[float], limit: float) -> bool:
     return bool(values) and all(not math.isfinite(v) or v > limit for v in values)
 
 
-def _failing_run(kind: str, seed: int) -> tuple[list[float], list[Any]]:
+def _failing_run(
+    kind: str, seed: int, rate: float | None = None, steps: int = FAILURE_STEPS
+) -> tuple[list[float], list[Any]]:
     torch.manual_seed(seed)
     model = GPT(32, layers=2, vocabulary=64)
     if kind == "bf16 stall":
         model = model.bfloat16()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=rate or RATES.get(kind, 2e-3), weight_decay=0.01
+    )
     broken, data, losses = Failure(kind, model, optimizer), two_back(seed), []
     with tempfile.TemporaryDirectory() as folder:
         with Monitor(folder, every=FAILURE_EVERY, strict=True, spectra_every=10**6).attach(
             model, optimizer
         ) as monitor:
-            for step in range(FAILURE_STEPS):
+            for step in range(steps):
                 text = broken.before(step, next(data))
                 optimizer.zero_grad()
                 loss = model.loss(text)
-                loss.backward()
+                is_bad = kind == "bad batch" and step == INJECTED_AT
+                (loss * (100 if is_bad else 1)).backward()
                 monitor.log(loss=loss)
                 optimizer.step()
                 broken.after(step)
@@ -474,11 +491,13 @@ def failures() -> dict[str, Any]:
         for r in runs
         if r["kind"] != "none" and None not in (r["loss shows it after"], r["first alert after"])
     ]
-    steps = sum(run["healthy steps"] for run in runs)
+    _, more = _failing_run("none", seed=99, steps=HEALTHY_STEPS)
+    steps = sum(run["healthy steps"] for run in runs) + HEALTHY_STEPS
     return {
         "by kind": by_kind,
         "median lead of all, steps": statistics.median(leads) if leads else None,
-        "false alarms": sum(len(run["false alarms"]) for run in runs),
+        "false alarms": sum(len(run["false alarms"]) for run in runs) + len(more),
+        "alerts of the long healthy run": [alert.text for alert in more],
         "healthy steps": steps,
         "runs": runs,
     }

@@ -529,6 +529,31 @@ class TestManners:
             pass
         assert [each.name for each in monitor.alerts] == ["stepped-twice"]
 
+    def test_it_can_be_attached_again(self, tmp_path: Path) -> None:
+        model, optimizer, monitor = linear(tmp_path, every=2)
+        train(model, optimizer, batches(4))
+        monitor.close()
+        monitor.attach(model, optimizer)
+        train(model, optimizer, batches(4))
+        monitor.close()
+        assert not optimizer._optimizer_step_pre_hooks
+        steps = [step for step, _ in Run.read(tmp_path).series("0.weight", "update_size")]
+        assert steps == [2, 4, 6, 8]
+
+    def test_before_it_is_attached_it_has_nothing_to_tell(self, tmp_path: Path) -> None:
+        monitor = Monitor(tmp_path)
+        assert monitor.step == 0 and monitor.last == {} and not monitor.is_attached
+        monitor.close()
+        with pytest.raises(ValueError, match="not attached"):
+            monitor.read()
+
+    def test_a_learning_rate_of_zero_swallows_nothing(self, tmp_path: Path) -> None:
+        model, optimizer, monitor = linear(tmp_path, every=1)
+        optimizer.param_groups[0]["lr"] = 0.0
+        train(model, optimizer, batches(4))
+        monitor.close()
+        assert not monitor.alerts and not Run.read(tmp_path).series("0.weight", "swallowed")
+
     def test_it_cannot_be_copied(self, tmp_path: Path) -> None:
         monitor = Monitor(tmp_path)
         with pytest.raises(TypeError, match="attach anew"):

@@ -37,8 +37,12 @@ else:
     wrapped = nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-2, weight_decay=0.1)
 monitor = None
+if kind == "broken" and rank == 1:
+    from kappascope.monitor import measure
+    measure.components = lambda matrix: 1 / 0
+    import warnings; warnings.simplefilter("ignore")
 if kind != "plain" and (kind != "alone" or rank == 0):
-    monitor = Monitor(folder / "run", every=2, spectra_every=4, strict=True)
+    monitor = Monitor(folder / "run", every=2, spectra_every=4, strict=kind != "broken")
     monitor.attach(wrapped, optimizer)
 random = torch.Generator().manual_seed(rank)
 for step in range(6):
@@ -124,6 +128,13 @@ def test_replicas_that_drift_apart_are_an_alert(tmp_path: Path) -> None:
     run = Run.read(tmp_path / "drift" / "run")
     (alert,) = [each for each in run.alerts if each.name == "drift"]
     assert alert.step == 4 and "2.weight" in alert.text
+
+
+def test_an_error_on_one_process_keeps_nobody_waiting(tmp_path: Path) -> None:
+    run_two("broken", tmp_path / "broken")
+    run = Run.read(tmp_path / "broken" / "run")
+    assert run.is_closed and len(run.series("0.weight", "sigma_max")) == 4
+    assert not run.series("2.weight", "sigma_max")
 
 
 def test_a_monitor_on_one_process_waits_for_nobody(tmp_path: Path) -> None:

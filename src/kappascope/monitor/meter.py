@@ -209,6 +209,8 @@ def _swallowed(source: StepTensors, name: str, logical: Logical | None) -> dict[
         place = [each.name for each in unit.parts].index(logical.name)
         return list(unit.layout.cut(tensor))[place][1]
 
+    if source.is_at_rest(name):
+        return {}
     around = [source.around(name, when) for when in ("before", "after", "gradient")]
     if any(tensor is None for tensor in around):
         return {}

@@ -127,6 +127,9 @@ class Monitor:
         self._recorder: Recorder | None = None
         self._warned: set[str] = set()
         self._is_paused = False
+        self._counts: list[int] = [0]
+        self._pending: list[dict[str, Any]] = []
+        self._last: dict[str, float] = {}
 
     # --- attaching and letting go -----------------------------------------------------------------
 
@@ -153,7 +156,8 @@ class Monitor:
             self._open(found, step)
         for k, each in enumerate(self._optimizers):
             self._hook(k, each)
-        self._read(list(found.items), None, 0)
+        with self._contained("the first reading failed"):
+            self._read(list(found.items), None, 0)
         self._spent, self._since = 0.0, time.perf_counter()
         return self
 
@@ -169,12 +173,14 @@ class Monitor:
         self._facts: dict[str, dict[str, Any]] = {}
         self._watch = Watch()
         self._ring = Ring(max(RING_STEPS, self.every if self.norms_every else 0))
-        self._pending: list[dict[str, Any]] = []
+        self._pending = []
+        self._ids: list[tuple[int, int, int]] = []
+        self._items_kept: dict[int, tuple[Any, list[Item]]] = {}
         self._settings: list[Any] = [None] * len(self._optimizers)
         self._spent, self._since = 0.0, time.perf_counter()
         self._costs: dict[str, float] = {}
         self._turn = 0
-        self._last: dict[str, float] = {}
+        self._last = {}
         self._masters: dict[str, Tensor] = {}
         with self._contained("float32 copies of the weights cannot be told"):
             self._masters = masters(found, self._optimizers)
@@ -240,7 +246,7 @@ class Monitor:
         self._undo.callback(after.remove)
         # before what corrections do, and after it, whoever was attached first
         _hooks(optimizer, "pre").move_to_end(before.id, last=False)
-        self._ids = [*getattr(self, "_ids", []), (before.id, gradients.id, after.id)]
+        self._ids.append((before.id, gradients.id, after.id))
 
     def close(self) -> None:
         """Write what is left, and leave no hook behind."""
@@ -458,12 +464,11 @@ class Monitor:
 
     def _items_of(self, k: int) -> list[Item]:
         assert self._survey is not None
-        key = (k, self._survey.signature, sum(len(o.param_groups) for o in self._optimizers))
-        if getattr(self, "_items_key", {}).get(k) != key:
+        key = (id(self._survey), sum(len(o.param_groups) for o in self._optimizers))
+        if k not in self._items_kept or self._items_kept[k][0] != key:
             mine = [item for item in self._survey.items if self._owner(item) == k]
-            self._items_kept: dict[int, list[Item]] = {**getattr(self, "_items_kept", {}), k: mine}
-            self._items_key: dict[int, Any] = {**getattr(self, "_items_key", {}), k: key}
-        return self._items_kept[k]
+            self._items_kept[k] = (key, mine)
+        return self._items_kept[k][1]
 
     def _chosen(self, k: int) -> list[Item]:
         """The items of this reading: all, or with a budget as many as it allows, in turn."""
@@ -513,8 +518,16 @@ class Monitor:
     def _read(self, items: list[Item], captured: Captured | None, k: int) -> None:
         began = time.perf_counter()
         step = self._counts[k]
-        readings, alerts = self._measured_by_this_process(items, captured, k, step)
-        gathered = self._ranks.gathered((readings, alerts, self._drift(step)))
+        mine: tuple[dict[str, dict[str, Any]], list[Alert], dict[str, float]] = ({}, [], {})
+        failure: Exception | None = None
+        try:
+            readings, alerts = self._measured_by_this_process(items, captured, k, step)
+            mine = (readings, alerts, self._drift(step))
+        except Exception as error:  # the others wait for what this process has
+            failure = error
+        gathered = self._ranks.gathered(mine)
+        if failure is not None:
+            raise failure
         if gathered is None:  # another process writes
             self._pending.clear()
             return

@@ -127,6 +127,12 @@ class StepTensors:
         state = {k: sample(t) if t.shape == gradient.shape else t for k, t in held.items()}
         return intended(rule.optimizer, rule.group, state, sample(gradient))
 
+    def is_at_rest(self, name: str) -> bool:
+        """Whether the learning rate is zero: nothing is lost where nothing is meant to move."""
+        rule = self.rules.get(name)
+        rate = None if rule is None else rule.group.get("lr")
+        return isinstance(rate, int | float) and rate == 0
+
     def decay(self, name: str) -> float | None:
         """The share that a step takes away from a parameter, where decay is decoupled."""
         rule = self.rules.get(name)
