@@ -143,8 +143,8 @@ def _collapse(found: Readings, past: _Past) -> Iterator[tuple[str, str]]:
     if rank is not None and rank < COLLAPSED_SHARE * began:
         yield "rank-collapse", f"its effective rank fell from {began:.0f} to {rank:.0f}"
     stable, began = found.get("stable_rank"), past.first.get("stable_rank", 0.0)
-    if stable is None or began < 4:
-        return
+    if stable is None or began < 4 or "row_norms" not in found:
+        return  # the product of a head that specializes has few directions, and is healthy
     told = f"its stable rank fell from {number(began)} to {number(stable)}"
     if stable < RANK_ONE_BELOW:
         yield "rank-collapse", f"{told}: one direction is all that is left"
