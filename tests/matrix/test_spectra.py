@@ -849,3 +849,13 @@ def test_results_compare_without_an_error_and_negated_views_are_read() -> None:
     found = vitals(torch.complex(ones, ones).conj().imag)
     assert found.sigma_max == pytest.approx(6**0.5) and found != vitals(ones)
     assert spectra.spectrum(torch.zeros(0, 3)).status == "degenerate: empty matrix"
+
+
+@pytest.mark.parametrize("kappa", [1.0, 1e3, 1e6, 1e9, math.inf])
+def test_quick_values_of_products_are_those_of_the_slow_way(kappa: float) -> None:
+    random = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(s, generator=random).double() for s in ((3, 40, 8), (3, 8, 30)))
+    left[..., -1] = left[..., -1] / kappa + left[..., 0] * (kappa > 1)
+    quick = spectra.quick_product_singular_values(left, right)
+    slow, floor = spectra.product_singular_values(left, right)
+    assert ((quick - slow).abs() <= 1e-7 * slow + 4 * floor[:, None]).all()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hard_matrices import with_values
+from kappascope.matrix import tracking
 from kappascope.matrix.tracking import SVD_UP_TO, ExtremeTriplets, extreme_triplets, within
 
 SHAPES = [(150, 150), (300, 120), (120, 300)]
@@ -188,3 +189,26 @@ def test_a_matrix_has_the_same_ends_to_the_last_bit_in_any_company(size: int) ->
     for part in ("left", "values", "right"):
         assert torch.equal(getattr(together, part)[5], getattr(alone, part)[0])
     assert together.values[3, 1] < 1e-12
+
+
+@pytest.mark.parametrize("shape", [(150, 150), (300, 120), (120, 300), (60, 40), (1, 5), (3, 3)])
+def test_ends_are_the_outermost_triplets_and_know_how_far_they_are_off(
+    shape: tuple[int, int],
+) -> None:
+    random = torch.Generator().manual_seed(0)
+    weight, drift = (torch.randn(shape, generator=random) for _ in range(2))
+    memory: tracking.State = {}
+    for turn in range(4):
+        moved = weight + 0.01 * turn * drift
+        found = tracking.ends(moved, memory)
+        u, s, vt = torch.linalg.svd(moved.double(), full_matrices=False)
+        for i in (0, -1):
+            assert float(found.values[i]) == pytest.approx(float(s[i]), rel=1e-4)
+            off = 1 - float((vt[i] @ found.right[:, i].double()) ** 2)
+            assert max(off, 0.0) ** 0.5 <= float(found.errors[i]) + 1e-3
+            assert abs(float(u[:, i] @ found.left[:, i].double())) == pytest.approx(1, abs=0.02)
+
+
+def test_ends_of_a_matrix_that_is_not_finite_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="not finite"):
+        tracking.ends(torch.full((120, 120), torch.nan), {})

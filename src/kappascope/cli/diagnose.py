@@ -65,7 +65,8 @@ def diagnose(
 ) -> None:
     """Examine the weights in a checkpoint: no model code, no network, no trust in the file.
 
-    A .safetensors file, a Hugging Face folder, or what torch.save wrote. Example:
+    A .safetensors file, a Hugging Face folder, what torch.save wrote, or the folder of a training
+    run that a monitor has recorded. Example:
 
     kappascope diagnose model.safetensors --html report.html
     """
@@ -79,11 +80,14 @@ def diagnose(
         if not all((*paths, reference is None or reference)):
             raise Refusal(4, "''", "a path without a name", "name a checkpoint")
         _check_outputs([*paths, reference] if reference else paths, html, table)
-        cases = []
-        for path, earlier in zip(paths, [reference, *paths[:-1]], strict=True):
-            with waiting(f"Opening {path}"):
-                cases.append(case(path, earlier, selection, jobs, limit))
-        diagnoses = [_examine(each) for each in cases]
+        if len(paths) == 1 and _is_record(paths[0]):
+            diagnoses = _recorded(paths[0], reference)
+        else:
+            cases = []
+            for path, earlier in zip(paths, [reference, *paths[:-1]], strict=True):
+                with waiting(f"Opening {path}"):
+                    cases.append(case(path, earlier, selection, jobs, limit))
+            diagnoses = [_examine(each) for each in cases]
         unwritten = _write_files(diagnoses, html, table)
         empty = next(filter(None, map(_no_matrix, diagnoses)), None)
     untold = None
@@ -96,6 +100,23 @@ def diagnose(
             raise refusal
     _refuse_severe(diagnoses, fail_on)
     _refuse_incomplete(diagnoses)
+
+
+def _is_record(path: str) -> bool:
+    """Whether a folder is the record of a training run, which a monitor writes."""
+    from kappascope.monitor.record import is_run
+
+    return is_run(path)
+
+
+def _recorded(path: str, reference: str | None) -> list[Diagnosis]:
+    """The readings of a run as a trajectory."""
+    from kappascope.clinic.recorded import recorded_diagnoses
+
+    if reference is not None:
+        wrong = "a record of a run has no weights to compare"
+        raise Refusal(4, f"--reference {reference}", wrong, "leave --reference out")
+    return recorded_diagnoses(path)
 
 
 def _memory(given: str | None) -> int | None:

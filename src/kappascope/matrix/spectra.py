@@ -43,6 +43,7 @@ from kappascope.matrix._gram import (
     L2_CACHE_ENTRIES,
     PANEL_ROWS,
     POLISHED_VECTORS,
+    TOLERANCE,
     Matrix,
     Panels,
     Unresolved,
@@ -896,3 +897,33 @@ def product_singular_values(
     floor = ldexp(steps * EPS * terms.sum(-1), first + second)
     values = ldexp(values, (first + second)[..., None])
     return torch.where(floor.isfinite()[..., None], values, torch.nan), floor
+
+
+@without_autocast()
+def quick_product_singular_values(
+    left: Float[Tensor, "stack m r"], right: Float[Tensor, "stack r n"]
+) -> Float[Tensor, "stack rank"]:
+    """The values of :func:`product_singular_values` where they can be had at a third of the cost.
+
+    The cores come from Cholesky factorizations of the factors' Gram matrices, which is as good as
+    QR where the factors are well-conditioned. What the squares may have cost, eps times the squared
+    condition numbers of the factors in parts of the smallest value, is checked: where it is more
+    than 1e-8, the slow way is taken.
+
+    >>> quick_product_singular_values(torch.eye(5)[None, :, :2], torch.eye(2, 4)[None])
+    tensor([[1., 1.]], dtype=torch.float64)
+    """
+    a, b = left.double(), right.double()
+    cores = [torch.linalg.cholesky_ex(x)[0] for x in (a.mT @ a, b @ b.mT)]
+    eye = torch.eye(left.shape[-1], dtype=torch.float64, device=a.device)
+    blur = EPS * sum(
+        (torch.linalg.matrix_norm(torch.linalg.solve_triangular(c, eye, upper=False))
+         * torch.linalg.matrix_norm(c)).square()
+        for c in cores
+    )  # fmt: skip
+    core = cores[0].mT @ cores[1]
+    usable = bool((blur < TOLERANCE).all() and core.isfinite().all())
+    values = torch.linalg.svdvals(core) if usable else core.new_zeros(len(core), 1)
+    if not usable or bool((blur * values[:, 0] > TOLERANCE * values[:, -1]).any()):
+        return product_singular_values(left, right)[0]
+    return values

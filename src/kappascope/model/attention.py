@@ -100,6 +100,34 @@ class Attention:
             left = o.unflatten(1, (self.heads.queries, -1)).movedim(1, 0)
             yield from self._each("OV", left, v.unflatten(0, (self.heads.keys, -1)))
 
+    @property
+    def members(self) -> tuple[Logical, ...]:
+        """The matrices of the layer: query and key, and value and output where there are some."""
+        return tuple(m for m in (self.query, self.key, self.value, self.output) if m is not None)
+
+    def factors(self, read: Read) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """The factors of ``QK`` and then of ``OV``, stacked by head: a product is left @ right.
+
+        >>> from torch import nn
+        >>> from kappascope.model.matrices import plan, reader
+        >>> layer = nn.MultiheadAttention(4, num_heads=2)
+        >>> (found,), _ = attention(plan(layer))
+        >>> [(kind, left.shape, right.shape) for kind, left, right in found.factors(reader(layer))]
+        [('QK', torch.Size([2, 4, 2]), torch.Size([2, 2, 4])),
+         ('OV', torch.Size([2, 4, 2]), torch.Size([2, 2, 4]))]
+        """
+        q, k = values(self.units, (self.query, self.key), read)
+        shared = k.unflatten(0, (-1, self.heads.size))
+        yield "QK", q.unflatten(0, (-1, self.heads.size)).mT, self._for_each_query(shared)
+        if self.value and self.output:
+            o, v = values(self.units, (self.output, self.value), read)
+            left = o.unflatten(1, (self.heads.queries, -1)).movedim(1, 0)
+            yield "OV", left, self._for_each_query(v.unflatten(0, (self.heads.keys, -1)))
+
+    def _for_each_query(self, right: Tensor) -> Tensor:
+        """The right factors once for every head that shares them."""
+        return right if self.heads.shared == 1 else right.repeat_interleave(self.heads.shared, 0)
+
     def _each(self, kind: str, left: Tensor, right: Tensor) -> Iterator[Product]:
         """The products of the heads that share a right factor, one group after another."""
         shape = (left.shape[1], right.shape[2])

@@ -1,0 +1,527 @@
+"""What watching a training run costs, and how right the numbers are: ratios within one run.
+
+    OMP_NUM_THREADS=1 python benchmarks/monitor.py cost       # share of the time of training
+    OMP_NUM_THREADS=1 python benchmarks/monitor.py accuracy   # against a float64 SVD, along a run
+    OMP_NUM_THREADS=1 python benchmarks/monitor.py swallowed  # predicted against observed shares
+    OMP_NUM_THREADS=1 python benchmarks/monitor.py failures   # six kinds of induced failures
+
+A GPT of width d with 4 layers and heads of 64 learns random text, 2,048 tokens a step. Steps of
+training and readings of the monitor are timed in turn in one process, in CPU time: a reading is
+what ``Monitor`` does in its hooks at a step that is due, and the hooks of the other steps are
+counted, too. The results go to ``benchmarks/results/monitor.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from measuring import environment
+from torch import Tensor, nn
+
+from kappascope import Monitor
+from kappascope.monitor.record import Run
+
+RESULTS = Path(__file__).parent / "results" / "monitor.json"
+TOKENS, CONTEXT, VOCABULARY = 2048, 128, 256
+EVERY, SPECTRA_EVERY = 20, 500
+
+
+class Attention(nn.Module):
+    """Causal attention with heads of 64 rows."""
+
+    def __init__(self, width: int, head: int = 64) -> None:
+        super().__init__()
+        self.head = min(head, width // 2)
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
+            nn.Linear(width, width, bias=False) for _ in range(4)
+        )
+        self.num_heads = width // self.head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Let every position read from those up to it."""
+        q, k, v = (
+            layer(x).unflatten(-1, (-1, self.head)).transpose(1, 2)
+            for layer in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        read = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out_proj(read.transpose(1, 2).flatten(2))
+
+
+class Layer(nn.Module):
+    """Attention and a perceptron, each behind a norm."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm1, self.attn = nn.RMSNorm(width), Attention(width)
+        self.norm2 = nn.RMSNorm(width)
+        self.up_proj = nn.Linear(width, 4 * width, bias=False)
+        self.down_proj = nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add what attention and perceptron write."""
+        x = x + self.attn(self.norm1(x))
+        return x + self.down_proj(nn.functional.gelu(self.up_proj(self.norm2(x))))
+
+
+class GPT(nn.Module):
+    """A small GPT."""
+
+    def __init__(self, width: int, layers: int = 4, vocabulary: int = VOCABULARY) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, width)
+        self.position_embedding = nn.Embedding(CONTEXT, width)
+        self.layers = nn.ModuleList(Layer(width) for _ in range(layers))
+        self.norm, self.lm_head = nn.RMSNorm(width), nn.Linear(width, vocabulary, bias=False)
+        for parameter in self.parameters():
+            if parameter.ndim == 2:
+                nn.init.normal_(parameter, std=0.02 * math.sqrt(768 / width))
+
+    def forward(self, text: Tensor) -> Tensor:
+        """Give the logits of the next token."""
+        x = self.embed(text) + self.position_embedding.weight[: text.shape[1]]
+        for layer in self.layers:
+            x = layer(x)
+        return self.lm_head(self.norm(x))
+
+    def loss(self, text: Tensor) -> Tensor:
+        """Give the mean cross-entropy."""
+        logits = self(text[:, :-1])
+        return nn.functional.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
+
+
+def texts(
+    vocabulary: int = VOCABULARY, length: int = CONTEXT, tokens: int = TOKENS
+) -> Iterator[Tensor]:
+    """Text in which the next token mostly follows from the last: something to learn."""
+    random = torch.Generator().manual_seed(1)
+    follows = torch.randint(vocabulary, (vocabulary,), generator=random)
+    while True:
+        rows = [torch.randint(vocabulary, (tokens // length,), generator=random)]
+        for _ in range(length):
+            noise = torch.randint(vocabulary, rows[-1].shape, generator=random)
+            keep = torch.rand(rows[-1].shape, generator=random) < 0.8
+            rows.append(torch.where(keep, follows[rows[-1]], noise))
+        yield torch.stack(rows, 1)
+
+
+def trained(model: GPT, optimizer: torch.optim.Optimizer, data: Iterator[Tensor]) -> float:
+    """CPU seconds of one step of training, without the text."""
+    text = next(data)
+    began = time.process_time()
+    optimizer.zero_grad()
+    model.loss(text).backward()
+    optimizer.step()
+    return time.process_time() - began
+
+
+def cost(width: int, rounds: int) -> dict[str, Any]:
+    """The shares of training time, from steps that are due and steps that are not, in turn."""
+    torch.manual_seed(0)
+    model = GPT(width)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1)
+    data = texts()
+    for _ in range(3):
+        trained(model, optimizer, data)
+    kinds: dict[str, dict[str, Any]] = {
+        "components": {"quantities": ()},
+        "components, without products": {"quantities": (), "exclude": is_product},
+        "components, signal, update, swallowed": {"quantities": ("signal", "update", "swallowed")},
+        "whole spectra too": {"spectra_every": 2},
+    }
+    times: dict[str, list[float]] = {name: [] for name in (*kinds, "plain", "svdvals", "products")}
+    quiet: dict[str, list[float]] = {name: [] for name in kinds}
+    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
+    with tempfile.TemporaryDirectory() as folder:
+        for turn in range(rounds):
+            times["plain"].append(trained(model, optimizer, data))
+            for i, (name, options) in enumerate(kinds.items()):
+                path = Path(folder) / f"{i}"
+                monitor = Monitor(path, every=2, strict=True, **options)
+                monitor = _warm(
+                    monitor, model, optimizer, turn, kept=KEPT.setdefault((width, name), [])
+                )
+                quiet[name].append(trained(model, optimizer, data))
+                times[name].append(trained(model, optimizer, data))
+                _sleep(monitor)
+            began = time.process_time()
+            for matrix in matrices:
+                torch.linalg.svdvals(matrix.detach())
+            times["svdvals"].append(time.process_time() - began)
+            if turn == 0:
+                began = time.process_time()
+                svdvals_of_products(model)
+                times["products"].append(time.process_time() - began)
+        for kept in KEPT.values():
+            for monitor in kept:
+                monitor.close()
+        KEPT.clear()
+    plain = min(times["plain"])
+    idle = {name: statistics.median(quiet[name]) for name in kinds}
+    usual = statistics.median(times["plain"])
+    reading = {name: statistics.median(times[name][1:]) - usual for name in kinds}
+    hooks = {name: max(idle[name] - usual, 0.0) for name in kinds}
+    both = reading["components, signal, update, swallowed"]
+    spectra = max(reading["whole spectra too"] - both, 0.0)
+    share = {
+        "components every 20 steps": reading["components"] / EVERY / usual,
+        "components every 10 steps": reading["components"] / (EVERY / 2) / usual,
+        "with signal, update, swallowed every 20 and whole spectra every 500": (
+            both / EVERY + spectra / SPECTRA_EVERY
+        )
+        / usual,
+        "hooks of the other steps": hooks["components"] / usual,
+    }
+    svdvals = statistics.median(times["svdvals"])
+    return {
+        "width": width,
+        "matrices": len(matrices),
+        "step, ms": 1e3 * usual,
+        "fastest step, ms": 1e3 * plain,
+        "reading, ms": {name: 1e3 * value for name, value in reading.items()},
+        "svdvals of every matrix, ms": 1e3 * svdvals,
+        "share of training time": share,
+        "svdvals of every product, ms": 1e3 * times["products"][0],
+        "svdvals over components, stored matrices": (
+            svdvals / reading["components, without products"]
+        ),
+        "svdvals over components, products too": (
+            (svdvals + times["products"][0]) / reading["components"]
+        ),
+    }
+
+
+def is_product(name: str) -> bool:
+    """Whether this is the product of two factors of a head."""
+    return "[qk." in name or "[ov." in name
+
+
+def svdvals_of_products(model: GPT) -> None:
+    """All singular values of every head's products, as they are had without their factors."""
+    for layer in model.layers:
+        attn = layer.attn
+        q, k, v, o = (
+            each.weight.detach() for each in (attn.q_proj, attn.k_proj, attn.v_proj, attn.out_proj)
+        )
+        for h in range(attn.num_heads):
+            rows = slice(h * attn.head, (h + 1) * attn.head)
+            torch.linalg.svdvals(q[rows].mT @ k[rows])
+            torch.linalg.svdvals(o[:, rows] @ v[rows])
+
+
+KEPT: dict[tuple[int, str], list[Monitor]] = {}
+
+
+def _warm(
+    monitor: Monitor, model: GPT, optimizer: torch.optim.Optimizer, turn: int, kept: list[Monitor]
+) -> Monitor:
+    """One monitor of a kind, attached once and asleep while others are timed."""
+    if not kept:
+        kept.append(monitor.attach(model, optimizer))
+    kept[0]._is_paused = False
+    return kept[0]
+
+
+def _sleep(monitor: Monitor) -> None:
+    monitor._is_paused = True
+
+
+# --- accuracy -------------------------------------------------------------------------------------
+
+
+def accuracy(width: int = 320, steps: int = 40, every: int = 5) -> dict[str, Any]:
+    """The largest relative error of each extreme against a float64 SVD, along a whole run."""
+    torch.manual_seed(0)
+    model = GPT(width, layers=2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+    data, expected = texts(tokens=512), {}
+    with tempfile.TemporaryDirectory() as folder:
+        monitor = Monitor(folder, every=every, strict=True).attach(model, optimizer)
+        for step in range(1, steps + 1):
+            trained(model, optimizer, data)
+            if step % every == 0:
+                expected |= {(step, *key): v for key, v in _reference(model).items()}
+        monitor.close()
+        rows = Run.read(folder).rows
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if (true := expected.get((row.step, row.matrix, row.quantity))) is not None:
+            kind = "products" if is_product(row.matrix) else "stored matrices"
+            found.setdefault(f"{row.quantity}, {kind}", []).append(abs(row.value / true - 1))
+    return {
+        "width": width,
+        "steps": steps,
+        "largest relative error": {name: max(errors) for name, errors in found.items()},
+        "values compared": sum(map(len, found.values())),
+    }
+
+
+def _reference(model: GPT) -> dict[tuple[str, str], float]:
+    """The extremes of every watched matrix by a float64 SVD."""
+    matrices = {
+        name: p.detach().double()
+        for name, p in model.named_parameters()
+        if p.ndim == 2 and "embed" not in name
+    }
+    ranks = {name: min(matrix.shape) for name, matrix in matrices.items()}
+    for i, layer in enumerate(model.layers):
+        attn = layer.attn
+        q, k, v, o = (
+            each.weight.detach().double()
+            for each in (attn.q_proj, attn.k_proj, attn.v_proj, attn.out_proj)
+        )
+        for h in range(attn.num_heads):
+            rows = slice(h * attn.head, (h + 1) * attn.head)
+            for label, matrix in (("qk", q[rows].mT @ k[rows]), ("ov", o[:, rows] @ v[rows])):
+                matrices[name := f"layers.{i}.attn[{label}.{h}]"] = matrix
+                ranks[name] = attn.head
+    found = {}
+    for name, matrix in matrices.items():
+        s = torch.linalg.svdvals(matrix)[: ranks[name]].tolist()
+        found[name, "sigma_max"], found[name, "sigma_2"], found[name, "sigma_min"] = (
+            s[0],
+            s[1],
+            s[-1],
+        )
+        found[name, "condition_number"] = s[0] / s[-1]
+    return found
+
+
+# --- swallowed ------------------------------------------------------------------------------------
+
+
+def swallowed_shares() -> dict[str, Any]:
+    """The share of readings whose predicted swallowed share is right to two points."""
+    found: dict[str, Any] = {}
+    for kind in ("bfloat16", "bfloat16 with float32 masters", "float32"):
+        near, seen_all = [], []
+        for rate in (3e-3, 3e-4, 3e-5):
+            seen, told = _swallowed_run(kind, rate)
+            near += [abs(seen[key] - told[key]) <= 0.02 for key in seen if key in told]
+            seen_all += list(seen.values())
+        found[kind] = {
+            "within two points": sum(near) / len(near),
+            "readings": len(near),
+            "mean observed share": statistics.mean(seen_all),
+        }
+    return found
+
+
+def _swallowed_run(kind: str, rate: float) -> tuple[dict[Any, float], dict[Any, float]]:
+    torch.manual_seed(0)
+    model = GPT(64, layers=2)
+    model = model if kind == "float32" else model.bfloat16()
+    ours = list(model.parameters())
+    has_masters = "masters" in kind
+    theirs = [p.detach().float().requires_grad_() for p in ours] if has_masters else ours
+    optimizer = torch.optim.AdamW(theirs, lr=rate, weight_decay=0.1)
+    data = texts(tokens=512)
+    with tempfile.TemporaryDirectory() as folder:
+        monitor = Monitor(folder, every=10, strict=True, quantities=["swallowed"])
+        with monitor.attach(model, optimizer):
+            for _ in range(30):
+                model.zero_grad()
+                model.loss(next(data)).backward()
+                for copy, parameter in zip(theirs, ours, strict=True) if has_masters else ():
+                    copy.grad = parameter.grad.float()
+                optimizer.step()
+                with torch.no_grad():
+                    for copy, parameter in zip(theirs, ours, strict=True) if has_masters else ():
+                        parameter.copy_(copy)
+        rows = Run.read(folder).rows
+    seen = {(row.step, row.matrix): row.value for row in rows if row.quantity == "swallowed"}
+    told = {(r.step, r.matrix): r.value for r in rows if r.quantity == "swallowed_predicted"}
+    return seen, told
+
+
+# --- induced failures -----------------------------------------------------------------------------
+
+FAILURE_STEPS, INJECTED_AT, FAILURE_EVERY = 240, 120, 5
+RUNS = {
+    "none": 7, "lr too high": 7, "bad batch": 7, "dead rows": 7, "bf16 stall": 6, "QK growth": 7,
+    "rank collapse": 6,
+}  # fmt: skip
+
+
+def two_back(seed: int) -> Iterator[Tensor]:
+    """Text in which a token follows from the one before it, or from the one before that."""
+    random = torch.Generator().manual_seed(seed)
+    first, second = (torch.randint(64, (64,), generator=random) for _ in range(2))
+    while True:
+        rows = [torch.randint(64, (16,), generator=random) for _ in range(2)]
+        for _ in range(31):
+            kind = torch.rand(16, generator=random)
+            noise = torch.randint(64, (16,), generator=random)
+            near = torch.where(kind < 0.4, first[rows[-1]], second[rows[-2]])
+            rows.append(torch.where(kind < 0.9, near, noise))
+        yield torch.stack(rows, 1)
+
+
+class Failure:
+    """What is done to a run from one step on, by kind."""
+
+    def __init__(self, kind: str, model: GPT, optimizer: torch.optim.Optimizer) -> None:
+        self.kind, self.model, self.optimizer = kind, model, optimizer
+        self.gain = 1.0  # of the units that die
+        if kind == "dead rows":
+            for layer in model.layers:
+                layer.up_proj.register_forward_hook(self._fade)
+
+    def _fade(self, module: nn.Module, given: Any, output: Tensor) -> Tensor:
+        """Let a quarter of the units fade, and die when little is left of them."""
+        quarter = output.shape[-1] // 4
+        gain = self.gain if self.gain > 0.3 else 0.0
+        return torch.cat([output[..., :quarter] * gain, output[..., quarter:]], -1)
+
+    @torch.no_grad()
+    def before(self, step: int, text: Tensor) -> Tensor:
+        """Change the batch or the settings before a step."""
+        if self.kind == "bad batch" and step == INJECTED_AT:
+            return torch.randint(64, (), generator=torch.Generator().manual_seed(step)).expand_as(
+                text
+            )
+        if self.kind == "lr too high" and step >= INJECTED_AT:
+            for group in self.optimizer.param_groups:
+                group["lr"] *= 1.1
+        return text
+
+    @torch.no_grad()
+    def after(self, step: int) -> None:
+        """Change the weights after a step."""
+        if step < INJECTED_AT:
+            return
+        self.gain *= 0.97
+        for layer in self.model.layers:
+            if self.kind == "QK growth":
+                layer.attn.q_proj.weight.mul_(1.03)
+                layer.attn.k_proj.weight.mul_(1.03)
+            if self.kind == "rank collapse":
+                for weight in (layer.up_proj.weight, layer.attn.v_proj.weight):
+                    u, s, vt = torch.linalg.svd(weight, full_matrices=False)
+                    s[2:] *= 0.97
+                    weight.copy_(u @ torch.diag(s) @ vt)
+
+
+TWINS: dict[tuple[int, float], list[float]] = {}  # losses without a failure, by seed and rate
+RATES = {"bf16 stall": 3e-4}  # the learning rate of a kind of run
+SEED = 1000  # of the first run of a kind: others than those by which the rules were chosen
+HEALTHY_STEPS = 5000  # of one more run to which nothing happens
+
+
+def failure(kind: str, seed: int) -> dict[str, Any]:
+    """One run with a failure: when the loss showed it, and when and with what an alert came."""
+    losses, alerts = _failing_run(kind, seed)
+    key = (seed, RATES.get(kind, 2e-3))
+    if key not in TWINS:
+        TWINS[key] = losses if kind == "none" else _failing_run("none", seed, rate=key[1])[0]
+    twin = TWINS[key]
+    began = 0 if kind == "bf16 stall" else INJECTED_AT
+    told = [(alert.step, alert.name) for alert in alerts]
+    later = [each for each in told if each[0] >= began and kind != "none"]
+    noise = statistics.stdev(twin[-40:])
+    gaps = [a - b for a, b in zip(losses, twin, strict=True)][began:]
+    shown = next((i for i in range(len(gaps) - 5) if _is_bad(gaps[i : i + 5], noise)), None)
+    return {
+        "kind": kind,
+        "seed": seed,
+        "loss shows it after": shown,
+        "first alert after": later[0][0] - began if later else None,
+        "alerts": sorted({name for _, name in later}),
+        "false alarms": [each for each in told if each not in later],
+        "healthy steps": FAILURE_STEPS if kind == "none" else began,
+    }
+
+
+def _is_bad(values: list[float], limit: float) -> bool:
+    return bool(values) and all(not math.isfinite(v) or v > limit for v in values)
+
+
+def _failing_run(
+    kind: str, seed: int, rate: float | None = None, steps: int = FAILURE_STEPS
+) -> tuple[list[float], list[Any]]:
+    torch.manual_seed(seed)
+    model = GPT(32, layers=2, vocabulary=64)
+    if kind == "bf16 stall":
+        model = model.bfloat16()
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=rate or RATES.get(kind, 2e-3), weight_decay=0.01
+    )
+    broken, data, losses = Failure(kind, model, optimizer), two_back(seed), []
+    with tempfile.TemporaryDirectory() as folder:
+        with Monitor(folder, every=FAILURE_EVERY, strict=True, spectra_every=10**6).attach(
+            model, optimizer
+        ) as monitor:
+            for step in range(steps):
+                text = broken.before(step, next(data))
+                optimizer.zero_grad()
+                loss = model.loss(text)
+                is_bad = kind == "bad batch" and step == INJECTED_AT
+                (loss * (100 if is_bad else 1)).backward()
+                monitor.log(loss=loss)
+                optimizer.step()
+                broken.after(step)
+                losses.append(float(loss.detach()))
+        return losses, monitor.alerts
+
+
+def failures() -> dict[str, Any]:
+    """All runs: leads by kind, and false alarms by steps that were healthy."""
+    runs = [
+        failure(kind, seed) for kind, count in RUNS.items() for seed in range(SEED, SEED + count)
+    ]
+    by_kind = {}
+    for kind in RUNS:
+        mine = [run for run in runs if run["kind"] == kind]
+        pairs = [(r["loss shows it after"], r["first alert after"]) for r in mine]
+        leads = [shown - told for shown, told in pairs if shown is not None and told is not None]
+        by_kind[kind] = {
+            "runs": len(mine),
+            "announced": sum(told is not None for _, told in pairs),
+            "loss never showed it": sum(shown is None for shown, _ in pairs),
+            "median lead, steps": statistics.median(leads) if leads else None,
+            "alerts": sorted({name for run in mine for name in run["alerts"]}),
+        }
+    leads = [
+        r["loss shows it after"] - r["first alert after"]
+        for r in runs
+        if r["kind"] != "none" and None not in (r["loss shows it after"], r["first alert after"])
+    ]
+    _, more = _failing_run("none", seed=SEED + 99, steps=HEALTHY_STEPS)
+    steps = sum(run["healthy steps"] for run in runs) + HEALTHY_STEPS
+    return {
+        "by kind": by_kind,
+        "median lead of all, steps": statistics.median(leads) if leads else None,
+        "false alarms": sum(len(run["false alarms"]) for run in runs) + len(more),
+        "alerts of the long healthy run": [alert.text for alert in more],
+        "healthy steps": steps,
+        "runs": runs,
+    }
+
+
+def main() -> None:
+    """Measure what the command line names, and keep it with the rest."""
+    logging.disable(logging.WARNING)  # alerts are counted here
+    parts: dict[str, Callable[[], Any]] = {
+        "cost": lambda: [cost(256, rounds=6), cost(512, rounds=4)],
+        "accuracy": accuracy,
+        "swallowed": swallowed_shares,
+        "failures": failures,
+    }
+    found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for name in sys.argv[1:] or parts:
+        found[name] = parts[name]()
+        print(name, json.dumps(found[name], indent=1), flush=True)
+        RESULTS.write_text(json.dumps(found | {"environment": environment()}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""The readings of a monitor as curves and histograms in Weights & Biases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+
+class WandbSink:
+    """A sink that logs into a run of Weights & Biases: the one given, or the current one.
+
+    Steps are a metric of their own, ``kappascope_step``: a run that logs at other steps is not
+    disturbed.
+    """
+
+    def __init__(self, run: Any = None) -> None:
+        self.wandb = import_module("wandb")
+        self.run = run if run is not None else self.wandb.run
+        if self.run is None:
+            raise ValueError("expected a run of wandb, and none is open; call wandb.init() first")
+
+    def __call__(self, step: int, values: Mapping[str, float]) -> None:
+        """Log the numbers of one reading."""
+        self.run.log({**values, "kappascope_step": step})
+
+    def histograms(self, step: int, values: Mapping[str, Sequence[float]]) -> None:
+        """Draw the singular values of each kind of matrix."""
+        drawn = {name: self.wandb.Histogram(list(numbers)) for name, numbers in values.items()}
+        self.run.log({**drawn, "kappascope_step": step})

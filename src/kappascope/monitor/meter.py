@@ -1,0 +1,260 @@
+"""The meter: all quantities of the matrices of an item, with what it remembers of each."""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from kappascope.matrix import spectra, tracking
+from kappascope.model.matrices import Logical
+from kappascope.model.weights import precise
+from kappascope.monitor import measure, swallowed, updates
+from kappascope.monitor.signal import signal_to_noise
+from kappascope.monitor.source import AroundStep, StepTensors
+from kappascope.monitor.survey import Item
+
+NOISE_READINGS = 8  # over which a signal's spread is told where there are no micro-batches
+SAMPLED_ENTRIES = 65_536  # of a parameter, by which the share lost to rounding is predicted
+DEAD_READINGS = 3  # in a row without a gradient: a batch without some feature is no death
+
+Measured: TypeAlias = dict[str, dict[str, Any]]
+"""Quantities by matrix."""
+
+
+@dataclass
+class MatrixMemory:
+    """What is remembered of one matrix between readings."""
+
+    warm: tracking.State = field(default_factory=dict)
+    ends: tracking.Ends | None = None
+    values: tuple[float, float] | None = None
+    step: Tensor | None = None
+    signals: dict[float, deque[float]] = field(default_factory=dict)
+    microbatches: list[Tensor] = field(default_factory=list)
+    silent: Tensor | None = None  # readings in a row without a gradient, by row; -1 before any
+
+
+@dataclass
+class Meter:
+    """Measure items after a step, each warm-started from its last reading.
+
+    ``quantities`` says what is measured beside components, and ``spectra_every`` at which steps
+    the whole spectra are.
+    """
+
+    quantities: frozenset[str]
+    spectra_every: int
+    memory: dict[str, MatrixMemory] = field(default_factory=dict)
+    _fingerprints: dict[str, int] = field(default_factory=dict)
+
+    def forget(self, names: Sequence[str]) -> None:
+        """Drop what is remembered of matrices that are no longer what they were."""
+        for name in names:
+            self.memory.pop(name, None)
+
+    def measured(self, item: Item, source: StepTensors, step: int) -> Measured:
+        """All quantities of the matrices of one item; none where nothing has changed."""
+        if not source.is_stepped(item) and not self._has_changed(item, source):
+            return {}
+        if item.layer is not None:
+            return _products(item, source)
+        assert item.unit is not None
+        before, gradients, momenta = (
+            source.cut(item, what) for what in ("before", "gradient", "momentum")
+        )
+        found: Measured = {}
+        # what the optimizer stepped, where that is a copy in more digits of what the model has
+        after = source.cut(item, "after") or {
+            part.name: matrix for part, matrix in item.unit.matrices(source.read)
+        }
+        for logical in item.wanted:
+            name = logical.name
+            here = AroundStep(after[name], before.get(name), gradients.get(name), momenta.get(name))
+            memory = self.memory.setdefault(name, MatrixMemory())
+            found[name] = self._quantities(here, memory, source.decay(item.name), step)
+            found[name] |= _dead_rows(here.gradient, memory) if here.gradient is not None else {}
+            if "swallowed" in self.quantities:
+                found[name] |= _swallowed(source, item.name, logical)
+        return found
+
+    def of_vector(self, name: str, source: StepTensors) -> dict[str, float]:
+        """What of the last step a gain or a bias did not hear."""
+        return _swallowed(source, name, None) if "swallowed" in self.quantities else {}
+
+    def _quantities(
+        self, here: AroundStep, memory: MatrixMemory, decay: float | None, step: int
+    ) -> dict[str, Any]:
+        """The components of a matrix, what the gradient asks of it, and what the step did."""
+        quantities, vitals = measure.components(here.after)
+        if (
+            quantities.get("non_finite")
+            or not vitals.sigma_max
+            or not vitals.status.startswith("ok")
+        ):
+            return quantities
+        is_whole = "spectra" in self.quantities and step % self.spectra_every == 0
+        ends = None
+        if self.quantities & {"signal", "update"}:
+            ends = tracking.ends(precise(here.after), memory.warm)
+            quantities |= self._since_last(here, memory, ends, vitals)
+        if ends is not None and here.gradient is not None and "signal" in self.quantities:
+            quantities |= measure.ends_signal(here.gradient, ends)
+            quantities |= _noise(quantities, memory)
+        if is_whole:
+            gradient = here.gradient if "signal" in self.quantities else None
+            quantities |= measure.whole_spectrum(here.after, gradient)
+        if "update" in self.quantities and here.before is not None:
+            quantities |= self._update(here, memory, ends, decay, is_whole)
+        memory.microbatches.clear()
+        return quantities
+
+    def _since_last(
+        self, here: AroundStep, memory: MatrixMemory, ends: tracking.Ends, vitals: spectra.Vitals
+    ) -> dict[str, Any]:
+        """How the ends of the spectrum moved since the last reading, and what was expected."""
+        found: dict[str, Any] = {}
+        assert vitals.sigma_max is not None and vitals.sigma_min is not None
+        values, old = (vitals.sigma_max, vitals.sigma_min), memory.ends
+        if old is not None and memory.values is not None and "update" in self.quantities:
+            outer = [0, -1]
+            held = precise(here.after)
+            now = (old.left[:, outer] * (held @ old.right[:, outer])).sum(0).tolist()
+            pairs = list(zip((0.0, 1.0), values, memory.values, now, strict=True))
+            found["sigma_change"] = [(q, new - last) for q, new, last, _ in pairs]
+            found["sigma_change_predicted"] = [(q, first - last) for q, _, last, first in pairs]
+            found["turn_top"] = updates.turn(old.right[:, :1], ends.right[:, :1])
+            found["turn_bottom"] = updates.turn(old.right[:, -1:], ends.right[:, -1:])
+        memory.ends, memory.values = ends, values
+        return found
+
+    def _update(
+        self,
+        here: AroundStep,
+        memory: MatrixMemory,
+        ends: tracking.Ends | None,
+        decay: float | None,
+        is_whole: bool,
+    ) -> dict[str, Any]:
+        """What the step did, and what momentum would do."""
+        assert here.before is not None
+        found: dict[str, Any]
+        found, moved = updates.update_quantities(
+            here.before, here.after, here.gradient, memory.step, decay
+        )
+        memory.step = moved
+        if ends is not None:
+            found |= updates.along_ends(moved, ends)
+        if here.momentum is not None:
+            if here.gradient is not None:
+                aligned = updates.cosine(here.momentum, here.gradient)
+                found |= {} if aligned is None else {"momentum_alignment_gradient": aligned}
+            if ends is not None:
+                shares = updates.along_ends(here.momentum, ends)
+                found |= {
+                    f"momentum_{name.removeprefix('update_')}": v for name, v in shares.items()
+                }
+        if is_whole and moved.any():
+            vitals = spectra.vitals(moved)
+            if vitals.sigma_max and vitals.frobenius_norm:
+                found["update_stable_rank"] = (vitals.frobenius_norm / vitals.sigma_max) ** 2
+                if vitals.condition_number is not None:
+                    found["update_condition_number"] = vitals.condition_number
+        return found
+
+    def _has_changed(self, item: Item, source: StepTensors) -> bool:
+        """Whether the tensors of an item differ from those last measured."""
+        digest = 0
+        for path in item.paths:
+            tensor = source.read(path).contiguous()
+            digest = zlib.crc32(tensor.view(torch.uint8).numpy().data, digest)
+        known = self._fingerprints.get(item.name)
+        self._fingerprints[item.name] = digest
+        return known != digest
+
+
+def _noise(quantities: Mapping[str, Any], memory: MatrixMemory) -> dict[str, Any]:
+    """The signal-to-noise ratio over micro-batches where there are some, else over readings."""
+    found = []
+    sums = [torch.zeros(2), *(t.cpu().float() for t in memory.microbatches)]
+    steps = [(b - a).tolist() for a, b in itertools.pairwise(sums)]
+    for q, value in quantities.get("signal", ()):
+        kept = memory.signals.setdefault(q, deque(maxlen=NOISE_READINGS))
+        kept.append(value)
+        samples = list(kept)
+        if len(steps) > 1:
+            samples = [pair[0 if q == 0.0 else 1] for pair in steps]
+        ratio = signal_to_noise(samples)
+        if ratio is not None:
+            found.append((q, ratio))
+    return {"signal_to_noise": found} if found else {}
+
+
+def _swallowed(source: StepTensors, name: str, logical: Logical | None) -> dict[str, float]:
+    """The share of a parameter's entries that did not move, and what rounding took of the step.
+
+    With a ``logical`` matrix it is that of this part of the parameter.
+    """
+    unit = source.unit_of(name) if logical is not None else None
+
+    def part(tensor: Tensor) -> Tensor:
+        if unit is None or logical is None:
+            return tensor
+        place = [each.name for each in unit.parts].index(logical.name)
+        return list(unit.layout.cut(tensor))[place][1]
+
+    if source.is_at_rest(name):
+        return {}
+    around = [source.around(name, when) for when in ("before", "after", "gradient")]
+    if any(tensor is None for tensor in around):
+        return {}
+    found = swallowed.observed(*(part(tensor) for tensor in around if tensor is not None))
+    if not found:
+        return found
+
+    def sample(tensor: Tensor) -> Tensor:
+        # a prediction needs no more entries than tell it to a fifth of a per cent
+        flat = part(tensor).flatten()
+        return flat[:: max(flat.numel() // SAMPLED_ENTRIES, 1)]
+
+    before, after, gradient = (sample(tensor) for tensor in around if tensor is not None)
+    step, decay = source.intended(name, sample), source.decay(name) or 0.0
+    if step is None:
+        return found
+    is_short = before.dtype.itemsize <= 2
+    share = swallowed.predicted(before, step, decay, gradient, before.dtype)
+    finer = swallowed.predicted(before, step, decay, gradient, torch.float32) if is_short else None
+    shares = {"swallowed_predicted": share, "swallowed_in_float32": finer}
+    found |= {quantity: value for quantity, value in shares.items() if value is not None}
+    return found | (swallowed.lost(before, after, step, decay) if is_short else {})
+
+
+def _dead_rows(gradient: Tensor, memory: MatrixMemory) -> dict[str, float]:
+    """The number of rows that had a gradient once and have had none for some readings."""
+    silent = gradient.abs().amax(1) == 0
+    if silent.all():
+        return {}
+    if memory.silent is None or len(memory.silent) != len(silent):
+        memory.silent = torch.full((len(silent),), -1)
+    counted = torch.where(memory.silent >= 0, memory.silent + 1, -1)
+    memory.silent = torch.where(silent, counted, 0)
+    return {"dead_rows": float((memory.silent >= DEAD_READINGS).sum())}
+
+
+def _products(item: Item, source: StepTensors) -> Measured:
+    """The components of the products of a layer's heads, as far as they are wanted."""
+    assert item.layer is not None
+    found: Measured = {}
+    names = {logical.name for logical in item.wanted}
+    for kind, left, right in item.layer.factors(source.read):
+        for head, values in enumerate(spectra.quick_product_singular_values(left, right)):
+            name = f"{item.layer.name}[{kind.lower()}.{head}]"
+            if name in names:
+                found[name] = measure.product_quantities(values)
+    return found

@@ -1,0 +1,395 @@
+"""The record of a training run: a folder that is only ever added to, and how it is read.
+
+The folder of a run holds ``segment-000001.jsonl``, ``segment-000002.jsonl``, ... Every session (a
+process that trains, or goes on training) begins a segment of its own, and a segment that has grown
+large is followed by another. No byte that was written is ever written again.
+
+A segment has one entry a line: sixteen digits of the sha256 of what follows, a blank, and a JSON
+object. An entry is handed to the system whole as soon as it is known, so a killed run keeps what it
+had; a line that is torn or damaged does not fit its digest, is left out and counted. NaN and the
+infinities, which JSON has not, are the strings "nan", "inf" and "-inf".
+
+Every entry has a ``kind`` and a ``step``, the number of finished steps of the optimizer:
+
+``start``
+    A session begins. ``version`` of this format, ``time`` (seconds since 1970), ``model`` (its
+    class), ``every`` and other ``options``, ``matrices`` by name with their ``kind``, ``depth``,
+    ``shape`` and ``dtype``, ``skipped`` by name with the reason, ``optimizers`` (their classes),
+    and ``resumed``: false, or true where the folder had a record; ``cut`` then says in words if
+    that one was closed, and at which step it ends. What an earlier session recorded after the
+    ``step`` of this one is superseded: the run was taken up from an earlier checkpoint.
+``matrices``
+    Matrices that came later, as in ``start``: a layer was added, or its shape changed.
+``reading``
+    ``rows``: by matrix, by quantity, a value or a list of pairs ``[index, value]``. ``time``, and
+    the ``seconds`` that it took.
+``settings``
+    ``optimizer`` (its number), ``groups``: a list of ``lr``, ``betas``, ``weight_decay``, ... of
+    each parameter group. Written when something changed, so the latest holds.
+``log``
+    ``values`` by name: what the user logged, as a loss.
+``alert``
+    ``name`` (a word for the kind of trouble), ``matrix`` (or ""), ``text``, a sentence.
+``ring``
+    ``steps`` and ``norms`` by matrix: the Frobenius norm after each of the last steps, kept in
+    memory and written when something breaks. ``gradients`` likewise, and ``text``: who moved first.
+``end``
+    A session was closed.
+
+A quantity is a component (``condition_number``, ``sigma_min``, ``row_norms``, ...) or what
+:mod:`~kappascope.monitor.signal`, :mod:`~kappascope.monitor.updates` and
+:mod:`~kappascope.monitor.swallowed` call theirs. Of a vector (``singular_values``, ``row_norms``,
+``signal``) a row has one entry, and its ``index`` says which: 0 is the first, or the largest, 1 the
+last, 0.5 the one in the middle. Rows of the whole run are about the matrix "" .
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from kappascope.refusal import Refusal
+from kappascope.system.files import refuse_link, unwritable
+
+VERSION = 1
+SEGMENT_BYTES = 2**23  # after which another is begun: a reader holds one at a time
+SEAL_DIGITS = 16  # of sha256: damage is recognized, forgery is not what it is for
+_NAME = re.compile(r"segment-(\d{6,})\.jsonl")
+_WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+Entry = dict[str, Any]
+Readings = Mapping[str, Mapping[str, Any]]
+"""Values by matrix and quantity: a number, or a list of pairs of index and number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One number of a run: a quantity of a matrix after so many steps.
+
+    >>> Row(50, "fc.weight", "condition_number", 12.5)
+    Row(step=50, matrix='fc.weight', quantity='condition_number', value=12.5, index=None)
+    """
+
+    step: int
+    matrix: str
+    quantity: str
+    value: float
+    index: float | None = None
+
+    @property
+    def key(self) -> tuple[str, str, float | None]:
+        """Which number of a reading it is."""
+        return self.matrix, self.quantity, self.index
+
+
+@dataclass(frozen=True)
+class Alert:
+    """Something a user should know, in words; ``name`` is its kind, ``matrix`` may be empty.
+
+    >>> Alert(40, "dead-row", "fc.weight", "fc.weight: row 3 is zero since step 40").name
+    'dead-row'
+    """
+
+    step: int
+    name: str
+    matrix: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Session:
+    """A stretch of training by one process; ``cut`` says in words how the one before it ended.
+
+    >>> Session(0, 1763400000.0, {"every": 50}, "").step
+    0
+    """
+
+    step: int
+    time: float
+    options: Mapping[str, Any]
+    cut: str
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+class Recorder:
+    """Add entries to the record of a run, each of them whole or recognizably torn.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     recorder = Recorder(Path(folder))
+    ...     recorder.write({"kind": "reading", "step": 0, "rows": {"w": {"sigma_max": 2.0}}})
+    ...     recorder.close()
+    ...     Run.read(folder).rows
+    [Row(step=0, matrix='w', quantity='sigma_max', value=2.0, index=None)]
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._file: int | None = None
+        self._size = 0
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._open()
+        except OSError as error:
+            raise unwritable(folder, error) from error
+
+    def write(self, entry: Entry) -> None:
+        """Append one entry; what a full disk tears is followed by a new segment."""
+        if self._file is None or self._size > SEGMENT_BYTES:
+            self._open()
+        line = sealed(entry)
+        try:
+            written = 0
+            while written < len(line):
+                assert self._file is not None
+                written += os.write(self._file, line[written:])
+        except OSError:
+            self.close()
+            raise
+        self._size += len(line)
+
+    def close(self) -> None:
+        """Let go of the file; another entry would begin another segment."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _open(self) -> None:
+        self.close()
+        numbers = [number for number, _ in _segments(self.folder)]
+        path = self.folder / f"segment-{max(numbers, default=0) + 1:06d}.jsonl"
+        refuse_link(path)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        self._file, self._size = os.open(path, flags, 0o644), 0
+
+
+def sealed(entry: Entry) -> bytes:
+    r"""One line of a segment: the digest of an entry, and the entry.
+
+    >>> sealed({"kind": "end", "step": 3})
+    b'ff6a37dd22f36011 {"kind":"end","step":3}\n'
+    """
+    try:
+        text = json.dumps(entry, allow_nan=False, separators=(",", ":"), default=_plain)
+    except ValueError:  # seldom: some number is not finite
+        text = json.dumps(_finite(entry), allow_nan=False, separators=(",", ":"), default=_plain)
+    body = text.encode()
+    return _seal(body) + b" " + body + b"\n"
+
+
+def _seal(body: bytes) -> bytes:
+    return hashlib.sha256(body).hexdigest()[:SEAL_DIGITS].encode()
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no form for: a tensor or number of some library, or anything as its text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return _finite(_plain(value)) if hasattr(value, "tolist") else value
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def is_run(folder: str | Path) -> bool:
+    """Whether a folder holds the record of a run.
+
+    >>> is_run("/nowhere")
+    False
+    """
+    return next(_segments(Path(folder)), None) is not None
+
+
+def _segments(folder: Path) -> Iterator[tuple[int, Path]]:
+    if not folder.is_dir():
+        return
+    found = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
+    yield from sorted((int(match[1]), path) for match, path in found if match)
+
+
+@dataclass
+class Run:
+    """All that a record tells, superseded rows left out; :meth:`refresh` adds what is new.
+
+    ``matrices`` has what is known of each matrix, ``logs`` what the user logged by name as pairs of
+    step and value, ``settings`` the entries of that kind, ``rings`` likewise. ``step`` is the last
+    one heard of, ``is_closed`` whether the last session was closed; ``damaged`` counts lines that
+    do not fit their digests.
+    """
+
+    folder: Path
+    rows: list[Row] = field(default_factory=list, repr=False)
+    alerts: list[Alert] = field(default_factory=list)
+    sessions: list[Session] = field(default_factory=list)
+    matrices: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
+    skipped: dict[str, str] = field(default_factory=dict, repr=False)
+    logs: dict[str, list[tuple[int, float]]] = field(default_factory=dict, repr=False)
+    settings: list[Entry] = field(default_factory=list, repr=False)
+    rings: list[Entry] = field(default_factory=list, repr=False)
+    model: str = ""
+    step: int = 0
+    is_closed: bool = False
+    damaged: int = 0
+
+    _offsets: dict[Path, int] = field(default_factory=dict, repr=False)
+    _known: set[tuple[str, str, float | None]] = field(default_factory=set, repr=False)
+
+    @classmethod
+    def read(cls, folder: str | Path) -> Run:
+        """Read the whole record of a run.
+
+        >>> Run.read("/nowhere")
+        Traceback (most recent call last):
+        kappascope.refusal.Refusal: /nowhere: holds no record of a run (...)
+        """
+        if not is_run(folder):
+            wrong = "holds no record of a run"
+            raise Refusal(2, str(folder), wrong, "name the folder that a Monitor writes")
+        run = cls(Path(folder))
+        run.refresh()
+        return run
+
+    def refresh(self) -> int:
+        """Read what was added since the last time; a line without an end is left for later."""
+        count = 0
+        segments = [path for _, path in _segments(self.folder)]
+        for path in segments:
+            for entry in self._added(path, is_last=path == segments[-1]):
+                self._take(entry)
+                count += 1
+        return count
+
+    def series(
+        self, matrix: str, quantity: str, index: float | None = None
+    ) -> list[tuple[int, float]]:
+        """Pairs of step and value of one quantity of one matrix."""
+        wanted = (matrix, quantity, index)
+        return [(row.step, row.value) for row in self.rows if row.key == wanted]
+
+    def _added(self, path: Path, is_last: bool) -> Iterator[Entry]:
+        offset = self._offsets.get(path, 0)
+        with path.open("rb") as file:
+            file.seek(offset)
+            data = file.read()
+        lines = data.split(b"\n")
+        rest = lines.pop()  # after the last end of a line: nothing, or what is being written
+        self._offsets[path] = offset + len(data) - len(rest)
+        if rest and not is_last:  # nobody will ever end it
+            self._offsets[path] = offset + len(data)
+            self.damaged += 1
+        for line in lines:
+            entry = _opened(line)
+            if entry is None:
+                self.damaged += 1
+            else:
+                yield entry
+
+    def _take(self, entry: Entry) -> None:
+        step = entry["step"]
+        if entry["kind"] == "start":
+            self._start(entry, step)
+        self.is_closed = entry["kind"] == "end"
+        self.step = step if entry["kind"] == "start" else max(self.step, step)
+        match entry["kind"]:
+            case "reading":
+                self.rows += (row for row in rows_of(step, entry["rows"]) if self._is_new(row))
+            case "matrices":
+                self.matrices |= entry["matrices"]
+            case "alert":
+                self.alerts.append(Alert(step, entry["name"], entry["matrix"], entry["text"]))
+            case "log":
+                for name, value in entry["values"].items():
+                    self.logs.setdefault(name, []).append((step, _number(value)))
+            case "settings":
+                self.settings.append(entry)
+            case "ring":
+                self.rings.append(entry)
+
+    def _start(self, entry: Entry, step: int) -> None:
+        """Begin a session: what another recorded after its first step is superseded."""
+        self.rows = [row for row in self.rows if row.step <= step]
+        self._known = {row.key for row in self.rows if row.step == step}
+        self.alerts = [alert for alert in self.alerts if alert.step <= step]
+        self.settings = [each for each in self.settings if each["step"] <= step]
+        for name, pairs in self.logs.items():
+            self.logs[name] = [pair for pair in pairs if pair[0] <= step]
+        options = {"every": entry.get("every"), **entry.get("options", {})}
+        self.sessions.append(Session(step, entry.get("time", 0.0), options, entry.get("cut", "")))
+        self.model = entry.get("model", "")
+        self.matrices |= entry.get("matrices", {})
+        self.skipped = entry.get("skipped", {})
+
+    def _is_new(self, row: Row) -> bool:
+        """Whether a row is no repetition of the one with which the session before ended."""
+        if not self.sessions or row.step != self.sessions[-1].step:
+            return True
+        return row.key not in self._known
+
+
+def rows_of(step: int, readings: Readings) -> Iterator[Row]:
+    """The rows of one reading, entries of a vector one by one.
+
+    >>> [row.value for row in rows_of(0, {"w": {"singular_values": [[0.0, 3.0], [1.0, 1.0]]}})]
+    [3.0, 1.0]
+    """
+    for matrix, quantities in readings.items():
+        for quantity, value in quantities.items():
+            if isinstance(value, list | tuple):
+                for index, each in value:
+                    yield Row(step, matrix, quantity, _number(each), float(index))
+            else:
+                yield Row(step, matrix, quantity, _number(value))
+
+
+def _number(value: Any) -> float:
+    return _WORDS[value] if isinstance(value, str) else float(value)
+
+
+def _opened(line: bytes) -> Entry | None:
+    """The entry in a line, or None where it does not fit its digest or is none of ours."""
+    seal, _, body = line.partition(b" ")
+    if seal != _seal(body):
+        return None
+    try:
+        entry = json.loads(body)
+    except ValueError:
+        return None
+    is_ours = isinstance(entry, dict) and isinstance(entry.get("step"), int)
+    return entry if is_ours and isinstance(entry.get("kind"), str) else None
+
+
+def table_of(rows: Iterable[Row]) -> Any:
+    """Rows as an Arrow table, where pyarrow is installed, or else as a list of dictionaries.
+
+    >>> table_of([Row(0, "w", "sigma_max", 2.0)]).to_pylist()
+    [{'step': 0, 'matrix': 'w', 'quantity': 'sigma_max', 'value': 2.0, 'index': None}]
+    """
+    rows = list(rows)
+    try:
+        import pyarrow
+    except ImportError:
+        return [asdict(row) for row in rows]
+    kinds = {"step": "int64", "matrix": "string", "quantity": "string"}
+    names = [each.name for each in fields(Row)]
+    arrays = [
+        pyarrow.array([getattr(row, name) for row in rows], kinds.get(name, "float64"))
+        for name in names
+    ]
+    return pyarrow.table(dict(zip(names, arrays, strict=True)))
