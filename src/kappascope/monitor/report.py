@@ -35,7 +35,7 @@ from kappascope.text import words
 POINTS = 300  # of a series: more cannot be told apart on a screen
 DETAIL_POINTS = (300, 150, 75)  # of a series of one matrix alone: the most with which all fit
 FEWEST_POINTS = 24  # of a series, however many there are: a shape can still be seen
-NUMBERS = 150_000  # on a page in the series of all matrices, and as many in details: 3 MB together
+NUMBERS = 200_000  # on a page in the series of all matrices, and as many in details: 3 MB together
 LOG_POINTS = 600  # of what was logged, whose chart is as wide as the page
 OVERVIEW = (
     "condition_number", "condition_number_low", "condition_number_high", "update_size", "swallowed",

@@ -33,7 +33,8 @@ const decades = (low, high) => {
   const first = Math.ceil(Math.log10(low) - 1e-9), last = Math.floor(Math.log10(high) + 1e-9);
   if (last - first < 1) {
     const near = [1, 2, 3, 5, 7].flatMap((k) => [k * 10 ** (first - 1), k * 10 ** first, k * 10 ** (first + 1)]);
-    return near.filter((x) => x >= low && x <= high).map((x) => [x, brief(x)]);
+    const inside = near.filter((x) => x >= low && x <= high);
+    return inside.length > 1 ? inside.map((x) => [x, brief(x)]) : steps(low, high, 4);
   }
   const every = Math.ceil((last - first + 1) / 7);
   const found = [];

@@ -35,7 +35,7 @@ const scale = (curves) => {
 
 const frame = (home, high) => {
   const wide = Math.max(240, Math.round(home.clientWidth));
-  return { wide, high, left: 58, right: 14, top: 26, bottom: 40 };
+  return { wide, high, left: 58, right: 26, top: 26, bottom: 40 };
 };
 
 const trace = (points, across, up, logarithmic) => {
@@ -70,7 +70,7 @@ const marks = (picture, alerts, across, { high, top, bottom }) => {
   for (const [step] of alerts) {
     const x = across.at(step);
     picture.append(make("line", { class: "alerted", x1: x, x2: x, y1: top, y2: floor }),
-      make("path", { class: "alert", d: `M${x} ${floor - 1}l5 9h-10Z` }));
+      make("path", { class: "alert", d: `M${x} ${floor - 10}l5 9h-10Z` }));
   }
 };
 
@@ -94,7 +94,8 @@ const chart = (home, title, curves, { high = 260, up: shared, alerts = [], pick,
     picture.append(group);
     return group;
   });
-  const shown = figure(picture, keys, note);
+  const gaps = curves.some(({ points }) => points.some(([, y]) => !finite(y)));
+  const shown = figure(picture, gaps ? [...keys, ["not finite", "gap-key"]] : keys, note);
   home.append(shown);
   follow(picture, curves, drawn, across, up, find("output", shown), { logarithmic, alerts, pick, floor: high - size.bottom });
 };
@@ -207,15 +208,14 @@ const one = () => {
   const alerts = data.alerts.filter((alert) => alert[2] === place);
   find("#matrix .facts").textContent = [matrix.kind, matrix.depth === null ? "" : `layer ${matrix.depth}`, matrix.shape, matrix.dtype,
     matrix.kappa === "–" ? "" : `κ ${matrix.kappa}`, matrix.swallowed === "–" ? "" : `swallowed ${matrix.swallowed}`].filter(Boolean).join(" · ");
-  find("#matrix .own").replaceChildren(...alerts.map(telling));
-  for (const { title, note, quantities } of data.charts) {
-    const own = quantities.filter((quantity) => matrix.series[quantity]);
-    if (!own.length) continue;
+  find("#matrix .own").replaceChildren(...alerts.map(([step, name, , text]) => telling([step, name, -1, text])));
+  const charts = data.charts.map((each) => ({ ...each, own: each.quantities.filter((quantity) => matrix.series[quantity]) })).filter(({ own }) => own.length);
+  home.append(...charts.map(() => make("div"))); // all of them, for the width of each
+  charts.forEach(({ title, note, own }, place) => {
     const linear = own.some((quantity) => /share|swallowed|alignment/.test(quantity));
-    const curves = own.map((quantity, k) => curve(matrix, quantity, { kind: tint(k), linear }));
-    const cell = home.appendChild(make("div"));
-    chart(cell, title, curves, { alerts, note, keys: own.length > 1 ? own.map((quantity, k) => [data.labels[quantity], tint(k)]) : [] });
-  }
+    const curves = own.map((quantity, k) => curve(matrix, quantity, { kind: own.length > 1 ? tint(k) : "", linear }));
+    chart(home.children[place], title, curves, { alerts, note, keys: own.length > 1 ? own.map((quantity, k) => [data.labels[quantity], tint(k)]) : [] });
+  });
   if (!matrix.detailed) home.append(make("p", { class: "absent" }, "The other numbers of this matrix make room for matrices that need more attention; the record has them all."));
   for (const button of all("[data-turn]")) button.disabled = !data.matrices[place + Number(button.dataset.turn)];
 };
