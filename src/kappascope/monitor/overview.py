@@ -79,7 +79,7 @@ def _standing(run: Run, name: str, alerts: tuple[Alert, ...]) -> Standing:
         column = run.columns.get((name, quantity, None))
         return column.values[-1] if column else None
 
-    kappas = run.columns.get((name, "condition_number", None)) or Column()
+    kappas = gapped(run, name, "condition_number")
     return Standing(
         name=name,
         kind=str(facts.get("kind") or "other"),
@@ -87,13 +87,26 @@ def _standing(run: Run, name: str, alerts: tuple[Alert, ...]) -> Standing:
         shape=tuple(facts.get("shape") or ()),
         dtype=str(facts.get("dtype", "")),
         first=kappas.values[0] if kappas else None,
-        kappa=last("condition_number"),
-        low=last("condition_number_low"),
-        high=last("condition_number_high"),
+        kappa=(kappa := kappas.values[-1] if kappas else None),
+        low=None if kappa is None or math.isnan(kappa) else last("condition_number_low"),
+        high=None if kappa is None or math.isnan(kappa) else last("condition_number_high"),
         update_size=last("update_size"),
         swallowed=last("swallowed"),
         alerts=alerts,
     )
+
+
+def gapped(run: Run, name: str, quantity: str, index: float | None = None) -> Column:
+    """A series with NaN where the matrix was read but had entries that are not finite."""
+    column = run.columns.get((name, quantity, index), Column())
+    ill = run.columns.get((name, "non_finite", None), ())
+    missing = {step: math.nan for step, count in ill if count}
+    if not missing or quantity == "non_finite":
+        return column
+    whole = Column()
+    for step, value in sorted((missing | dict(column)).items()):
+        whole.add(step, value)
+    return whole
 
 
 def neediest(every: list[Standing]) -> list[Standing]:
@@ -110,7 +123,9 @@ def extent(run: Run) -> str:
     """How far the run has come, and whether it ended."""
     readings = plural(len({reading.step for reading in run.readings}), "reading")
     of = plural(len(run.matrices), "matrix", "matrices")
-    return f"Step {run.step:,}; {readings} of {of}; {state(run)}."
+    overhead = run.columns.get(("", "overhead", None))
+    cost = f" Readings took {percent(overhead.values[-1])} of the time." if overhead else ""
+    return f"Step {run.step:,}; {readings} of {of}; {state(run)}.{cost}"
 
 
 def state(run: Run) -> str:

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 from kappascope.monitor.overview import (
     Standing,
     extent,
+    gapped,
     loss_name,
     neediest,
     percent,
@@ -118,8 +119,8 @@ def run_document(run: Run) -> dict[str, Any]:
     every = standings(run)
     shared = _Steps()
     by_matrix: dict[str, Columns] = defaultdict(dict)
-    for (matrix, quantity, index), column in run.columns.items():
-        by_matrix[matrix][quantity, index] = column
+    for matrix, quantity, index in run.columns:
+        by_matrix[matrix][quantity, index] = gapped(run, matrix, quantity, index)
     ranked = neediest(every)
     shown, detailed, most = _fitting_page([one.name for one in ranked], by_matrix)
     place = {one.name: k for k, one in enumerate(ranked)}

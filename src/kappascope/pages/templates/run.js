@@ -2,7 +2,7 @@ let data = JSON.parse(find("#data").textContent);
 const choice = (name) => find(`[data-choice=${name}]`);
 const counted = (x) => x.toLocaleString("en");
 const finite = (y) => typeof y === "number"; // what is not comes as the word for it
-const told = (y) => finite(y) ? brief(y) : `not finite (${y})`;
+const told = (y) => finite(y) ? brief(y) : y === "nan" ? "no number: entries are not finite" : y === "inf" ? "infinite" : "−infinite";
 const ROWS_AT_ONCE = 100; // of the table: a thousand take a phone a second
 
 // Series: pairs of step and value, from the lists of steps that many share
