@@ -67,6 +67,8 @@ _NAME = re.compile(r"segment-(\d{6,})\.jsonl")
 _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 Entry = dict[str, Any]
+Key = tuple[str, str, float | None]
+"""Which number of a reading it is: matrix, quantity, and index in a vector."""
 Readings = Mapping[str, Mapping[str, Any]]
 """Values by matrix and quantity: a number, or a list of pairs of index and number."""
 
@@ -84,11 +86,6 @@ class Row:
     quantity: str
     value: float
     index: float | None = None
-
-    @property
-    def key(self) -> tuple[str, str, float | None]:
-        """Which number of a reading it is."""
-        return self.matrix, self.quantity, self.index
 
 
 @dataclass(frozen=True)
@@ -287,7 +284,7 @@ class Run:
     """
 
     folder: Path
-    columns: dict[tuple[str, str, float | None], Column] = field(default_factory=dict, repr=False)
+    columns: dict[Key, Column] = field(default_factory=dict, repr=False)
     readings: list[Reading] = field(default_factory=list, repr=False)
     alerts: list[Alert] = field(default_factory=list)
     sessions: list[Session] = field(default_factory=list)
@@ -401,11 +398,11 @@ class Run:
     def _read(self, entry: Entry, step: int) -> None:
         """Take the numbers of a reading; a session begins with those the one before ended with."""
         self.readings.append(Reading(step, entry.get("time", 0.0), entry.get("seconds", 0.0)))
-        for row in rows_of(step, entry["rows"]):
-            column = self.columns.get(row.key)
+        for key, value in _numbers_of(entry["rows"]):
+            column = self.columns.get(key)
             if column is None:
-                column = self.columns[row.key] = Column()
-            column.add(step, row.value)
+                column = self.columns[key] = Column()
+            column.add(step, value)
 
 
 def rows_of(step: int, readings: Readings) -> Iterator[Row]:
@@ -414,13 +411,18 @@ def rows_of(step: int, readings: Readings) -> Iterator[Row]:
     >>> [row.value for row in rows_of(0, {"w": {"singular_values": [[0.0, 3.0], [1.0, 1.0]]}})]
     [3.0, 1.0]
     """
+    for (matrix, quantity, index), value in _numbers_of(readings):
+        yield Row(step, matrix, quantity, value, index)
+
+
+def _numbers_of(readings: Readings) -> Iterator[tuple[Key, float]]:
     for matrix, quantities in readings.items():
         for quantity, value in quantities.items():
             if isinstance(value, list | tuple):
                 for index, each in value:
-                    yield Row(step, matrix, quantity, _number(each), float(index))
+                    yield (matrix, quantity, float(index)), _number(each)
             else:
-                yield Row(step, matrix, quantity, _number(value))
+                yield (matrix, quantity, None), _number(value)
 
 
 def _number(value: Any) -> float:
