@@ -182,6 +182,8 @@ const kinds = () => {
   const up = scale([...groups.values()].flat());
   home.replaceChildren(...[...groups.keys()].map(() => make("div")));
   [...groups].forEach(([kind, curves], k) => {
+    home.children[k].style.setProperty("--each", Math.min(0.18, 0.6 / curves.length)); // bands lie on one another
+    home.children[k].classList.toggle("crowded", curves.length > 16);
     const places = new Set(curves.map(({ place }) => place));
     chart(home.children[k], `${kind} (${curves.length})`, curves, { high: 210, up, alerts: data.alerts.filter(([, , place]) => places.has(place)), pick: ({ place }) => open(place) });
   });
