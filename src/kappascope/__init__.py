@@ -9,16 +9,18 @@ if TYPE_CHECKING:
     from kappascope.matrix import spectra
     from kappascope.matrix.components import Components, errors
     from kappascope.model.matrices import matrices
+    from kappascope.monitor.monitor import Monitor
     from kappascope.refusal import Refusal
 
 __version__ = "0.1.0"
 __all__ = [
-    "Components", "Refusal", "corrections", "diagnose", "errors", "matrices", "spectra", "theory",
+    "Components", "Monitor", "Refusal", "corrections", "diagnose", "errors", "matrices", "spectra", "theory",
 ]  # fmt: skip
 
 # Where each public name is defined; without a name behind the colon it is the module itself.
 _HOMES = {
     "Components": "kappascope.matrix.components:Components",
+    "Monitor": "kappascope.monitor.monitor:Monitor",
     "Refusal": "kappascope.refusal:Refusal",
     "corrections": "kappascope.corrections:",
     "diagnose": "kappascope.clinic.diagnose:diagnose",

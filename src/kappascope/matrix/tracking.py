@@ -320,3 +320,101 @@ def _preconditioned(x: Float[Tensor, "k p"], memory: State) -> Float[Tensor, "k 
     lu, flipped = _blas.LU(factor, memory["pivots"], singular=False), memory["flipped"]
     half = _unit(lu.solve(columns, transposed=not flipped).mT).mT  # or the next could overflow
     return lu.solve(half, transposed=flipped).mT
+
+
+# --- several vectors at either end, for whoever asks what happens along them ----------------------
+
+TOP_POWERS = 4  # of W'W in the Krylov space that sharpens the first vectors
+MAX_SHARPENING_STEPS = 4  # of the last vectors, each by the factorization of tracking
+SHARP_BELOW = 0.1  # of the estimate, which is five to ten times what a vector is off
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The outermost singular triplets: some of the first, then as many of the last.
+
+    ``errors`` estimates the sine of the angle by which each right vector is off: its residual over
+    the distance to the nearest value that is not among those of its end.
+
+    >>> found = ends(torch.diag(torch.tensor([4.0, 3.0, 2.0, 1.0])), {}, count=1)
+    >>> found.values, found.errors
+    (tensor([4., 1.]), tensor([0., 0.]))
+    """
+
+    left: Float[Tensor, "out k"]
+    values: Float[Tensor, " k"]
+    right: Float[Tensor, "in k"]
+    errors: Float[Tensor, " k"]
+
+
+def ends(matrix: Float[Tensor, "out in"], memory: State, count: int = BLOCK_SIZE) -> Ends:
+    """Find both ends of a spectrum with vectors to look along, from where the last call left them.
+
+    >>> weight = torch.randn(200, 150, generator=torch.Generator().manual_seed(0))
+    >>> found, s = ends(weight, {}), torch.linalg.svdvals(weight)
+    >>> torch.allclose(found.values[[0, -1]], s[[0, -1]], rtol=1e-3)
+    True
+    """
+    size = min(matrix.shape)
+    count = min(count, BLOCK_SIZE, max(size // 2, 1))
+    if size <= SVD_UP_TO:
+        u, s, vt = spectra.decomposition(matrix)
+        outer = torch.cat([torch.arange(count), torch.arange(size - count, size)])
+        if size == 1:
+            outer = outer[:1].repeat(2)
+        return Ends(u[:, outer], s[outer], vt.mT[:, outer], torch.zeros(len(outer)).to(s))
+    extreme_triplets(matrix, memory)  # which raises where an entry is not finite
+    a = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.mT
+    memory["top"] = _sharpened_top(a, memory["top"])
+    for _ in range(MAX_SHARPENING_STEPS):
+        top, bottom = _outer(a, memory["top"], first=True), _outer(a, memory["bottom"], first=False)
+        if float(bottom.errors[-1]) < SHARP_BELOW:
+            break
+        kept = memory["top"]
+        _improved(a, memory)
+        memory["top"] = kept
+    parts = [
+        torch.cat(pair, -1)
+        for pair in zip(
+            (top.left[:, :count], top.values[:count], top.right[:, :count], top.errors[:count]),
+            (
+                bottom.left[:, -count:],
+                bottom.values[-count:],
+                bottom.right[:, -count:],
+                bottom.errors[-count:],
+            ),
+            strict=True,
+        )
+    ]
+    left, values, right, errors = parts
+    return Ends(left, values, right, errors) if a is matrix else Ends(right, values, left, errors)
+
+
+def _sharpened_top(a: Float[Tensor, "q p"], block: Float[Tensor, "k p"]) -> Float[Tensor, "k p"]:
+    """The first right vectors of a Krylov space that a block of rows spans."""
+    powers = [block]
+    for _ in range(TOP_POWERS):
+        powers.append(_unit(powers[-1] @ a.mT @ a))
+    basis = torch.linalg.qr(torch.cat(powers).mT)[0].mT
+    coefficients, _ = _ritz(basis @ a.mT)
+    return coefficients[:, :BLOCK_SIZE].mT.to(basis) @ basis
+
+
+def _ritz(images: Float[Tensor, "k q"]) -> tuple[Float[Tensor, "k k"], Float[Tensor, " k"]]:
+    """The right vectors, in a basis with these images, and the singular values, largest first."""
+    rows = images.double()
+    squares, c = torch.linalg.eigh(rows @ rows.mT)
+    return c.flip(1), squares.flip(0).clamp(min=0).sqrt()
+
+
+def _outer(a: Float[Tensor, "q p"], block: Float[Tensor, "k p"], first: bool) -> Ends:
+    """The triplets of a block of rows at one end, with what their residuals say of them."""
+    images = block @ a.mT
+    c, values = _ritz(images)
+    c, s = c.to(block), values.to(block)
+    right, left = c.mT @ block, (c.mT @ images) / s.clamp(min=torch.finfo(s.dtype).tiny)[:, None]
+    rest = torch.linalg.vector_norm(left @ a - right * s[:, None], dim=1)
+    # the innermost of the block stands for all values beyond it; it has no estimate of its own
+    gap = (s - s[-1]).abs() if first else (s - s[0]).abs()
+    errors = (rest / gap.clamp(min=torch.finfo(s.dtype).tiny)).clamp(max=1.0)
+    return Ends(left.mT, s, right.mT, errors)

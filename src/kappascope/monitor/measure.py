@@ -1,0 +1,143 @@
+"""The numbers of one reading, from tensors in the memory of the host: pure functions, no model."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from kappascope.matrix import spectra
+from kappascope.matrix.tracking import Ends
+from kappascope.model.attention import Product
+from kappascope.model.weights import precise
+from kappascope.monitor.signal import signals
+
+Quantities = dict[str, Any]
+"""Numbers by quantity, or lists of pairs of index and number."""
+
+QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)  # of row and column norms, largest first
+SPECTRUM_POINTS = 65  # of a whole spectrum, and of the signals along it, at equal distances
+MIN_SIGNAL_ACCURACY = 0.25  # an end whose vector may be off by more has no signal
+
+
+def components(matrix: Float[Tensor, "out in"]) -> tuple[Quantities, spectra.Vitals]:
+    """The components of a matrix without the list of its singular values.
+
+    >>> found, _ = components(torch.diag(torch.tensor([4.0, 2.0, 1.0])))
+    >>> found["condition_number"], found["stable_rank"], found["row_norms"][0]
+    (4.0, 1.3125, (0.0, 4.0))
+    """
+    vitals = spectra.vitals(matrix)
+    names = (
+        "frobenius_norm", "sigma_max", "sigma_2", "sigma_min", "condition_number",
+        "condition_number_low", "condition_number_high", "effective_rank", "spectral_gap",
+    )  # fmt: skip
+    found = {name: getattr(vitals, name) for name in names}
+    found = {name: float(value) for name, value in found.items() if value is not None}
+    if found.get("sigma_max"):
+        found["stable_rank"] = (found["frobenius_norm"] / found["sigma_max"]) ** 2
+    quantities: Quantities = dict(found)
+    for name, norms in (("row_norms", vitals.row_norms), ("column_norms", vitals.column_norms)):
+        if norms is not None:
+            quantities[name] = at_quantiles(norms.sort(descending=True).values, QUANTILES)
+    if vitals.status.startswith("failed: non-finite"):
+        quantities["non_finite"] = float((~torch.isfinite(matrix.double())).sum())
+    return quantities, vitals
+
+
+def at_quantiles(values: Tensor, quantiles: tuple[float, ...]) -> list[tuple[float, float]]:
+    """Entries of a sorted vector at some quantiles of its length, each with its own.
+
+    >>> at_quantiles(torch.tensor([3.0, 2.0, 1.0]), (0.0, 1.0))
+    [(0.0, 3.0), (1.0, 1.0)]
+    """
+    last = len(values) - 1
+    places = [round(q * last) for q in quantiles]
+    return list(zip(quantiles, values[places].tolist(), strict=True))
+
+
+def places_along(size: int) -> tuple[list[int], list[float]]:
+    """Indices of singular values at equal distances, and their quantiles, the ends among them.
+
+    >>> places_along(3)
+    ([0, 1, 2], [0.0, 0.5, 1.0])
+    """
+    count = min(size, SPECTRUM_POINTS)
+    last = max(size - 1, 1)
+    places = sorted({round(i * (size - 1) / max(count - 1, 1)) for i in range(count)})
+    return places, [place / last for place in places]
+
+
+def whole_spectrum(
+    matrix: Float[Tensor, "out in"], gradient: Float[Tensor, "out in"] | None
+) -> Quantities:
+    """Singular values at points along the whole spectrum, and the signals there.
+
+    >>> whole_spectrum(torch.diag(torch.tensor([3.0, 1.0])), torch.ones(2, 2))
+    {'singular_values': [(0.0, 3.0), (1.0, 1.0)], 'signal': [(0.0, 1.0), (1.0, 1.0)],
+     'signal_relative': [(0.0, 0.333...), (1.0, 1.0)]}
+    """
+    values = spectra.singular_values(matrix)
+    if values.isnan().any():
+        return {}
+    places, quantiles = places_along(len(values))
+    found: Quantities = {
+        "singular_values": list(zip(quantiles, values[places].tolist(), strict=True))
+    }
+    if gradient is not None and gradient.isfinite().all():
+        u, _, vt = spectra.decomposition(precise(matrix))
+        flow = signals(precise(gradient), u[:, places], vt[places].mT)
+        found |= signal_rows(flow.double(), values[places], quantiles)
+    return found
+
+
+def ends_signal(gradient: Float[Tensor, "out in"], ends: Ends) -> Quantities:
+    """The signals at both ends of the spectrum, where the vectors there are known well enough.
+
+    >>> from kappascope.matrix.tracking import ends
+    >>> ends_signal(torch.ones(2, 2), ends(torch.diag(torch.tensor([2.0, 1.0])), {}))["signal"]
+    [(0.0, 1.0), (1.0, 1.0)]
+    """
+    if not gradient.isfinite().all():
+        return {}
+    outer = [i for i in (0, -1) if float(ends.errors[i]) <= MIN_SIGNAL_ACCURACY]
+    flow = signals(precise(gradient), ends.left[:, outer], ends.right[:, outer])
+    quantiles = [0.0 if i == 0 else 1.0 for i in outer]
+    return signal_rows(flow.double(), ends.values[outer].double(), quantiles)
+
+
+def signal_rows(flow: Tensor, values: Tensor, quantiles: list[float]) -> Quantities:
+    """Signals as such and relative to their singular values, where these are not zero."""
+    found: Quantities = {"signal": list(zip(quantiles, flow.tolist(), strict=True))}
+    pairs = zip(quantiles, flow.tolist(), values.tolist(), strict=True)
+    found["signal_relative"] = [(q, g / s) for q, g, s in pairs if s > 0]
+    return found
+
+
+def product_quantities(product: Product) -> Quantities:
+    """The components of the product of a head: its singular values are those of a head's rank.
+
+    >>> found = Product("attn", "QK", 0, (8, 8), (3.0, 1.0), 3.0, "ok", head=0)
+    >>> product_quantities(found)["frobenius_norm"]
+    3.16...
+    """
+    if not product.values:
+        return {"non_finite": 1.0} if "non-finite" in product.status else {}
+    values = [math.ldexp(value, product.exponent) for value in product.values]
+    found: Quantities = {
+        "sigma_max": values[0],
+        "sigma_min": values[-1],
+        "frobenius_norm": math.hypot(*values),
+    }
+    if len(values) > 1:
+        found["sigma_2"] = values[1]
+    if product.condition_number is not None:
+        found["condition_number"] = product.condition_number
+    if values[0] > 0:
+        found["stable_rank"] = (found["frobenius_norm"] / values[0]) ** 2
+        found["effective_rank"] = float(sum(value > 0.01 * values[0] for value in values))
+        found["spectral_gap"] = (values[0] - values[1]) / values[0] if len(values) > 1 else 1.0
+    return found

@@ -1,0 +1,754 @@
+"""The monitor: what a model learns and what its optimizer does, while it trains.
+
+Everything hangs on ``optimizer.step()``, which a gradient scaler skips when it must, and which
+comes when accumulated gradients are complete, unscaled and clipped: the gradient seen is the one
+that the optimizer uses. Nothing of the model, the optimizer or a random state is changed, nothing
+is measured between readings but norms that stay on their device, and an error here never stops the
+training.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import time
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from inspect import currentframe
+from pathlib import Path
+from traceback import walk_stack
+from typing import Any, NoReturn, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import _disable_current_modes
+
+from kappascope.matrix import spectra
+from kappascope.model.weights import Where
+from kappascope.monitor._ranks import Ranks
+from kappascope.monitor.alerts import Watch
+from kappascope.monitor.meter import Meter
+from kappascope.monitor.record import VERSION, Alert, Recorder, Run, is_run, table_of
+from kappascope.monitor.ring import Ring
+from kappascope.monitor.source import Captured, Rule, StepTensors
+from kappascope.monitor.summary import MAX_KEYS, aggregated, histograms
+from kappascope.monitor.survey import (
+    Item,
+    Survey,
+    inner_optimizer,
+    masters,
+    on_host,
+    signature,
+    stepped_parameters,
+    stepped_twice,
+    watched,
+)
+from kappascope.text import error_text, first_few
+
+Sink: TypeAlias = Callable[[int, dict[str, float]], object]
+"""Whatever takes a step and a flat dictionary of numbers."""
+
+PARTS = ("signal", "update", "swallowed", "spectra")
+SETTINGS = ("lr", "betas", "weight_decay", "momentum", "eps", "nesterov", "dampening", "amsgrad")
+SPECTRA_READINGS = 10  # a whole spectrum comes with every tenth reading, unless told otherwise
+RING_STEPS = 64
+log = logging.getLogger("kappascope")
+_numbers = itertools.count()
+
+
+class Monitor:
+    """Record what a model learns, every so many steps, in a folder that outlives the process.
+
+    ``every`` is the cadence, in finished steps, of the components and of the ends of the spectrum;
+    ``norms_every`` that of norms alone, which may be one; ``spectra_every`` that of whole spectra.
+    ``budget`` is the share of the time that readings may take: matrices then come in turn.
+    ``where`` and ``exclude`` choose matrices by name, pattern or test, as for corrections.
+    ``quantities`` says what is recorded beside components: "signal", "update", "swallowed" and
+    "spectra". A sink is called with the step and a flat dictionary of at most ``keys`` numbers;
+    ``on_alert`` with every :class:`~kappascope.monitor.record.Alert`.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> model = nn.Linear(3, 2)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> with TemporaryDirectory() as folder:
+    ...     with Monitor(folder, every=1).attach(model, optimizer) as monitor:
+    ...         model(torch.ones(1, 3)).sum().backward()
+    ...         optimizer.step()
+    ...     sorted({row["step"] for row in monitor.table().to_pylist()})
+    [0, 1]
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        every: int = 50,
+        *,
+        norms_every: int | None = None,
+        spectra_every: int | None = None,
+        budget: float | None = None,
+        where: Where = None,
+        exclude: Where = None,
+        quantities: Collection[str] = PARTS,
+        sinks: Iterable[Sink] = (),
+        on_alert: Callable[[Alert], object] | None = None,
+        strict: bool = False,
+        keys: int = MAX_KEYS,
+    ) -> None:
+        for name, value in (("every", every), ("norms_every", norms_every), ("keys", keys)):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"expected {name} to be a whole number, at least 1; got {value!r}")
+        if spectra_every is not None and (not isinstance(spectra_every, int) or spectra_every < 1):
+            raise ValueError(f"expected spectra_every to be at least 1; got {spectra_every!r}")
+        if budget is not None and not 0 < budget < 1:
+            raise ValueError(
+                f"expected budget to be a share of the time, in (0, 1); got {budget!r}"
+            )
+        if unknown := set(quantities) - set(PARTS):
+            known = ", ".join(PARTS)
+            raise ValueError(f"expected quantities among {known}; got {', '.join(sorted(unknown))}")
+        self.folder, self.every, self.budget = Path(folder), every, budget
+        self.norms_every, self.spectra_every = (
+            norms_every,
+            spectra_every or SPECTRA_READINGS * every,
+        )
+        self.where, self.exclude, self.quantities = where, exclude, frozenset(quantities)
+        self.sinks, self.on_alert, self.strict, self.keys = tuple(sinks), on_alert, strict, keys
+        self.alerts: list[Alert] = []
+        self._undo = ExitStack()
+        self._number = next(_numbers)
+        self._optimizers: list[Optimizer] = []
+        self._survey: Survey | None = None
+        self._recorder: Recorder | None = None
+        self._warned: set[str] = set()
+        self._is_paused = False
+
+    # --- attaching and letting go -----------------------------------------------------------------
+
+    def attach(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer] | None = None,
+        step: int | None = None,
+    ) -> Monitor:
+        """Begin to record, with a first reading now; without an optimizer :meth:`read` reads again.
+
+        In a folder that has a record the run goes on from its last step, or from ``step``.
+        """
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"expected a module to watch; got {type(model).__name__}")
+        if self._survey is not None:
+            raise ValueError("the monitor is attached already; make another, or close it first")
+        several = [] if optimizer is None else optimizer
+        several = several if isinstance(several, Sequence) else [several]
+        self._optimizers = [inner_optimizer(each) for each in several]
+        found = watched(model, self.where, self.exclude)  # what is wrong with where= is told now
+        self._begin(found)
+        with self._contained("the record cannot be begun"):
+            self._open(found, step)
+        for k, each in enumerate(self._optimizers):
+            self._hook(k, each)
+        self._read(list(found.items), None, 0)
+        self._spent, self._since = 0.0, time.perf_counter()
+        return self
+
+    def _begin(self, found: Survey) -> None:
+        self._survey = found
+        self._ranks = Ranks.joined(self._number)
+        self._counts = [0] * max(len(self._optimizers), 1)
+        self._calls = list(self._counts)
+        self._overflows: list[Tensor | None] = [None] * len(self._optimizers)
+        self._captured: list[Captured | None] = [None] * len(self._optimizers)
+        self._meter = Meter(self.quantities, self.spectra_every)
+        self._latest: dict[str, dict[str, Any]] = {}
+        self._facts: dict[str, dict[str, Any]] = {}
+        self._watch = Watch()
+        self._ring = Ring(max(RING_STEPS, self.every if self.norms_every else 0))
+        self._pending: list[dict[str, Any]] = []
+        self._settings: list[Any] = [None] * len(self._optimizers)
+        self._spent, self._since = 0.0, time.perf_counter()
+        self._costs: dict[str, float] = {}
+        self._turn = 0
+        self._last: dict[str, float] = {}
+        self._masters: dict[str, Tensor] = {}
+        with self._contained("float32 copies of the weights cannot be told"):
+            self._masters = masters(found, self._optimizers)
+
+    def _open(self, found: Survey, step: int | None) -> None:
+        cut, last = "", 0
+        if self._ranks.is_first:
+            resumed = is_run(self.folder)
+            if resumed:
+                earlier = Run.read(self.folder)
+                last = earlier.step
+                end = "was closed at" if earlier.is_closed else "was cut after"
+                cut = f"the record before {end} step {last:,}"
+                self._watch.told |= {(alert.name, alert.matrix) for alert in earlier.alerts}
+                if step is not None and step < last:
+                    cut += f"; what it has after step {step:,} is superseded"
+            self._recorder = Recorder(self.folder)
+        begun = step if step is not None else last
+        if self._ranks.count > 1 and step is None:
+            told = [begun]
+            torch.distributed.broadcast_object_list(told)
+            begun = told[0]
+        self._counts = [begun] * len(self._counts)
+        self._calls = list(self._counts)
+        self._facts = self._all_facts(found)
+        options = {
+            "norms_every": self.norms_every,
+            "spectra_every": self.spectra_every,
+            "budget": self.budget,
+            "quantities": sorted(self.quantities),
+            "processes": self._ranks.count,
+            "gradient": "as the optimizer uses it, unscaled and clipped",
+        }
+        if self._recorder is not None:
+            start = {"kind": "start", "step": begun, "version": VERSION, "time": time.time()}
+            start |= {"model": type(found.model).__name__, "every": self.every, "options": options}
+            start |= {"matrices": self._facts, "skipped": dict(found.skipped), "cut": cut}
+            start |= {"optimizers": [type(o).__name__ for o in self._optimizers]}
+            self._write(start | {"resumed": bool(cut)})
+        for name in stepped_twice(found, self._optimizers):
+            text = f"{name}: more than one optimizer or group steps it"
+            self._alert(self._watch.once(begun, "stepped-twice", name, text))
+
+    def _all_facts(self, found: Survey) -> dict[str, dict[str, Any]]:
+        vectors = {
+            name: {
+                "kind": "vector",
+                "depth": None,
+                "shape": list(p.shape),
+                "dtype": str(p.dtype).removeprefix("torch."),
+            }
+            for name, p in found.parameters.items()
+            if p.ndim < 2
+        }
+        return found.facts() | vectors
+
+    def _hook(self, k: int, optimizer: Optimizer) -> None:
+        before = optimizer.register_step_pre_hook(lambda *given: self._before(k, given))
+        self._undo.callback(before.remove)
+        gradients = optimizer.register_step_pre_hook(lambda *given: self._gradients(k, given))
+        self._undo.callback(gradients.remove)
+        after = optimizer.register_step_post_hook(lambda *given: self._after(k, given))
+        self._undo.callback(after.remove)
+        # before what corrections do, and after it, whoever was attached first
+        _hooks(optimizer, "pre").move_to_end(before.id, last=False)
+        self._ids = [*getattr(self, "_ids", []), (before.id, gradients.id, after.id)]
+
+    def close(self) -> None:
+        """Write what is left, and leave no hook behind."""
+        if self._survey is None:
+            return
+        self._undo.close()
+        with self._contained("the record could not be finished"):
+            self._flush()
+            self._write({"kind": "end", "step": self.step})
+        if self._recorder is not None:
+            self._recorder.close()
+        self._recorder, self._survey = None, None
+        self._masters, self._captured = {}, []
+        self._meter = Meter(self.quantities, self.spectra_every)
+
+    def __enter__(self) -> Monitor:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, _: object) -> None:
+        if kind is not None and self._survey is not None:
+            with self._contained("the last readings could not be written"):
+                self._break(f"training ended with {kind.__name__}")
+        self.close()
+
+    def __reduce_ex__(self, _: object) -> NoReturn:
+        raise TypeError(
+            "a monitor cannot be copied or pickled: it is tied to its model; attach anew"
+        )
+
+    # --- what a user asks for ---------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """The number of finished steps, of the optimizer that has taken most."""
+        return max(self._counts)
+
+    @property
+    def last(self) -> dict[str, float]:
+        """The latest readings as a flat dictionary, aggregated by kind and depth."""
+        return dict(self._last)
+
+    def read(self, step: int | None = None) -> None:
+        """Take a reading of every matrix now, as after ``step`` finished steps if that is given."""
+        if self._survey is None:
+            raise ValueError("the monitor is not attached; call attach(model) first")
+        if step is not None:
+            self._counts = [step] * len(self._counts)
+        with self._contained("a reading failed"):
+            self._renew()
+            self._read(list(self._survey.items), None, 0)
+
+    def log(self, **values: float | Tensor) -> None:
+        """Keep numbers of the user's own, as ``loss=``, beside the next finished step.
+
+        A tensor on a device is read with the next reading: nothing waits for it here.
+        """
+        kept = {
+            name: value.detach().clone() if isinstance(value, Tensor) else float(value)
+            for name, value in values.items()
+        }
+        self._pending.append({"kind": "log", "step": self.step, "values": kept})
+
+    @torch.no_grad()
+    def microbatch(self) -> None:
+        """Tell that a micro-batch has been added to the gradients: noise is told between these."""
+        if self._survey is None or "signal" not in self.quantities:
+            return
+        with self._contained("a micro-batch was not seen"):
+            for item in self._survey.items:
+                parameter = self._survey.parameter(item)
+                if parameter is None or parameter.grad is None or item.unit is None:
+                    continue
+                if not self._is_due(self._calls[self._owner(item)] + 1):
+                    continue
+                parts = zip(item.unit.parts, item.unit.layout.cut(parameter.grad), strict=True)
+                for logical, (_, piece) in parts:
+                    memory = self._meter.memory.get(logical.name)
+                    if memory is not None and memory.ends is not None:
+                        outer = [0, -1]
+                        left, right = (
+                            side[:, outer].to(piece.device, non_blocking=True)
+                            for side in (memory.ends.left, memory.ends.right)
+                        )
+                        projected = (left * (piece.to(left.dtype) @ right)).sum(0)
+                        memory.microbatches.append(projected)
+
+    def table(self) -> Any:
+        """All rows of the record: an Arrow table where pyarrow is installed, else dictionaries."""
+        if self._survey is not None:
+            with self._contained("pending entries could not be written"):
+                self._flush()
+        return table_of(Run.read(self.folder).rows)
+
+    def audit(self, closure: Callable[[], Any], steps: int = 5) -> Any:
+        """Ask whether each optimizer does what its name says, in a few steps that are undone."""
+        if self._survey is None or not self._optimizers:
+            raise ValueError("expected a monitor that is attached to an optimizer; attach it first")
+        audit = import_module("kappascope.monitor.audit").audit
+        self._is_paused = True
+        try:
+            several = self._optimizers if len(self._optimizers) > 1 else self._optimizers[0]
+            result = audit(self._survey.model, several, closure, steps=steps)
+        finally:
+            self._is_paused = False
+        if not result.passed:
+            text = f"the optimizer does not do what its name says: {result}"
+            self._alert(self._watch.once(self.step, "audit", "", text))
+        return result
+
+    # --- around a step ----------------------------------------------------------------------------
+
+    def _before(self, k: int, given: tuple[Any, ...]) -> None:
+        """Remember the weights before anybody else touches them, if a reading is due after."""
+        if self._is_paused or _is_within_a_step(given[0]):
+            return
+        self._captured[k] = None
+        began = time.perf_counter()
+        with self._contained("a step was not seen"):
+            _hooks(given[0], "post").move_to_end(self._ids[k][2])
+            if self._is_due(self._calls[k] + 1):
+                self._renew()
+                captured = Captured(self._chosen(k))
+                if self.quantities & {"update", "swallowed"}:
+                    for key, tensor in self._stepped(k, captured.items):
+                        captured.before[key] = tensor.detach().clone()
+                self._captured[k] = captured
+        self._spent += time.perf_counter() - began
+
+    def _gradients(self, k: int, given: tuple[Any, ...]) -> None:
+        """Remember the gradients, which an optimizer may change, last before it uses them."""
+        captured = self._captured[k] if k < len(self._captured) else None
+        if self._is_paused or captured is None or _is_within_a_step(given[0]):
+            return
+        if next(reversed(_hooks(given[0], "pre"))) != self._ids[k][1]:
+            return  # somebody came later, and may add to them: not what is used; see _after
+        began = time.perf_counter()
+        with self._contained("gradients were not seen"):
+            if not any(callable(v) for v in (*given[1], *given[2].values())):
+                self._capture_gradients(k, captured)
+        self._spent += time.perf_counter() - began
+
+    def _capture_gradients(self, k: int, captured: Captured) -> None:
+        for key, tensor in self._stepped(k, captured.items):
+            if tensor.grad is not None and tensor.grad.layout == torch.strided:
+                captured.gradients[key] = tensor.grad.detach().clone()
+
+    def _after(self, k: int, given: tuple[Any, ...]) -> None:
+        """Count a finished step; take the reading that is due."""
+        if self._is_paused or _is_within_a_step(given[0]):
+            return
+        began = time.perf_counter()
+        with self._contained("a step was not recorded"):
+            self._finish(k, given[0], any(callable(v) for v in (*given[1], *given[2].values())))
+        self._spent += time.perf_counter() - began
+
+    def _finish(self, k: int, optimizer: Optimizer, has_closure: bool) -> None:
+        overflow = getattr(optimizer, "found_inf", None)  # of a scaler, to a fused optimizer
+        if isinstance(overflow, Tensor) and overflow.device.type == "cpu":
+            if bool(overflow):
+                self._captured[k] = None
+                return
+        elif isinstance(overflow, Tensor):  # not asked now: that would wait for the device
+            known = self._overflows[k]
+            self._overflows[k] = overflow.clone() if known is None else known + overflow
+        self._calls[k] += 1
+        self._counts[k] += 1
+        _hooks(optimizer, "pre").move_to_end(self._ids[k][1])
+        captured, self._captured[k] = self._captured[k], None
+        self._remember_settings(k, optimizer)
+        self._remember_norms(k)
+        if captured is not None:
+            if has_closure:  # which computed them within the step
+                self._capture_gradients(k, captured)
+            overflows = self._overflows[k]
+            if overflows is not None:
+                self._counts[k] = self._calls[k] - int(overflows)
+            self._read(captured.items, captured, k)
+
+    def _is_due(self, count: int) -> bool:
+        return count % self.every == 0
+
+    def _remember_settings(self, k: int, optimizer: Optimizer) -> None:
+        groups = [{s: g[s] for s in SETTINGS if s in g} for g in optimizer.param_groups]
+        if any(isinstance(v, Tensor) for group in groups for v in group.values()):
+            groups = [
+                {s: v.detach().clone() if isinstance(v, Tensor) else v for s, v in group.items()}
+                for group in groups
+            ]
+        elif groups == self._settings[k]:
+            return
+        self._settings[k] = groups
+        entry = {"kind": "settings", "step": self._counts[k], "optimizer": k, "groups": groups}
+        self._pending.append(entry)
+
+    def _remember_norms(self, k: int) -> None:
+        """Keep the norms of this step on their device, in a ring that forgets."""
+        named = [(key, t) for key, t in self._stepped(k, self._items_of(k)) if t.numel()]
+        self._ring.add(self._counts[k], dict(named))
+
+    # --- which work -------------------------------------------------------------------------------
+
+    def _owner(self, item: Item) -> int:
+        """The number of the last optimizer that steps a part of an item; the first if none does."""
+        assert self._survey is not None
+        owners = stepped_parameters(self._optimizers)
+        found = [owners[id(p)][0] for p in self._survey.leaves(item) if id(p) in owners]
+        return max(found, default=0)
+
+    def _items_of(self, k: int) -> list[Item]:
+        assert self._survey is not None
+        key = (k, self._survey.signature, sum(len(o.param_groups) for o in self._optimizers))
+        if getattr(self, "_items_key", {}).get(k) != key:
+            mine = [item for item in self._survey.items if self._owner(item) == k]
+            self._items_kept: dict[int, list[Item]] = {**getattr(self, "_items_kept", {}), k: mine}
+            self._items_key: dict[int, Any] = {**getattr(self, "_items_key", {}), k: key}
+        return self._items_kept[k]
+
+    def _chosen(self, k: int) -> list[Item]:
+        """The items of this reading: all, or with a budget as many as it allows, in turn."""
+        items = self._items_of(k)
+        if self.budget is None:
+            return items
+        allowed = self.budget * (time.perf_counter() - self._since) - self._spent
+        chosen: list[Item] = []
+        for _ in range(len(items)):
+            item = items[self._turn % len(items)]
+            cost = self._costs.get(item.name, 0.0)
+            if cost > allowed:
+                break
+            chosen.append(item)
+            allowed -= cost
+            self._turn += 1
+        return chosen
+
+    def _stepped(self, k: int, items: Iterable[Item]) -> Iterator[tuple[str, Tensor]]:
+        """Parameters that an optimizer steps, by plain name: weights of items, and vectors."""
+        assert self._survey is not None
+        owners = stepped_parameters(self._optimizers)
+        wanted = {id(p) for item in items if (p := self._survey.parameter(item)) is not None}
+        for name, parameter in self._survey.parameters.items():
+            if id(parameter) in wanted or parameter.ndim < 2:
+                tensor = self._masters.get(name, parameter)
+                if owners.get(id(tensor), (None, None))[0] == k:
+                    yield name, tensor
+
+    def _renew(self) -> None:
+        """Look at the model anew where layers came, went or changed their shape."""
+        assert self._survey is not None
+        if signature(self._survey.model) == self._survey.signature:
+            return
+        old = self._facts
+        self._survey = watched(self._survey.model, self.where, self.exclude)
+        self._facts = self._all_facts(self._survey)
+        self._masters = masters(self._survey, self._optimizers)
+        self._meter.forget([n for n, facts in old.items() if self._facts.get(n) != facts])
+        self._latest = {name: q for name, q in self._latest.items() if name in self._facts}
+        new = {name: facts for name, facts in self._facts.items() if old.get(name) != facts}
+        self._write({"kind": "matrices", "step": self.step, "matrices": new})
+
+    # --- a reading --------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _read(self, items: list[Item], captured: Captured | None, k: int) -> None:
+        began = time.perf_counter()
+        step = self._counts[k]
+        readings, alerts = self._measured_by_this_process(items, captured, k, step)
+        gathered = self._ranks.gathered((readings, alerts, self._drift(step)))
+        if gathered is None:  # another process writes
+            self._pending.clear()
+            return
+        rows: dict[str, dict[str, Any]] = {}
+        for theirs, _, _ in gathered:
+            rows |= theirs
+        self._latest |= {name: self._latest.get(name, {}) | found for name, found in rows.items()}
+        overall: dict[str, Any] = {"matrices_read": float(len(rows))}
+        if captured is not None:
+            passed = time.perf_counter() - self._since
+            overall["overhead"] = (self._spent + time.perf_counter() - began) / max(passed, 1e-9)
+        self._flush()
+        if self.norms_every:
+            for at, norms in self._ring.unread(step):
+                if at % self.norms_every == 0 and at != step:
+                    found = {name: {"frobenius_norm": norm} for name, norm in norms.items()}
+                    self._write({"kind": "reading", "step": at, "time": time.time(), "rows": found})
+        entry = {"kind": "reading", "step": step, "time": time.time()}
+        self._write(entry | {"seconds": time.perf_counter() - began, "rows": rows | {"": overall}})
+        for _, theirs, _ in gathered:
+            self._alert(theirs)
+        self._tell_of_drift(step, [theirs for *_, theirs in gathered])
+        for name, found in rows.items():
+            new = list(self._watch.reading(step, name, found))
+            self._alert(new)
+            if any(alert.name == "non-finite" for alert in new):
+                self._break(f"{name} is not finite")
+        self._last = aggregated(self._latest, self._facts, self.keys - 3)
+        self._last |= {f"monitor/{name}": value for name, value in overall.items()}
+        self._last["monitor/alerts"] = float(len(self.alerts))
+        self._feed_sinks(step, rows)
+
+    def _measured_by_this_process(
+        self, items: list[Item], captured: Captured | None, k: int, step: int
+    ) -> tuple[dict[str, dict[str, Any]], list[Alert]]:
+        """The readings of the items that fall to this process; sharded ones are gathered by all."""
+        assert self._survey is not None
+        sharded = any(hasattr(p, "full_tensor") for p in self._survey.model.parameters())
+        numbered = {id(item): i for i, item in enumerate(self._survey.items)}
+        mine = [item for item in items if self._ranks.owns(numbered.get(id(item), 0))]
+        readings: dict[str, dict[str, Any]] = {}
+        alerts: list[Alert] = []
+        stepped = dict(self._stepped(k, items))
+        source = StepTensors(self._survey, captured, stepped, self._rules(k, stepped))
+        if not sharded:
+            source = source.on_host(mine, vectors=self._ranks.is_first)
+        for item in items if sharded else mine:
+            began = time.perf_counter()
+            held = source.gathered(item) if sharded else source
+            if item not in mine:
+                continue
+            with self._contained(f"{item.name} could not be measured"), _undisturbed():
+                readings |= self._meter.measured(item, held, step)
+            self._costs[item.name] = time.perf_counter() - began
+        if captured is not None and "swallowed" in self.quantities and self._ranks.is_first:
+            held = source.gathered(None) if sharded else source
+            with self._contained("gains and biases could not be measured"), _undisturbed():
+                found = {name: self._meter.of_vector(name, held) for name in held.vectors()}
+                readings |= {name: quantities for name, quantities in found.items() if quantities}
+        elif captured is not None and "swallowed" in self.quantities and sharded:
+            source.gathered(None)
+        if captured is not None:
+            alerts += self._nobody_steps(step)
+        return readings, alerts
+
+    def _rules(self, k: int, stepped: Mapping[str, Tensor]) -> dict[str, Rule]:
+        """How an optimizer steps each parameter, with the tensors of its state."""
+        if not self._optimizers or not self.quantities & {"update", "swallowed"}:
+            return {}
+        optimizer, owners = self._optimizers[k], stepped_parameters(self._optimizers)
+        found = {}
+        for name, tensor in stepped.items():
+            state = optimizer.state.get(tensor, {})
+            kept = {key: value for key, value in state.items() if isinstance(value, Tensor)}
+            group = optimizer.param_groups[owners[id(tensor)][1]]
+            found[name] = Rule(type(optimizer).__name__, group, kept)
+        return found
+
+    # --- alerts -----------------------------------------------------------------------------------
+
+    def _alert(self, alerts: Iterable[Alert]) -> None:
+        for alert in alerts:
+            self.alerts.append(alert)
+            log.warning("%s", alert.text)
+            self._write(
+                {
+                    "kind": "alert",
+                    "step": alert.step,
+                    "name": alert.name,
+                    "matrix": alert.matrix,
+                    "text": alert.text,
+                }
+            )
+            if self.on_alert is not None:
+                with self._contained("on_alert raised"):
+                    self.on_alert(alert)
+
+    def _nobody_steps(self, step: int) -> list[Alert]:
+        """Parameters with a gradient that no optimizer has."""
+        assert self._survey is not None
+        owners = stepped_parameters(self._optimizers)
+        names = [
+            name
+            for name, p in self._survey.parameters.items()
+            if p.requires_grad
+            and p.grad is not None
+            and id(p) not in owners
+            and name not in self._masters
+        ]
+        if not names:
+            return []
+        text = f"{first_few(names)}: a gradient comes, and no optimizer steps it"
+        return list(self._watch.once(step, "not-stepped", names[0], text))
+
+    def _drift(self, step: int) -> dict[str, float]:
+        """Sums by which replicas are compared; nothing where there are none."""
+        assert self._survey is not None
+        if self._ranks.count == 1:
+            return {}
+        found = {}
+        for name, parameter in self._survey.parameters.items():
+            if not hasattr(parameter, "full_tensor"):
+                found[name] = float(parameter.detach().double().sum())
+        return found
+
+    def _tell_of_drift(self, step: int, sums: Sequence[dict[str, float]]) -> None:
+        drifted = [name for name in sums[0] if len({repr(each.get(name)) for each in sums}) > 1]
+        if drifted:
+            text = f"{first_few(drifted)}: the replicas differ between processes (step {step:,})"
+            self._alert(self._watch.once(step, "drift", drifted[0], text))
+
+    def _break(self, why: str) -> None:
+        """Write the ring of the last norms, and who was first to move."""
+        if self._recorder is None:
+            return
+        self._flush()
+        entry = self._ring.entry(self.step)
+        if entry is not None:
+            entry["text"] = f"{why}; {entry['text']}" if entry["text"] else why
+            self._write(entry)
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        if self._recorder is not None:
+            with self._contained("the record cannot be written"):
+                self._recorder.write(entry)
+
+    def _flush(self) -> None:
+        """Write what was pending: settings, and what the user logged."""
+        pending, self._pending = self._pending, []
+        for entry in _with_numbers(pending):
+            self._write(entry)
+            if entry["kind"] == "log":
+                self._look_at(entry["step"], entry["values"])
+
+    def _look_at(self, step: int, logged: Mapping[str, float]) -> None:
+        """Remember the loss that the user logged, and tell of a number that is not finite."""
+        if "loss" in logged:
+            self._ring.log(step, logged["loss"])
+        for name, value in logged.items():
+            if not math.isfinite(value):
+                text = f"{name} is not finite (step {step:,})"
+                if new := list(self._watch.once(step, "non-finite", name, text)):
+                    self._alert(new)
+                    self._break(f"{name} is not finite")
+
+    def _feed_sinks(self, step: int, rows: Mapping[str, Mapping[str, Any]]) -> None:
+        spectra_by_kind = histograms(rows, self._facts)
+        for sink in self.sinks:
+            with self._contained("a sink raised"):
+                sink(step, dict(self._last))
+                if spectra_by_kind and hasattr(sink, "histograms"):
+                    sink.histograms(step, spectra_by_kind)
+
+    @contextmanager
+    def _contained(self, what: str) -> Iterator[None]:
+        """Turn an error of ours into one warning: training goes on, unless ``strict``."""
+        try:
+            yield
+        except Exception as error:
+            if self.strict:
+                raise
+            if what not in self._warned:
+                self._warned.add(what)
+                told = f"kappascope's monitor: {what}: {error_text(error)}; training goes on"
+                _warn(told)
+
+
+def _warn(text: str) -> None:
+    """Warn, also where warnings are errors: those would stop the training."""
+    try:
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
+    except RuntimeWarning:
+        log.warning("%s", text)
+
+
+def _with_numbers(entries: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Entries of the record with numbers for tensors, all of which are waited for together."""
+    tensors = [
+        value
+        for entry in entries
+        if entry["kind"] == "log"
+        for value in entry["values"].values()
+        if isinstance(value, Tensor)
+    ]
+    kept = on_host({(i,): t.double().mean() for i, t in enumerate(tensors)})
+    numbers = iter(torch.stack(list(kept.values())).tolist() if kept else [])
+    for entry in entries:
+        if entry["kind"] != "log":
+            yield entry
+            continue
+        values = {
+            name: next(numbers) if isinstance(value, Tensor) else value
+            for name, value in entry["values"].items()
+        }
+        yield entry | {"values": values}
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Measure copies on the host outside the caller's modes: autocast, or one that counts calls."""
+    with _disable_current_modes(), spectra.without_autocast(), torch.no_grad():
+        yield
+
+
+def _hooks(optimizer: Optimizer, which: str) -> OrderedDict[int, Any]:
+    """The hooks before or after a step, in the order in which they run."""
+    return cast("OrderedDict[int, Any]", getattr(optimizer, f"_optimizer_step_{which}_hooks"))
+
+
+_HOOKED_STEP = Optimizer.profile_hook_step(lambda optimizer: None).__code__
+"""The code that runs the hooks around every ``step``, of whichever class."""
+
+
+def _is_within_a_step(optimizer: Optimizer) -> bool:
+    """Whether this ``step`` was called by another ``step`` of the same optimizer.
+
+    That takes a class whose own step and whose parent's both run hooks; the stack tells.
+    """
+    steps: list[Any] = [vars(kind).get("step") for kind in type(optimizer).__mro__]
+    if len({step.__wrapped__ for step in steps if getattr(step, "hooked", False)}) < 2:
+        return False
+    frames = (frame for frame, _ in walk_stack(currentframe()) if frame.f_code is _HOOKED_STEP)
+    return sum(frame.f_locals["self"] is optimizer for frame in frames) > 1

@@ -1,0 +1,134 @@
+"""The norms of the last steps, kept on their devices: who moved first when something broke."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kappascope.text import plural
+
+MOVED_FACTOR = 4.0  # over the median of the first half of the ring, up or down
+MIN_STEPS = 8  # in the ring, below which nothing has a usual size
+
+
+class Ring:
+    """Norms of weights and gradients after each of the last steps; nothing waits for a device.
+
+    >>> ring = Ring(2)
+    >>> for step in (1, 2, 3):
+    ...     ring.add(step, {"w": torch.full((4,), float(step))})
+    >>> ring.entry(3)["steps"], ring.entry(3)["norms"]
+    ([2, 3], {'w': [4.0, 6.0]})
+    """
+
+    def __init__(self, length: int) -> None:
+        self._losses: deque[tuple[int, float]] = deque(maxlen=length)
+        self._kept: deque[tuple[int, tuple[str, ...], Tensor | None, Tensor | None]] = deque(
+            maxlen=length
+        )
+        self._read_to = -1
+
+    @torch.no_grad()
+    def add(self, step: int, parameters: Mapping[str, Tensor]) -> None:
+        """Keep the norms of this step's parameters and of their gradients."""
+        names = tuple(parameters)
+        weights = _norms([p.detach() for p in parameters.values()])
+        gradients = _norms([_gradient(p) for p in parameters.values()])
+        self._kept.append((step, names, weights, gradients))
+
+    def log(self, step: int, loss: float) -> None:
+        """Keep a loss, to tell how long before it something else moved."""
+        self._losses.append((step, loss))
+
+    def unread(self, step: int) -> Iterator[tuple[int, dict[str, float]]]:
+        """The norms of steps that were not given before."""
+        kept = [each for each in self._kept if each[0] > self._read_to]
+        self._read_to = step
+        for at, names, weights, _ in kept:
+            if weights is not None:
+                yield at, dict(zip(names, weights.tolist(), strict=True))
+
+    def entry(self, step: int) -> dict[str, Any] | None:
+        """What the record keeps of the ring, and a sentence on who was first to move."""
+        if not self._kept:
+            return None
+        steps = [at for at, *_ in self._kept]
+        norms = _series([(names, weights) for _, names, weights, _ in self._kept])
+        gradients = _series([(names, sizes) for _, names, _, sizes in self._kept])
+        text = first_to_move(steps, gradients, dict(self._losses))
+        found = {"kind": "ring", "step": step, "steps": steps}
+        return found | {"norms": norms, "gradients": gradients, "text": text}
+
+
+def _series(kept: list[tuple[tuple[str, ...], Tensor | None]]) -> dict[str, list[float]]:
+    """The norms of each parameter along the steps; NaN where it had none."""
+    found: dict[str, list[float]] = {}
+    for place, (names, values) in enumerate(kept):
+        numbers = [] if values is None else values.tolist()
+        for name, value in zip(names, numbers, strict=False):
+            found.setdefault(name, [math.nan] * place).append(value)
+        for series in found.values():
+            series.extend([math.nan] * (place + 1 - len(series)))
+    return found
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    gradient = parameter.grad
+    if gradient is None or gradient.layout != torch.strided:
+        return parameter.new_zeros(1)
+    return gradient.detach()
+
+
+def _norms(tensors: list[Tensor]) -> Tensor | None:
+    """The norms of some tensors, in float32 at least and on the device of the first."""
+    if not tensors:
+        return None
+    local = [t.to_local() if hasattr(t, "to_local") else t for t in tensors]
+    found = torch._foreach_norm(local, 2, dtype=torch.float32)
+    device = found[0].device
+    return torch.stack([norm.to(device, non_blocking=True) for norm in found])
+
+
+def first_to_move(
+    steps: list[int], series: Mapping[str, list[float]], losses: Mapping[int, float]
+) -> str:
+    """Say whose gradient first left its usual size for good, and how long before the loss did.
+
+    >>> series = {"w": [1.0] * 6 + [9.0] * 4, "v": [1.0] * 8 + [9.0] * 2}
+    >>> first_to_move(list(range(10)), series, {s: 1.0 if s < 9 else 8.0 for s in range(10)})
+    'first to move: the gradient of w at step 6, 3 steps before the loss'
+    """
+    if len(steps) < MIN_STEPS:
+        return ""
+    moved = {
+        name: at for name, values in series.items() if (at := _left(steps, values)) is not None
+    }
+    if not moved:
+        return ""
+    name = min(moved, key=lambda each: moved[each])
+    text = f"first to move: the gradient of {name} at step {moved[name]:,}"
+    logged = sorted(losses)
+    told = _left(logged, [losses[s] for s in logged]) if len(logged) >= MIN_STEPS else None
+    if told is not None and told > moved[name]:
+        text += f", {plural(told - moved[name], 'step')} before the loss"
+    return text
+
+
+def _left(steps: list[int], values: list[float]) -> int | None:
+    """The step from which a series is no more within its usual size, if there is one."""
+    usual = [v for v in values[: len(values) // 2] if math.isfinite(v) and v > 0]
+    if not usual:
+        return None
+    middle = median(usual)
+    found = None
+    for step, value in zip(reversed(steps), reversed(values), strict=True):
+        if math.isfinite(value) and middle / MOVED_FACTOR < value < middle * MOVED_FACTOR:
+            break
+        found = step
+    return found
