@@ -6,6 +6,7 @@ Page and terminal tell the same; neither needs torch, nor a model.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from kappascope.monitor.record import Alert, Column, Run
 from kappascope.text import bracketed, number, plural
 
 SWALLOWED_FROM = 0.01  # share of the entries: rounding loses fewer now and then in any dtype
+VECTOR = "vector"  # the kind of a gain or a bias, of which only what is swallowed is known
 MOVED_FROM = 1.05  # factor between two condition numbers that is worth a sentence
 
 
@@ -73,7 +75,7 @@ def standings(run: Run) -> list[Standing]:
 
 
 def _standing(run: Run, name: str, alerts: tuple[Alert, ...]) -> Standing:
-    facts: dict[str, Any] = run.matrices.get(name, {"kind": "vector"})
+    facts: dict[str, Any] = run.matrices.get(name, {"kind": VECTOR})
 
     def last(quantity: str) -> float | None:
         column = run.columns.get((name, quantity, None))
@@ -122,7 +124,8 @@ def neediest(every: list[Standing]) -> list[Standing]:
 def extent(run: Run) -> str:
     """How far the run has come, and whether it ended."""
     readings = plural(len({reading.step for reading in run.readings}), "reading")
-    of = plural(len(run.matrices), "matrix", "matrices")
+    kinds = [facts.get("kind") for facts in run.matrices.values()]
+    of = plural(sum(kind != VECTOR for kind in kinds), "matrix", "matrices")
     overhead = run.columns.get(("", "overhead", None))
     cost = f" Readings took {percent(overhead.values[-1])} of the time." if overhead else ""
     return f"Step {run.step:,}; {readings} of {of}; {state(run)}.{cost}"
@@ -151,10 +154,12 @@ def _alerted(run: Run) -> str:
     if not run.alerts:
         readings = {reading.step for reading in run.readings}
         return f"No alert in {plural(len(readings), 'reading')}."
-    first = run.alerts[0]
+    first, names = run.alerts[0], Counter(alert.name for alert in run.alerts)
     beginning = plural(len(run.alerts), "alert")
-    which = "at" if len(run.alerts) == 1 else "the first at"
-    return f"{beginning}, {which} step {first.step:,}: {sentence_of(first.text)}"
+    if len(run.alerts) == 1:
+        return f"{beginning}, at step {first.step:,}: {sentence_of(first.text)}"
+    kinds = ", ".join(f"{name} {many:,}" for name, many in names.most_common())
+    return f"{beginning} ({kinds}), the first at step {first.step:,}: {sentence_of(first.text)}"
 
 
 def sentence_of(text: str) -> str:

@@ -57,31 +57,48 @@ class Chart:
 
 
 CHARTS = (
-    Chart(
-        "Condition number",
-        ("condition_number",),
-        "κ = σ₁ / σ of the smallest; the band is what rounding to the stored dtype leaves open.",
-    ),
+    Chart("Condition number", ("condition_number",),
+          "κ = σ₁ / σ of the smallest; the band is what rounding to the stored dtype leaves open."),
     Chart("Ends of the spectrum", ("sigma_*",), "The largest, second and smallest singular value."),
     Chart("Update over weight", ("update_size", "update_step", "update_decay"),
           "Frobenius norm of what one step changed, relative to the weight: all of it, the step"
           " without decay, and decay alone."),
     Chart("Swallowed", ("swallowed*",),
-          "Share of the entries whose gradient was not zero that did not move; of rows, of the"
-          " intended update and of decay likewise."),
+          "Shares that did not move although they should: of entries with a gradient, seen and as"
+          " predicted for this dtype and for float32; of rows, of the intended update, of decay."),
     Chart("Frobenius norm", ("frobenius_norm",)),
-    Chart("Ranks", ("effective_rank", "stable_rank", "entropy_rank")),
+    Chart("Ranks", ("effective_rank", "stable_rank", "entropy_rank"),
+          "Singular values above 0.01 of the largest; squared Frobenius norm over σ₁ squared."),
     Chart("Where the update lies", ("update_share_*",),
           "Share of the squared update in the weight's leading and trailing singular subspaces."),
     Chart("Alignment of the update", ("update_alignment_*",),
           "Cosines: with minus the gradient, and with the update of the reading before."),
+    Chart("Turn of the singular vectors", ("turn_*",),
+          "Radians by which the first and the last right singular vector turned since the last"
+          " reading."),
+    Chart("Growth by the update", ("update_radial",),
+          "Change of the weight along itself in one step: negative where it shrinks."),
+    Chart("Rank of the update", ("update_stable_rank",), "With the whole spectra."),
+    Chart("Condition of the update", ("update_condition_number",), "With the whole spectra."),
+    Chart("Where the momentum lies", ("momentum_share_*",)),
+    Chart("Alignment of the momentum", ("momentum_alignment_*",), "Cosine with the gradient."),
+    Chart("Spectral gap", ("spectral_gap",), "(σ₁ − σ₂) / σ₁"),
+    Chart("Entries and rows without use", ("non_finite", "dead_rows"),
+          "Entries that are NaN or infinite; rows that no gradient has reached."),
 )  # fmt: skip
 INTERVAL = ("condition_number_low", "condition_number_high")  # drawn as a band, not as curves
 LABELS = {
     "condition_number": "κ", "sigma_max": "largest σ", "sigma_2": "second σ",
     "sigma_min": "smallest σ", "update_size": "update / weight", "update_step": "step / weight",
-    "update_decay": "decay / weight", "swallowed": "swallowed entries",
-    "swallowed_rows": "swallowed rows", "signal": "signal u′Gv",
+    "update_decay": "decay / weight", "swallowed": "entries swallowed",
+    "swallowed_rows": "rows", "swallowed_predicted": "entries, predicted",
+    "swallowed_in_float32": "entries, if float32", "swallowed_update": "update",
+    "swallowed_decay": "decay", "update_share_top": "leading", "update_share_bottom": "trailing",
+    "momentum_share_top": "leading", "momentum_share_bottom": "trailing",
+    "update_alignment_gradient": "minus gradient", "update_alignment_last": "last update",
+    "turn_top": "of the largest σ", "turn_bottom": "of the smallest σ",
+    "sigma_change": "change of σ", "sigma_change_predicted": "change of σ, first order",
+    "signal": "signal u′Gv",
     "signal_relative": "signal over σ", "signal_to_noise": "signal over its noise",
 }  # fmt: skip
 

@@ -138,7 +138,7 @@ def _table(run: Run, ranked: Sequence[Standing], width: int) -> Table:
 
 def _cells(run: Run, one: Standing, room: int) -> list[Text]:
     lost = one.swallowed
-    grown = "" if one.growth in (0.0, math.inf) else f"{math.exp(one.growth):.3g}"
+    grown = "" if one.growth in (0.0, math.inf) else number(math.exp(one.growth))
     return [
         Text(_short(one.name, room), "bold" if one.alerts else ""),
         Text(number(one.kappa)),

@@ -25,12 +25,13 @@ const span = () => {
   return ends([...logged, ...read, data.step]);
 };
 
-// Of values that all are positive the logarithm is shown, of shares the whole from zero.
+// The logarithm is shown where nothing is negative and most is positive; of shares the whole from zero.
 const scale = (curves) => {
   const values = curves.flatMap(({ points }) => points.map(([, y]) => y).filter(finite));
-  const logarithmic = values.length > 0 && values.every((y) => y > 0) && !curves.some(({ linear }) => linear);
-  const [low, high] = ends(values);
-  return { logarithmic, range: logarithmic ? [low, high] : [Math.min(0, low), Math.max(0, high)], empty: !values.length };
+  const above = values.filter((y) => y > 0);
+  const logarithmic = 2 * above.length > values.length && values.every((y) => y >= 0) && !curves.some(({ linear }) => linear);
+  const [low, high] = ends(logarithmic ? above : values);
+  return { logarithmic, range: logarithmic ? [low, high] : [Math.min(0, low), Math.max(0, high) || (low < 0 ? 0 : 1)], empty: !values.length };
 };
 
 const frame = (home, high) => {
@@ -67,7 +68,7 @@ const marks = (picture, alerts, across, { high, top, bottom }) => {
     const x = across.at(step);
     picture.append(make("line", { class: "cut", x1: x, x2: x, y1: top, y2: floor }, make("title", {}, why)));
   }
-  for (const [step] of alerts) {
+  for (const step of new Set(alerts.map(([step]) => step))) {
     const x = across.at(step);
     picture.append(make("line", { class: "alerted", x1: x, x2: x, y1: top, y2: floor }),
       make("path", { class: "alert", d: `M${x} ${floor - 10}l5 9h-10Z` }));
@@ -240,8 +241,8 @@ const signal = () => {
   const lines = (matrix?.vectors[quantity] ?? []).map(([index, place, values]) => [index, pairs([place, values])]);
   if (!lines.length) return home.append(make("p", { class: "absent" }, matrix?.detailed === false
     ? "Kept for matrices that need more attention only, so that the page stays small; the record has it." : "Not read for this matrix."));
-  const size = { ...frame(home, 66 + Math.max(24, Math.min(28, 300 / lines.length)) * lines.length), left: 76 };
-  const rowHigh = (size.high - size.top - size.bottom) / lines.length;
+  const rowHigh = Math.max(6, Math.min(26, 400 / lines.length)), every = Math.ceil(15 / rowHigh); // rows with a label
+  const size = { ...frame(home, 66 + rowHigh * lines.length), left: 76 };
   const across = axis(span(), size.left, size.wide - size.right, false);
   const picture = box(`${data.labels[quantity]}, by singular index`, across, { ticks: [], at: (y) => y }, "step", size);
   picture.setAttribute("tabindex", 0);
@@ -252,9 +253,10 @@ const signal = () => {
     points.forEach(([x, y], j) => {
       const left = across.at(x), right = j + 1 < points.length ? across.at(points[j + 1][0]) : size.wide - size.right;
       const kind = finite(y) ? `${y < 0 ? "below" : "above"}-${level(y, most)}` : "unknown";
-      cells.set(kind, `${cells.get(kind) ?? ""}M${left.toFixed(1)} ${top.toFixed(1)}H${Math.max(right, left + 1).toFixed(1)}v${(rowHigh - 1).toFixed(1)}H${left.toFixed(1)}Z`);
+      cells.set(kind, `${cells.get(kind) ?? ""}M${left.toFixed(1)} ${top.toFixed(1)}H${Math.max(right, left + 1).toFixed(1)}v${(rowHigh * 0.95).toFixed(1)}H${left.toFixed(1)}Z`);
     });
-    picture.append(make("text", { x: size.left - 6, y: top + rowHigh / 2 + 4, "text-anchor": "end" }, which(index)));
+    const labelled = k === 0 || k === lines.length - 1 || (k % every === 0 && lines.length - 1 - k >= every);
+    if (labelled) picture.append(make("text", { x: size.left - 6, y: top + rowHigh / 2 + 4, "text-anchor": "end" }, which(index)));
   });
   for (const [kind, d] of cells) picture.append(make("path", { class: `cell ${kind}`, d }));
   marks(picture, data.alerts.filter(([, , place]) => data.matrices[place] === matrix), across, size);
@@ -268,7 +270,7 @@ const signal = () => {
 };
 
 const readCells = (picture, lines, across, size, rowHigh, output, quantity) => {
-  const mark = make("rect", { class: "picked", visibility: "hidden", height: rowHigh - 1 });
+  const mark = make("rect", { class: "picked", visibility: "hidden", height: rowHigh });
   picture.append(mark);
   let at = [0, -1];
   const show = (k, j) => {
