@@ -273,13 +273,13 @@ def _matrix(
 # --- series that fit a page -----------------------------------------------------------------------
 
 
-def thinned(values: Sequence[float], most: int) -> list[int]:
+def envelope(values: Sequence[float], most: int) -> list[int]:
     """The indices of at most ``most`` values that look like all of them when they are drawn.
 
     The first and the last are kept, and of every stretch between them the least and the greatest;
     one that is not finite takes the place of the least, so that no gap is lost either.
 
-    >>> thinned([0.0, 0.0, 9.0, 0.0, 0.0, 0.0, 0.0, -5.0, 0.0, 1.0], 6)
+    >>> envelope([0.0, 0.0, 9.0, 0.0, 0.0, 0.0, 0.0, -5.0, 0.0, 1.0], 6)
     [0, 1, 2, 5, 7, 9]
     """
     count = len(values)
@@ -308,7 +308,7 @@ class _Steps:
 
     def series(self, column: Column, most: int, like: Column | None = None) -> list[Any]:
         """The place of its steps, and values; thinned at the steps at which another one is."""
-        kept = thinned((like or column).values, most)
+        kept = envelope((like or column).values, most)
         steps = tuple(column.steps[k] for k in kept)
         if steps not in self.known:
             self.known[steps] = len(self.lists)

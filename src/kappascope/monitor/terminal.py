@@ -23,7 +23,7 @@ from kappascope.monitor.overview import (
     verdict_of,
 )
 from kappascope.monitor.record import Run
-from kappascope.monitor.report import thinned
+from kappascope.monitor.report import envelope
 from kappascope.text import clean, number, plural
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -44,7 +44,7 @@ def spark(values: Sequence[float], most: int) -> str:
     >>> spark([1.0, 10.0, 100.0, math.nan], 8)
     '▁▄█×'
     """
-    kept = [values[k] for k in thinned(values, most)][-most:]
+    kept = [values[k] for k in envelope(values, most)][-most:]
     finite = [value for value in kept if math.isfinite(value)]
     if not finite:
         return "×" * len(kept)
@@ -61,9 +61,8 @@ def run_screen(run: Run, width: int, height: int, silence: float = 0.0) -> Rende
     """All of a run that fits a terminal; ``silence`` is how many seconds ago it was last written.
 
     >>> from pathlib import Path
-    >>> from rich.console import Console
-    >>> run_screen(Run(Path("nowhere")), 80, 24).renderables[0].plain
-    'a run  Step 0; 0 readings of 0 matrices; no end was written: it goes on, or was killed.'
+    >>> run_screen(Run(Path("nowhere")), 40, 24).renderables[0].plain
+    'a run  Step 0; 0 readings of 0 matrices…'
     """
     every = standings(run)
     head = [_heading(run), *_progress(run, silence)]

@@ -262,7 +262,8 @@ const signal = () => {
   marks(picture, data.alerts.filter(([, , place]) => data.matrices[place] === matrix), across, size);
   const signed = lines.some(([, points]) => points.some(([, y]) => y < 0));
   const keys = Array.from({ length: 4 }, (_, k) => [`${k ? `÷ ${power(k)}` : brief(most)}`, `swatch above-${LEVELS - k}`]);
-  if (signed) keys.push(["positive: descent lowers σ", "swatch above-5"], ["negative: descent raises σ", "swatch below-5"]);
+  const asks = /^signal/.test(quantity); // of the step down the gradient, which goes the other way
+  if (signed) keys.push([asks ? "positive: descent lowers σ" : "positive", "swatch above-5"], [asks ? "negative: descent raises σ" : "negative", "swatch below-5"]);
   if (cells.has("unknown")) keys.push(["not finite", "swatch unknown"]);
   const shown = figure(picture, keys, "Each shade is a decade; point at a cell, or use the arrows, to read it.");
   home.append(shown);
@@ -340,7 +341,7 @@ const lay = () => {
   const text = choice("text").value.trim().toLowerCase();
   let found = 0;
   for (const row of table.tBodies[0].rows) row.hidden = !row.cells[0].textContent.toLowerCase().includes(text) || ++found > limit;
-  find("#matrices output").textContent = `${found} of ${data.matrices.length} matrices`;
+  find("#matrices output").textContent = `${found} of ${data.matrices.length}`;
   find(".more").hidden = found <= limit;
 };
 
