@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
-    "Components", "Monitor", "Refusal", "corrections", "diagnose", "errors", "matrices", "spectra", "theory",
+    "Components", "Monitor", "Refusal", "corrections", "diagnose", "errors", "matrices", "spectra",
+    "theory",
 ]  # fmt: skip
 
 # Where each public name is defined; without a name behind the colon it is the module itself.
