@@ -7,12 +7,13 @@ whoever built the model, and what changed is news.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 from kappascope.monitor.record import Alert
-from kappascope.text import number, plural
+from kappascope.monitor.swallowed import HEARD_BELOW
+from kappascope.text import first_few, number, plural
 
 Readings = Mapping[str, Any]
 
@@ -21,6 +22,7 @@ RUNAWAY_RATIO = 1.5  # ... and by this much from each of the last two readings t
 COLLAPSED_SHARE = 0.5  # of the first effective rank
 RANK_ONE_BELOW = 1.5  # stable rank, of a matrix that began with four or more
 DEAD_BELOW = 1e-6  # of the median row norm
+UNRESOLVED_FACTOR = 10.0  # over the first κ: in 16 bits many a matrix is near the limit
 SWALLOWED_ABOVE = 0.5  # of the entries, at two readings in a row
 
 
@@ -39,10 +41,10 @@ class Watch:
     """The rules with their memory; each tells of a matrix once.
 
     >>> watch = Watch()
-    >>> list(watch.reading(0, "w", {"frobenius_norm": 1.0, "row_norms": [(0.0, 1.0), (1.0, 0.5)]}))
+    >>> list(watch.reading(0, {"w": {"frobenius_norm": 1.0}, "v": {}}))
     []
-    >>> [alert.name for alert in watch.reading(50, "w", {"non_finite": 3.0})]
-    ['non-finite']
+    >>> [alert.text for alert in watch.reading(50, {"w": {"non_finite": 3.0}, "v": {}})]
+    ['w: 3 entries are NaN or infinite (step 50)']
     """
 
     told: set[tuple[str, str]] = field(default_factory=set)
@@ -54,12 +56,22 @@ class Watch:
             self.told.add((name, matrix))
             yield Alert(step, name, matrix, text)
 
-    def reading(self, step: int, matrix: str, found: Readings) -> Iterator[Alert]:
-        """What a reading of a matrix has to tell that was not told before."""
-        past = self._past.setdefault(matrix, _Past())
-        for name, text in _symptoms(found, past):
-            yield from self.once(step, name, matrix, f"{matrix}: {text} (step {step:,})")
-        _remember(found, past)
+    def reading(self, step: int, rows: Mapping[str, Readings]) -> Iterator[Alert]:
+        """What a reading has to tell that was not told before: one alert for each kind of trouble.
+
+        It names the matrices, and is about the first of them.
+        """
+        new: dict[str, list[Alert]] = {}
+        for matrix, found in rows.items():
+            past = self._past.setdefault(matrix, _Past())
+            for name, text in _symptoms(found, past):
+                for alert in self.once(step, name, matrix, text):
+                    new.setdefault(name, []).append(alert)
+            _remember(found, past)
+        for alerts in new.values():
+            first = alerts[0]
+            names = first_few([alert.matrix for alert in alerts])
+            yield replace(first, text=f"{names}: {first.text} (step {step:,})")
 
 
 def _remember(found: Readings, past: _Past) -> None:
@@ -77,12 +89,13 @@ def _remember(found: Readings, past: _Past) -> None:
 
 def _symptoms(found: Readings, past: _Past) -> Iterator[tuple[str, str]]:
     if found.get("non_finite"):
-        yield "non-finite", f"{number(found['non_finite'])} entries are NaN or infinite"
+        yield "non-finite", f"{found['non_finite']:,.0f} entries are NaN or infinite"
         return
     first = past.first
-    if first.get("resolved") and "condition_number_high" in found and not _is_resolved(found):
-        low = number(found["condition_number_low"])
-        yield "unresolved", f"κ is beyond what its dtype resolves: {low} or more"
+    began, low = first.get("condition_number", 0.0), found.get("condition_number_low", 0.0)
+    if first.get("resolved") and low > UNRESOLVED_FACTOR * began and not _is_resolved(found):
+        told = f"κ rose from {number(began)} to {number(low)} or more"
+        yield "unresolved", f"{told}, beyond what its dtype resolves"
     if first.get("least_row", 0.0) > DEAD_BELOW >= _least_row(found):
         yield "dead-row", "a row has become zero: look at what feeds it, and at its decay"
     if found.get("dead_rows"):
@@ -94,7 +107,10 @@ def _symptoms(found: Readings, past: _Past) -> Iterator[tuple[str, str]]:
     if share is not None:
         past.swallowed = past.swallowed + 1 if share > SWALLOWED_ABOVE else 0
         if past.swallowed >= 2:
-            yield "swallowed", f"{share:.0%} of its entries did not move, two readings in a row"
+            told = f"{share:.0%} of its entries did not move, two readings in a row"
+            finer = found.get("swallowed_in_float32")
+            hears = finer is not None and finer < HEARD_BELOW
+            yield "swallowed", told + (": float32 weights would hear it" if hears else "")
 
 
 def _least_row(found: Readings) -> float:

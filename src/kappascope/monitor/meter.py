@@ -73,7 +73,10 @@ class Meter:
         if not gradients and not self._has_changed(item, source):
             return {}
         found: Measured = {}
-        after = {part.name: matrix for part, matrix in item.unit.matrices(source.read)}
+        # what the optimizer stepped, where that is a copy in more digits of what the model has
+        after = source.cut(item, "after") or {
+            part.name: matrix for part, matrix in item.unit.matrices(source.read)
+        }
         for logical in item.wanted:
             name = logical.name
             here = AroundStep(after[name], before.get(name), gradients.get(name), momenta.get(name))

@@ -537,11 +537,11 @@ class Monitor:
         for _, theirs, _ in gathered:
             self._alert(theirs)
         self._tell_of_drift(step, [theirs for *_, theirs in gathered])
-        for name, found in rows.items():
-            new = list(self._watch.reading(step, name, found))
-            self._alert(new)
-            if any(alert.name == "non-finite" for alert in new):
-                self._break(f"{name} is not finite")
+        new = list(self._watch.reading(step, rows))
+        self._alert(new)
+        for alert in new:
+            if alert.name == "non-finite":
+                self._break(f"{alert.matrix} is not finite")
         self._last = aggregated(self._latest, self._facts, self.keys - 3)
         self._last |= {f"monitor/{name}": value for name, value in overall.items()}
         self._last["monitor/alerts"] = float(len(self.alerts))
