@@ -39,6 +39,12 @@ const frame = (home, high) => {
   return { wide, high, left: 58, right: 26, top: 26, bottom: 40 };
 };
 
+// Steps along the width, with as many ticks as have room for their numbers.
+const time = ({ left, right, wide }) => {
+  const across = axis(span(), left, wide - right, false);
+  return { ...across, ticks: steps(across.low, across.high, Math.max(2, Math.floor((wide - left - right) / 75))) };
+};
+
 const trace = (points, across, up, logarithmic) => {
   let d = "", open = false;
   for (const [x, y] of points) {
@@ -79,7 +85,7 @@ const chart = (home, title, curves, { high = 260, up: shared, alerts = [], pick,
   const { logarithmic, range, empty } = shared ?? scale(curves);
   const size = frame(home, high);
   if (empty) return home.append(make("p", { class: "absent" }, `${title}: not one finite number was read.`));
-  const across = axis(span(), size.left, size.wide - size.right, false);
+  const across = time(size);
   const up = axis(range, high - size.bottom, size.top, logarithmic);
   const picture = box(title, across, up, "step", size);
   picture.setAttribute("tabindex", 0);
@@ -209,6 +215,7 @@ const one = () => {
   home.replaceChildren();
   if (!matrix) return;
   const alerts = data.alerts.filter((alert) => alert[2] === place);
+  find("#matrix h3").replaceChildren(make("bdi", {}, matrix.name));
   find("#matrix .facts").textContent = [matrix.kind, matrix.depth === null ? "" : `layer ${matrix.depth}`, matrix.shape, matrix.dtype,
     matrix.kappa === "–" ? "" : `κ ${matrix.kappa}`, matrix.swallowed === "–" ? "" : `swallowed ${matrix.swallowed}`].filter(Boolean).join(" · ");
   find("#matrix .own").replaceChildren(...alerts.map(([step, name, , text]) => telling([step, name, -1, text])));
@@ -243,7 +250,7 @@ const signal = () => {
     ? "Kept for matrices that need more attention only, so that the page stays small; the record has it." : "Not read for this matrix."));
   const rowHigh = Math.max(6, Math.min(26, 400 / lines.length)), every = Math.ceil(15 / rowHigh); // rows with a label
   const size = { ...frame(home, 66 + rowHigh * lines.length), left: 76 };
-  const across = axis(span(), size.left, size.wide - size.right, false);
+  const across = time(size);
   const picture = box(`${data.labels[quantity]}, by singular index`, across, { ticks: [], at: (y) => y }, "step", size);
   picture.setAttribute("tabindex", 0);
   const most = Math.max(...lines.flatMap(([, points]) => points.map(([, y]) => finite(y) ? Math.abs(y) : 0)));
