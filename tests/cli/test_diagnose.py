@@ -20,6 +20,7 @@ import torch
 from kappascope.cli import app
 from kappascope.cli._errors import Interrupted
 from kappascope.clinic import rules
+from monitored_runs import write_example
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -561,3 +562,13 @@ sys.exit(app.run(["diagnose", {str(saved)!r}, "--json"]))
     document = json.loads(ended.stdout)
     assert ended.returncode == 130 and document["matrices"] == []
     assert document["error"]["wrong"] and one_line(ended.stderr)
+
+
+def test_a_recorded_run_is_a_trajectory_of_its_own(run: Run, saved: Path, tmp_path: Path) -> None:
+    folder = write_example(tmp_path / "run")
+    code, output, errors = run(folder, "--json", "--html", tmp_path / "page.html")
+    assert (code, errors) == (0, "") and len(json.loads(output)["trajectory"]) == 11
+    assert "Trajectory" in (tmp_path / "page.html").read_text()
+    for others in ((folder, saved), (folder, "--reference", saved)):
+        code, _, errors = run(*others)
+        assert code == 4 and "name the run alone" in one_line(errors)

@@ -16,7 +16,7 @@ from kappascope.refusal import Refusal
 from kappascope.text import clean
 
 LONGEST_LINE = 240  # characters: three lines of a terminal
-RESUMABLE = ("reproduce", "study")  # what they have done already is in their folder
+RESUMABLE = ("reproduce", "study", "watch")  # what was done already is in their folder
 
 
 class Interrupted(BaseException):

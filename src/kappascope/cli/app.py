@@ -24,7 +24,14 @@ from kappascope.cli._terminal import say
 from kappascope.refusal import Refusal
 from kappascope.system.workers import ONE_THREAD
 
-HELP_ORDER = ("reproduce", "study", "diagnose", "verify", "findings")  # others follow by name
+HELP_ORDER = (
+    "reproduce",
+    "study",
+    "diagnose",
+    "watch",
+    "verify",
+    "findings",
+)  # others follow by name
 
 app = typer.Typer(
     help="A laboratory and clinic for the weight matrices of neural networks.",

@@ -15,6 +15,7 @@ from kappascope.cli._options import Debug
 from kappascope.cli._terminal import draw, loading, progress, tell, waiting
 from kappascope.clinic import MODULES, Extent, Severity, blank_document
 from kappascope.model.skipped import ReasonKind, Skipped
+from kappascope.monitor.record import is_run
 from kappascope.refusal import Refusal
 from kappascope.system.files import strict
 from kappascope.system.memory import bytes_of
@@ -22,7 +23,7 @@ from kappascope.system.workers import CORES, Processes
 from kappascope.text import clean, plural
 
 if TYPE_CHECKING:  # what needs torch is loaded when there is work
-    from kappascope.clinic.diagnose import Case
+    from kappascope.clinic.diagnose import Case, Selection
     from kappascope.clinic.diagnosis import Diagnosis
 
 MORE_MEMORY = "allow more with --memory, or free some"
@@ -65,8 +66,8 @@ def diagnose(
 ) -> None:
     """Examine the weights in a checkpoint: no model code, no network, no trust in the file.
 
-    A .safetensors file, a Hugging Face folder, what torch.save wrote, or the folder of a training
-    run that a monitor has recorded. Example:
+    A .safetensors file, a Hugging Face folder, or what torch.save wrote; or the folder of a run
+    that a Monitor recorded, whose readings are a trajectory. Example:
 
     kappascope diagnose model.safetensors --html report.html
     """
@@ -80,8 +81,8 @@ def diagnose(
         if not all((*paths, reference is None or reference)):
             raise Refusal(4, "''", "a path without a name", "name a checkpoint")
         _check_outputs([*paths, reference] if reference else paths, html, table)
-        if len(paths) == 1 and _is_record(paths[0]):
-            diagnoses = _recorded(paths[0], reference)
+        if any(map(is_run, paths)):
+            diagnoses = _recorded(paths, reference, selection)
         else:
             cases = []
             for path, earlier in zip(paths, [reference, *paths[:-1]], strict=True):
@@ -100,23 +101,6 @@ def diagnose(
             raise refusal
     _refuse_severe(diagnoses, fail_on)
     _refuse_incomplete(diagnoses)
-
-
-def _is_record(path: str) -> bool:
-    """Whether a folder is the record of a training run, which a monitor writes."""
-    from kappascope.monitor.record import is_run
-
-    return is_run(path)
-
-
-def _recorded(path: str, reference: str | None) -> list[Diagnosis]:
-    """The readings of a run as a trajectory."""
-    from kappascope.clinic.recorded import recorded_diagnoses
-
-    if reference is not None:
-        wrong = "a record of a run has no weights to compare"
-        raise Refusal(4, f"--reference {reference}", wrong, "leave --reference out")
-    return recorded_diagnoses(path)
 
 
 def _memory(given: str | None) -> int | None:
@@ -194,6 +178,17 @@ def _check_outputs(inputs: Sequence[str], html: Path | None, table: Path | None)
             raise Refusal(5, str(out), "its folder does not exist", "make it, or name another")
         if not folder.is_dir() or not os.access(folder, os.W_OK):
             raise Refusal(5, str(out), "its folder cannot be written to", "name another place")
+
+
+def _recorded(paths: Sequence[str], reference: str | None, selection: Selection) -> list[Diagnosis]:
+    """Judge the record of a run, whose readings are a trajectory of their own."""
+    if len(paths) > 1 or reference:
+        given = " ".join([*paths, *(["--reference", reference] if reference else [])])
+        raise Refusal(4, given, "a recorded run and something else", "name the run alone")
+    from kappascope.clinic.recorded import recorded
+
+    with waiting(f"Reading {paths[0]}"):
+        return recorded(paths[0], selection)
 
 
 def _examine(case: Case) -> Diagnosis:

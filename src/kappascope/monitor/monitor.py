@@ -34,6 +34,7 @@ from kappascope.monitor._ranks import Ranks
 from kappascope.monitor.alerts import Watch
 from kappascope.monitor.meter import Meter
 from kappascope.monitor.record import VERSION, Alert, Recorder, Run, is_run, table_of
+from kappascope.monitor.report import write_run_page
 from kappascope.monitor.ring import Ring
 from kappascope.monitor.source import Captured, Rule, StepTensors
 from kappascope.monitor.summary import MAX_KEYS, aggregated, histograms
@@ -344,6 +345,13 @@ class Monitor:
             with self._contained("pending entries could not be written"):
                 self._flush()
         return table_of(Run.read(self.folder).rows)
+
+    def report(self, path: str | Path) -> Path:
+        """Write the run as it is now on one page that needs nothing but itself."""
+        if self._survey is not None:
+            with self._contained("pending entries could not be written"):
+                self._flush()
+        return write_run_page(self.folder, path)
 
     def audit(self, closure: Callable[[], Any], steps: int = 5) -> Any:
         """Ask whether each optimizer does what its name says, in a few steps that are undone."""

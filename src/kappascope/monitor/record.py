@@ -50,6 +50,8 @@ import json
 import math
 import os
 import re
+from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -65,6 +67,8 @@ _NAME = re.compile(r"segment-(\d{6,})\.jsonl")
 _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 Entry = dict[str, Any]
+Key = tuple[str, str, float | None]
+"""Which number of a reading it is: matrix, quantity, and index in a vector."""
 Readings = Mapping[str, Mapping[str, Any]]
 """Values by matrix and quantity: a number, or a list of pairs of index and number."""
 
@@ -82,11 +86,6 @@ class Row:
     quantity: str
     value: float
     index: float | None = None
-
-    @property
-    def key(self) -> tuple[str, str, float | None]:
-        """Which number of a reading it is."""
-        return self.matrix, self.quantity, self.index
 
 
 @dataclass(frozen=True)
@@ -115,6 +114,55 @@ class Session:
     time: float
     options: Mapping[str, Any]
     cut: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """When a reading was taken (seconds since 1970), after which step, and how long it took.
+
+    >>> Reading(50, 1763400000.0, 0.02).seconds
+    0.02
+    """
+
+    step: int
+    time: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One number of a run over its steps, packed: a long run has millions of values.
+
+    >>> column = Column()
+    >>> for step in (0, 50, 50, 100):
+    ...     column.add(step, 2.0 * step)
+    >>> column.cut(50)
+    >>> list(column)
+    [(0, 0.0), (50, 100.0)]
+    """
+
+    steps: array[int] = field(default_factory=lambda: array("q"))
+    values: array[float] = field(default_factory=lambda: array("d"))
+
+    def add(self, step: int, value: float) -> None:
+        """Take the value of a step; of a step that is known the first is kept."""
+        if self.steps and step <= self.steps[-1]:
+            if step == self.steps[-1]:
+                return
+            self.cut(step - 1)  # the run was taken up from before, and the line saying so is lost
+        self.steps.append(step)
+        self.values.append(value)
+
+    def cut(self, step: int) -> None:
+        """Forget what came after a step."""
+        kept = bisect_right(self.steps, step)
+        del self.steps[kept:], self.values[kept:]
+
+    def __iter__(self) -> Iterator[tuple[int, float]]:
+        return zip(self.steps, self.values, strict=True)
+
+    def __len__(self) -> int:
+        return len(self.steps)
 
 
 # --- writing --------------------------------------------------------------------------------------
@@ -228,14 +276,16 @@ def _segments(folder: Path) -> Iterator[tuple[int, Path]]:
 class Run:
     """All that a record tells, superseded rows left out; :meth:`refresh` adds what is new.
 
-    ``matrices`` has what is known of each matrix, ``logs`` what the user logged by name as pairs of
-    step and value, ``settings`` the entries of that kind, ``rings`` likewise. ``step`` is the last
-    one heard of, ``is_closed`` whether the last session was closed; ``damaged`` counts lines that
-    do not fit their digests.
+    ``columns`` has the series of every number by matrix, quantity and index, ``matrices`` what is
+    known of each matrix, ``logs`` what the user logged by name as pairs of step and value,
+    ``settings`` the entries of that kind, ``rings`` likewise. ``step`` is the last one heard of,
+    ``is_closed`` whether the last session was closed; ``damaged`` counts lines that do not fit
+    their digests.
     """
 
     folder: Path
-    rows: list[Row] = field(default_factory=list, repr=False)
+    columns: dict[Key, Column] = field(default_factory=dict, repr=False)
+    readings: list[Reading] = field(default_factory=list, repr=False)
     alerts: list[Alert] = field(default_factory=list)
     sessions: list[Session] = field(default_factory=list)
     matrices: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
@@ -249,7 +299,6 @@ class Run:
     damaged: int = 0
 
     _offsets: dict[Path, int] = field(default_factory=dict, repr=False)
-    _known: set[tuple[str, str, float | None]] = field(default_factory=set, repr=False)
 
     @classmethod
     def read(cls, folder: str | Path) -> Run:
@@ -276,12 +325,21 @@ class Run:
                 count += 1
         return count
 
+    @property
+    def rows(self) -> list[Row]:
+        """Every number of the run as a row of its own, by step."""
+        found = (
+            Row(step, matrix, quantity, value, index)
+            for (matrix, quantity, index), column in self.columns.items()
+            for step, value in column
+        )
+        return sorted(found, key=lambda row: row.step)
+
     def series(
         self, matrix: str, quantity: str, index: float | None = None
     ) -> list[tuple[int, float]]:
         """Pairs of step and value of one quantity of one matrix."""
-        wanted = (matrix, quantity, index)
-        return [(row.step, row.value) for row in self.rows if row.key == wanted]
+        return list(self.columns.get((matrix, quantity, index), ()))
 
     def _added(self, path: Path, is_last: bool) -> Iterator[Entry]:
         offset = self._offsets.get(path, 0)
@@ -309,7 +367,7 @@ class Run:
         self.step = step if entry["kind"] == "start" else max(self.step, step)
         match entry["kind"]:
             case "reading":
-                self.rows += (row for row in rows_of(step, entry["rows"]) if self._is_new(row))
+                self._read(entry, step)
             case "matrices":
                 self.matrices |= entry["matrices"]
             case "alert":
@@ -324,8 +382,9 @@ class Run:
 
     def _start(self, entry: Entry, step: int) -> None:
         """Begin a session: what another recorded after its first step is superseded."""
-        self.rows = [row for row in self.rows if row.step <= step]
-        self._known = {row.key for row in self.rows if row.step == step}
+        for column in self.columns.values():
+            column.cut(step)
+        self.readings = [reading for reading in self.readings if reading.step <= step]
         self.alerts = [alert for alert in self.alerts if alert.step <= step]
         self.settings = [each for each in self.settings if each["step"] <= step]
         for name, pairs in self.logs.items():
@@ -336,11 +395,14 @@ class Run:
         self.matrices |= entry.get("matrices", {})
         self.skipped = entry.get("skipped", {})
 
-    def _is_new(self, row: Row) -> bool:
-        """Whether a row is no repetition of the one with which the session before ended."""
-        if not self.sessions or row.step != self.sessions[-1].step:
-            return True
-        return row.key not in self._known
+    def _read(self, entry: Entry, step: int) -> None:
+        """Take the numbers of a reading; a session begins with those the one before ended with."""
+        self.readings.append(Reading(step, entry.get("time", 0.0), entry.get("seconds", 0.0)))
+        for key, value in _numbers_of(entry["rows"]):
+            column = self.columns.get(key)
+            if column is None:
+                column = self.columns[key] = Column()
+            column.add(step, value)
 
 
 def rows_of(step: int, readings: Readings) -> Iterator[Row]:
@@ -349,13 +411,18 @@ def rows_of(step: int, readings: Readings) -> Iterator[Row]:
     >>> [row.value for row in rows_of(0, {"w": {"singular_values": [[0.0, 3.0], [1.0, 1.0]]}})]
     [3.0, 1.0]
     """
+    for (matrix, quantity, index), value in _numbers_of(readings):
+        yield Row(step, matrix, quantity, value, index)
+
+
+def _numbers_of(readings: Readings) -> Iterator[tuple[Key, float]]:
     for matrix, quantities in readings.items():
         for quantity, value in quantities.items():
             if isinstance(value, list | tuple):
                 for index, each in value:
-                    yield Row(step, matrix, quantity, _number(each), float(index))
+                    yield (matrix, quantity, float(index)), _number(each)
             else:
-                yield Row(step, matrix, quantity, _number(value))
+                yield (matrix, quantity, None), _number(value)
 
 
 def _number(value: Any) -> float:

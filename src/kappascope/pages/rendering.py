@@ -1,7 +1,8 @@
 """Pages that need nothing but themselves: every name is text, and only what we wrote may run.
 
-A page is a template with the style and script of all pages and its own. Its policy names the two
-by their hashes, so that a browser runs nothing else even if a name should slip through unescaped.
+A page is a template with the style and script of all pages, those of charts, and its own. Its
+policy names the two by their hashes, so that a browser runs nothing else even if a name should slip
+through unescaped.
 """
 
 from __future__ import annotations
@@ -19,15 +20,24 @@ from markupsafe import Markup
 from kappascope.text import bracketed, error_text, first_few, number, plural, words
 
 
-def fill(name: str, filters: Iterable[Callable[..., Any]] = (), **content: Any) -> str:
+def fill(
+    name: str,
+    filters: Iterable[Callable[..., Any]] = (),
+    connects: str = "'none'",
+    **content: Any,
+) -> str:
     """Fill a template with its content; functions in ``filters`` go by their names.
+
+    A page asks the network for nothing, unless the policy names a source that it ``connects`` to.
 
     >>> from kappascope.clinic.diagnosis import Diagnosis  # which has a page
     >>> html = Diagnosis("<hr>").html()
     >>> "<hr>" in html, "&lt;hr&gt;" in html
     (False, True)
     """
-    style, script = (_asset("page", kind) + _asset(name, kind) for kind in ("css", "js"))
+    style, script = (
+        "".join(_asset(part, kind) for part in ("page", "charts", name)) for kind in ("css", "js")
+    )
     return (
         _environment(tuple(filters))
         .get_template(f"{name}.html")
@@ -35,7 +45,8 @@ def fill(name: str, filters: Iterable[Callable[..., Any]] = (), **content: Any) 
             style=Markup(style),  # ours, and named by its hash: nothing else may style or run
             script=Markup(script),
             policy=f"default-src 'none'; img-src data:; style-src {_hash(style)}; "
-            f"script-src {_hash(script)}; base-uri 'none'; form-action 'none'",
+            f"script-src {_hash(script)}; connect-src {connects}; base-uri 'none'; "
+            "form-action 'none'",
             **content,
         )
     )
