@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from kappascope.corrections.analysis import AnalysedModel
 from kappascope.corrections.handle import Handle
+from kappascope.corrections.optimizers import understood_optimizers
 from kappascope.corrections.targets import understood_target
 from kappascope.corrections.treatments import Treatment
 from kappascope.matrix import spectra
@@ -108,25 +109,13 @@ class Correction(ABC):
         (('1.weight',), {'0.weight': 'an embedding is looked up, not multiplied'})
         """
         if not isinstance(model, nn.Module):
-            raise TypeError(f"expected a module to correct; got {_kind(model)}")
-        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
-        if not (isinstance(optimizers, Sequence) and optimizers) or not all(
-            isinstance(each, Optimizer) for each in optimizers
-        ):
-            raise TypeError(f"expected an optimizer or a list of some; got {_kind(optimizer)}")
+            raise TypeError(f"expected a module to correct; got {type(model).__name__}")
+        optimizers = understood_optimizers(optimizer)
         analysed = AnalysedModel(model, optimizers)
         weights, left_out = analysed.selected(where, self.objection)
         treatments = [t for weight in weights for t in self.treatments(weight, analysed)]
         names = tuple(weight.name for weight in weights)
         return Handle.attached(names, left_out, analysed, treatments)
-
-
-def _kind(thing: object) -> str:
-    """What was passed, in a word or two."""
-    if not isinstance(thing, list | tuple):
-        return type(thing).__name__
-    inner = ", ".join(dict.fromkeys(type(each).__name__ for each in thing))
-    return f"{type(thing).__name__} of {inner or 'nothing'}"
 
 
 def why_not_merged(weight: LiveWeight) -> str | None:

@@ -251,6 +251,9 @@ class TrainedFactors(Treatment):
         self.direction = self.leaf.detach().clone()
         self.mark = WeightMark(self.leaf)
         self.was_loaded = False  # the model has loaded a state dict since the last step
+        self.spared: tuple[Tensor | None, list[Tensor]] | None = (
+            None  # a gradient, and factors' own
+        )
         self.unclipped: _UnclippedPart | None = None
         self.pending: list[Tensor] = []
 
@@ -364,14 +367,23 @@ class TrainedFactors(Treatment):
 
     def is_ready(self) -> bool:
         """Whether to act; what a clip took is forgotten with the gradient from which it took it."""
+        self.end_sparing()
         if self.unclipped is not None and not self.unclipped.belongs_to(self.leaf.grad):
             self.unclipped = None
         return super().is_ready()
 
-    def spare(self, full: list[Tensor]) -> None:
-        """Keep the factors' gradients as they were, whatever happened to the weight's since."""
-        self.unclipped, gradient = None, self.leaf.grad
-        if full and gradient is not None:
+    def begin_sparing(self) -> None:
+        """Note the factors' gradients, which what now happens to the weight's is not to change."""
+        if self.unclipped is not None and not self.unclipped.belongs_to(self.leaf.grad):
+            self.unclipped = None
+        self.spared = self.leaf.grad, self.gradients()
+
+    def end_sparing(self) -> None:
+        """Keep the factors' gradients as they were noted, if it is the same gradient still."""
+        if self.spared is None:
+            return
+        (gradient, full), self.spared, self.unclipped = self.spared, None, None
+        if full and gradient is not None and gradient is self.leaf.grad:
             lost = [a - b for a, b in zip(full, self.gradients(), strict=True)]
             self.unclipped = _UnclippedPart(gradient, gradient._version, lost)
 

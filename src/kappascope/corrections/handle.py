@@ -107,13 +107,21 @@ class Handle:
         >>> with handle.unclipped():
         ...     _ = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
         """
-        factored = self._factored
-        with torch.no_grad(), spectra.without_autocast():
-            full = [t.gradients() if t.is_ready() else [] for t in factored]
+        self.spare_factors()
         yield
         with torch.no_grad(), spectra.without_autocast():
-            for t, before in zip(factored, full, strict=True):
-                t.spare(before)
+            for treatment in self._factored:
+                treatment.end_sparing()
+
+    @torch.no_grad()
+    def spare_factors(self) -> None:
+        """Leave the multipliers out of what happens to complete gradients until the next step.
+
+        For callbacks, between whose two ends no ``with`` can stand.
+        """
+        with spectra.without_autocast():
+            for treatment in self._factored:
+                treatment.begin_sparing()
 
     # Saving, loading, converting
 

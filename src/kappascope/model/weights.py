@@ -155,13 +155,15 @@ def live_weights(model: nn.Module) -> list[LiveWeight]:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside ``torch.compile`` and DDP.
+    """The model inside ``torch.compile``, DDP and what Lightning's Fabric has set up.
 
     >>> unwrapped(nn.Linear(2, 2))
     Linear(in_features=2, out_features=2, bias=True)
     """
     while True:
         inner = getattr(model, "_orig_mod", None)
+        if inner is None:
+            inner = model._modules.get("_original_module")
         if inner is None and isinstance(model, nn.parallel.DistributedDataParallel):
             inner = model.module
         if inner is None:
