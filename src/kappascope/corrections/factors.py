@@ -344,6 +344,11 @@ class TrainedFactors(Treatment):
             return self.direction.clone(), copy.deepcopy(dict(self.module.state_dict()))
         return weight, dict(self.make(self.weight.layout.matrix(weight)).state_dict())
 
+    def metrics(self) -> dict[str, Tensor | float]:
+        """The largest factor over the smallest, on the side where they differ most."""
+        sides = [factor.abs() for factor in self.module.factors]
+        return {"spread": max(float(side.amax() / side.amin()) for side in sides)}
+
     # Gradients
 
     def of_factors(self, gradient: Tensor) -> list[Tensor]:

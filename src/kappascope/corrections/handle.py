@@ -123,6 +123,27 @@ class Handle:
             for treatment in self._factored:
                 treatment.begin_sparing()
 
+    @torch.no_grad()
+    def metrics(self) -> dict[str, float]:
+        """What the correction is doing, as numbers by name, for any logger.
+
+        For every weight, where they are known: ``kappa/NAME`` (as last looked at), ``penalty/NAME``
+        and ``gradient_share/NAME`` (the penalty's part of the sum of both gradients' norms),
+        ``spread/NAME`` of its factors (largest over smallest) and ``rewrites/NAME``. In all:
+        ``refused`` steps, ``steps`` and the ``seconds`` that they took beside the optimizer's own.
+
+        >>> from kappascope.corrections import NormPin
+        >>> model = torch.nn.Linear(2, 2)
+        >>> handle = NormPin().attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        >>> handle.metrics()
+        {'rewrites/weight': 0.0, 'refused': 0.0, 'steps': 0.0, 'seconds': 0.0}
+        """
+        found = {f"{k}/{t.weight.name}": v for t in self.treatments for k, v in t.metrics().items()}
+        found["refused"] = sum(self.refused.values())
+        found["steps"] = max((attachment.steps for attachment in self._attachments), default=0)
+        found["seconds"] = sum(attachment.seconds for attachment in self._attachments)
+        return {name: float(value) for name, value in found.items()}
+
     # Saving, loading, converting
 
     def state_dict(self) -> State:

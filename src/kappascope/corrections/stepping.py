@@ -9,9 +9,11 @@ the direction's gradient; before and after, the weight and the gradient that is 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
+from time import perf_counter
 from types import MethodType
 from typing import Any, TypeVar, cast
 
@@ -115,7 +117,7 @@ class StepHooks:
         if _is_skipped(optimizer):
             return None
         args, kwargs, closure = _with_value(args, kwargs)
-        with torch.no_grad(), spectra.without_autocast():
+        with self._timed(), torch.no_grad(), spectra.without_autocast():
             self.running = step = _Step()
             self._admit(optimizer, step)
             added = self._add_gradients(step)
@@ -203,7 +205,7 @@ class StepHooks:
         if self.depth or (step := self.running) is None:
             return
         step.give_gradients_back()
-        with torch.no_grad(), spectra.without_autocast():
+        with self._timed(), torch.no_grad(), spectra.without_autocast():
             asked = self._rewrite(step)
             acting = {t for _, t, _ in step.acting}
             old: dict[TrainedFactors, list[Tensor]] = {}
@@ -247,6 +249,13 @@ class StepHooks:
         elif t.module.settle(t.direction):
             attachment.factors.forget(t)
             t.write()
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        start = perf_counter()
+        yield
+        for attachment in self.attachments:
+            attachment.seconds += perf_counter() - start
 
     # When something goes wrong, or happens outside of a step
 

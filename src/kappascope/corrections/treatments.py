@@ -115,6 +115,10 @@ class Treatment:
         """Act when the weight has moved; False if the result would not have been finite."""
         return True
 
+    def metrics(self) -> dict[str, Tensor | float]:
+        """Numbers about the last step, by what they measure."""
+        return {}
+
 
 def _on_device(value: Any, device: torch.device) -> Any:
     """Move all tensors of a nested state to one device."""
@@ -157,10 +161,14 @@ class AddedGradient(Treatment):
         gradient: Callable[[Callable[[], Tensor], State], Tensor | None],
         memory: State,
         grown: Callable[[Tensor], State] = lambda matrix: {},
+        *,
+        price: Callable[[State], Tensor] | None = None,
     ) -> None:
         super().__init__(kind, weight, memory, grown)
         self.gradient = gradient
+        self.price = price  # the penalty of every matrix, from what is remembered of it
         self.was_finite: Tensor | bool = True
+        self.sizes: tuple[Tensor, Tensor] | None = None  # of what was added, and of the rest
 
     def before(self, step: OptimizerStep) -> None:
         """Add the gradient, unless it is not finite or the weight has no decomposition."""
@@ -174,12 +182,28 @@ class AddedGradient(Treatment):
         except spectra.LinAlgError:
             self.was_finite = False
             return None
+        self.sizes = None
         if gradient is None:
             self.was_finite = True
             return None
         self.was_finite = is_finite(gradient)
         scale = step.gradient_scale
-        return torch.where(self.was_finite, gradient if scale == 1.0 else gradient * scale, 0.0)
+        added = torch.where(self.was_finite, gradient if scale == 1.0 else gradient * scale, 0.0)
+        if (rest := self.leaf.grad) is not None and self.weight.parametrization is None:
+            self.sizes = torch.linalg.vector_norm(added), torch.linalg.vector_norm(rest)
+        return added
+
+    def metrics(self) -> dict[str, Tensor | float]:
+        """Kappa and the penalty where they are known, and the share of the gradient."""
+        found: dict[str, Tensor | float] = {}
+        if (ends := self.memory.get("ends")) is not None:
+            found["kappa"] = (ends["values"][..., 0] / ends["values"][..., -1]).amax()
+            if self.price is not None:
+                found["penalty"] = self.price(self.memory).sum()
+        if self.sizes is None:
+            return found | {"gradient_share": 0.0}
+        added, rest = self.sizes
+        return found | {"gradient_share": added / (added + rest).clamp(min=1e-45)}
 
     def after(self, step: OptimizerStep) -> bool:
         """Whether the gradient was finite."""
@@ -208,6 +232,7 @@ class Rewrite(Treatment):
     ) -> None:
         super().__init__(kind, weight, memory, grown)
         self.rule, self.acts_on_direction = rule, acts_on_direction
+        self.count = 0  # of rewrites since it was attached
 
     def after(self, step: OptimizerStep) -> bool:
         """Write the new matrix, unless it would not be finite or the old one is not already."""
@@ -222,6 +247,7 @@ class Rewrite(Treatment):
             return torch.tensor(False, device=matrix.device)
         if new is None:
             return torch.tensor(True, device=matrix.device)
+        self.count += 1
         rounded = new.to(matrix.dtype)
         finite = is_finite(rounded)
         if self.weight.parametrization is None:
@@ -229,6 +255,10 @@ class Rewrite(Treatment):
         elif finite:  # what makes the weight need not give the same one back
             self.weight.write(rounded)
         return finite
+
+    def metrics(self) -> dict[str, Tensor | float]:
+        """How often the weight was rewritten since it was attached."""
+        return {"rewrites": self.count}
 
 
 def group_index(optimizer: Optimizer, leaf: Tensor) -> int | None:
