@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import copy
-import os
-from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from correction_examples import (
-    EXAMPLES,
     MERGED,
     attached,
     every,
@@ -387,40 +383,3 @@ def test_compiled_it_is_the_same_and_compiled_once(correction) -> None:
         steps(compiled, second)
     torch.testing.assert_close(fast.state_dict(), plain.state_dict(), rtol=1e-5, atol=1e-5)
     assert counter.frame_count <= 2
-
-
-def rank(number: int, place: str) -> None:
-    """One of two processes; the corrections are attached before and after DDP wraps the model."""
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{place}", rank=number, world_size=2)
-    for correction in EXAMPLES:
-        for early, unused in ((True, False), (False, True)):
-            torch.manual_seed(number)  # DDP broadcasts the first process's weights
-            model = perceptron()
-            optimizer = AdamW(model.parameters(), lr=0.05)
-            if early:
-                torch.manual_seed(7)
-                model.load_state_dict(perceptron().state_dict())
-                correction.attach(model, optimizer)
-            parallel = nn.parallel.DistributedDataParallel(model, find_unused_parameters=unused)
-            if not early:
-                correction.attach(parallel, optimizer)
-            generator = torch.Generator().manual_seed(number)
-            for _ in range(20):
-                optimizer.zero_grad()
-                parallel(torch.randn(8, 4, generator=generator)).square().mean().backward()
-                optimizer.step()
-            state = torch.cat([v.double().flatten() for v in model.state_dict().values()])
-            both = [torch.zeros_like(state) for _ in range(2)]
-            dist.all_gather(both, state)
-            if not torch.equal(*both):
-                raise AssertionError(f"{correction} differs, attached early: {early}")
-    dist.barrier()
-    os._exit(0)  # one in thirty is aborted by gloo's threads if it ends as usual
-
-
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
-def test_two_processes_stay_equal(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(rank, args=(str(tmp_path / "meeting"),), nprocs=2)

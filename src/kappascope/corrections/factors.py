@@ -43,6 +43,7 @@ class Factors(nn.Module):
     """
 
     layout: Layout  # of the weight as a matrix
+    is_elementwise = False  # the product, whose bits then do not depend on how it is computed
 
     def gradients(self, weight: Tensor, gradient: Tensor) -> list[Tensor]:
         """Gradients of :attr:`factors`, from the matrix that they multiply and its gradient."""
@@ -89,6 +90,7 @@ class RowColumnFactors(Factors):
     (torch.Size([2]), torch.Size([3]))
     """
 
+    is_elementwise = True
     rows: nn.Parameter | None
     columns: nn.Parameter | None
 

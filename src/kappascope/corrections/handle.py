@@ -77,7 +77,7 @@ class Handle:
         if treatments:
             hooks = StepHooks.of(optimizer) or StepHooks(optimizer)
             _merge_for_directions(hooks, treatments)
-            hooks.attachments.append(attachment)
+            hooks.join(attachment)
             undo.callback(hooks.leave, attachment)
 
     @property

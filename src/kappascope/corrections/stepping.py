@@ -9,7 +9,7 @@ the direction's gradient; before and after, the weight and the gradient that is 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kappascope.corrections.attachment import Attachment, check_state, load_state, state_of
-from kappascope.corrections.factors import TrainedFactors
+from kappascope.corrections.factors import TrainedFactors, WeightMark
+from kappascope.corrections.replicas import Replicas
 from kappascope.corrections.treatments import (
     AddedGradient,
     OptimizerStep,
@@ -31,6 +32,7 @@ from kappascope.corrections.treatments import (
     Treatment,
 )
 from kappascope.matrix import spectra
+from kappascope.model.weights import precise
 
 K = TypeVar("K", bound=Hashable)
 
@@ -50,6 +52,7 @@ class _Step:
     factored: dict[TrainedFactors, Attachment] = field(default_factory=dict)
     gradients: list[tuple[nn.Parameter, Tensor | None]] = field(default_factory=list)
     written: dict[TrainedFactors, Tensor] = field(default_factory=dict)  # by others, as they did
+    replicas: Replicas | None = None
     inside: list[TrainedFactors] = field(default_factory=list)  # with the direction in the model
 
     def keep_gradient(self, leaf: nn.Parameter) -> None:
@@ -80,6 +83,8 @@ class StepHooks:
         self.running: _Step | None = None
         self.depth = 0  # of calls of ``step`` within one another
         self.is_guarded = False
+        self.replicas: Replicas | None = None
+        self.is_alone: bool | None = None  # not known yet
         self.fitting: list[tuple[Attachment, State]] = []  # in a state that is being loaded
         self.hooks: list[Any] = [
             optimizer.register_step_pre_hook(self._before),
@@ -100,6 +105,11 @@ class StepHooks:
         owners = (getattr(hook, "__self__", None) for hook in hooks)
         return next((owner for owner in owners if isinstance(owner, cls)), None)
 
+    def join(self, attachment: Attachment) -> None:
+        """Take up what was attached."""
+        self.attachments.append(attachment)
+        self.is_alone = None
+
     def leave(self, attachment: Attachment) -> None:
         """Let go of an attachment, and of the optimizer after the last."""
         self.abandon()
@@ -118,7 +128,7 @@ class StepHooks:
             return None
         args, kwargs, closure = _with_value(args, kwargs)
         with self._timed(), torch.no_grad(), spectra.without_autocast():
-            self.running = step = _Step()
+            self.running = step = _Step(replicas=self._replicas())
             self._admit(optimizer, step)
             added = self._add_gradients(step)
             self._pull_back(step, added)
@@ -144,15 +154,54 @@ class StepHooks:
                     one = OptimizerStep(attachment.steps + 1, group, factor)
                     step.acting.append((attachment, t, one))
 
+    def _replicas(self) -> Replicas | None:
+        """The other processes that train a copy, asked for before the first step; all start alike.
+
+        What was read from the weights when they were attached is that of the first process, whose
+        weights DDP has given to all.
+        """
+        if self.is_alone is None:
+            treatments = [t for attachment in self.attachments for t in attachment.treatments]
+            self.replicas = Replicas.of([t.leaf for t in treatments])
+            self.is_alone = self.replicas is None
+            if self.replicas is not None:
+                for t in treatments:
+                    begun = t.module.state() if isinstance(t, TrainedFactors) else t.memory
+                    kept = (t.begun or begun).keys() & begun.keys()
+                    self.replicas.send(begun[k] for k in sorted(kept) if torch.is_tensor(begun[k]))
+        return self.replicas
+
     def _add_gradients(self, step: _Step) -> dict[nn.Parameter, list[Tensor]]:
         """Add to gradients; give what is to be added where factors have to be considered."""
         added: dict[nn.Parameter, list[Tensor]] = {t.leaf: [] for t in step.factored}
-        for _, t, one in step.acting:
-            if not isinstance(t, AddedGradient) or t.leaf not in added:
-                t.before(one)
-            elif (gradient := t.added(one)) is not None:
+        penalties = [(t, one) for _, t, one in step.acting if isinstance(t, AddedGradient)]
+        for (t, one), found in zip(penalties, self._computed(step, penalties), strict=True):
+            gradient = t.taken(one, *found)
+            if gradient is not None and t.leaf in added:
                 added[t.leaf].append(gradient)
+            elif gradient is not None:
+                t.weight.add_gradient(gradient)
         return added
+
+    def _computed(
+        self, step: _Step, penalties: Sequence[tuple[AddedGradient, OptimizerStep]]
+    ) -> list[tuple[int, Tensor | None]]:
+        """The gradients to add, each by the process to which the matrix belongs."""
+        replicas = step.replicas
+        if replicas is None or not penalties:
+            return [t.computed() for t, _ in penalties]
+        own = [t.computed() if replicas.owns(t.leaf) else (0, None) for t, _ in penalties]
+        told = replicas.told([status for status, _ in own], penalties[0][0].leaf.device)
+        found: list[tuple[int, Tensor | None]] = []
+        for (t, _), status, (_, gradient) in zip(penalties, told, own, strict=True):
+            if status != 1:
+                found.append((status, None))
+                continue
+            form = precise(t.weight.matrix())
+            shared = torch.empty_like(form) if gradient is None else gradient.to(form.dtype)
+            replicas.send_owned(t.leaf, [shared])
+            found.append((status, shared))
+        return found
 
     def _pull_back(self, step: _Step, added: Mapping[nn.Parameter, list[Tensor]]) -> None:
         """Give the optimizer the gradients of directions, and none that is not finite."""
@@ -185,6 +234,11 @@ class StepHooks:
                 if t.adopt() and attachment.factors is not None:
                     attachment.factors.forget(t)
                 pull_back(t)
+        if step.replicas is not None:
+            # sums, and products of matrices
+            step.replicas.send(g for t in step.factored for g in t.pending)
+            made = [t.leaf.grad for t in step.factored if not t.module.is_elementwise]
+            step.replicas.send(gradient for gradient in made if gradient is not None)
         suspects = {leaf for leaf in last if not answers["finite", leaf]}
         self._withhold(step, {leaf for leaf in suspects if not last[leaf].has_finite_gradient()})
 
@@ -214,6 +268,7 @@ class StepHooks:
                     old |= attachment.factors.step(acting)
             for factored in step.factored:
                 factored.leave()
+                self._make_equal(step, factored)
             products = {t: torch.isfinite(t.mark.image).all() for t in old}
             answers = _answered({**asked, **products})
             for attachment, t, one in step.acting:
@@ -223,17 +278,38 @@ class StepHooks:
                     attachment.refuse(t)
             for factored, before in old.items():
                 self._conclude(step.factored[factored], factored, before, answers[factored])
+                self._make_equal(step, factored)
         for attachment in self.attachments:
             attachment.steps += 1
         self.running = None
 
     def _rewrite(self, step: _Step) -> dict[Treatment, Tensor]:
         """Rewrite weights, and directions where there are factors; give what is to be asked."""
-        asked: dict[Treatment, Tensor] = {}
-        for _, t, one in step.acting:
-            if isinstance(t, Rewrite):
-                asked[t] = t.rewrite(one)
-        return asked
+        rewrites = [(t, one) for _, t, one in step.acting if isinstance(t, Rewrite)]
+        if step.replicas is None or not rewrites:
+            return {t: t.rewrite(one) for t, one in rewrites}
+        counts, flags = [], []
+        for t, one in rewrites:
+            before, good = t.count, True
+            if step.replicas.owns(t.leaf):
+                good = bool(t.rewrite(one))
+            counts.append(t.count - before)
+            flags.append(int(not good))
+        device = rewrites[0][0].leaf.device
+        told = step.replicas.told([*counts, *flags], device)
+        written = {t.leaf: t for (t, _), n in zip(rewrites, told, strict=False) if n}
+        for leaf, t in written.items():
+            step.replicas.send_owned(leaf, t.leaves)
+        bad = told[len(rewrites) :]
+        return {t: torch.tensor(not b) for (t, _), b in zip(rewrites, bad, strict=True)}
+
+    def _make_equal(self, step: _Step, t: TrainedFactors) -> None:
+        """Give all processes the same bits of what a product of matrices has made."""
+        if step.replicas is not None and not t.module.is_elementwise:
+            state = t.module.state()
+            tensors = [state[key] for key in sorted(state) if torch.is_tensor(state[key])]
+            step.replicas.send([t.leaf, t.direction, *tensors])
+            t.mark = WeightMark(t.leaf)
 
     def _conclude(
         self, attachment: Attachment, t: TrainedFactors, before: list[Tensor], good: bool

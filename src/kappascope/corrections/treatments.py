@@ -177,14 +177,20 @@ class AddedGradient(Treatment):
 
     def added(self, step: OptimizerStep) -> Tensor | None:
         """What to add to the gradient of the weight: zeros, should it not be finite."""
+        return self.taken(step, *self.computed())
+
+    def computed(self) -> tuple[int, Tensor | None]:
+        """The gradient, and what there is: 0 nothing, 1 a gradient, 2 no decomposition."""
         try:
             gradient = self.gradient(lambda: precise(self.weight.matrix()), self.memory)
         except spectra.LinAlgError:
-            self.was_finite = False
-            return None
-        self.sizes = None
+            return 2, None
+        return int(gradient is not None), gradient
+
+    def taken(self, step: OptimizerStep, status: int, gradient: Tensor | None) -> Tensor | None:
+        """What to add, from what was computed here or elsewhere."""
+        self.sizes, self.was_finite = None, status != 2
         if gradient is None:
-            self.was_finite = True
             return None
         self.was_finite = is_finite(gradient)
         scale = step.gradient_scale
