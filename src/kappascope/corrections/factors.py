@@ -28,6 +28,7 @@ from kappascope.corrections.treatments import (
 )
 from kappascope.matrix import spectra
 from kappascope.model.layouts import Layout
+from kappascope.model.sharded import agreed, copied_to_all, own_shard, spread_like, whole
 from kappascope.model.weights import LiveWeight, precise
 
 
@@ -108,9 +109,9 @@ class RowColumnFactors(Factors):
         """Multiply the weight by its factors."""
         matrix = self.layout.matrix(weight)
         if self.rows is not None:
-            matrix = self.rows.detach()[..., None] * matrix
+            matrix = copied_to_all(self.rows.detach()[..., None], weight) * matrix
         if self.columns is not None:
-            columns = self.columns.detach()[..., None, :]
+            columns = copied_to_all(self.columns.detach()[..., None, :], weight)
             matrix = matrix * columns if self.rows is None else matrix.mul_(columns)
         return self.layout.tensor(matrix.to(weight.dtype))
 
@@ -118,9 +119,9 @@ class RowColumnFactors(Factors):
         """``dV = r G c``."""
         matrix = self.layout.matrix(gradient)
         if self.columns is not None:
-            matrix = matrix * self.columns.detach()[..., None, :]
+            matrix = matrix * copied_to_all(self.columns.detach()[..., None, :], weight)
         if self.rows is not None:
-            rows = self.rows.detach()[..., None]
+            rows = copied_to_all(self.rows.detach()[..., None], weight)
             matrix = matrix * rows if self.columns is None else matrix.mul_(rows)
         return self.layout.tensor(matrix.to(weight.dtype))
 
@@ -128,13 +129,13 @@ class RowColumnFactors(Factors):
         """The chain rule gives for r the sum of dV V, over r, since dV = r G c."""
         found, product = [], weight * gradient
         if self.rows is not None:
-            summed = product.sum(-1)
+            summed = whole(product.sum(-1))
             if self.rows.shape != summed.shape:
                 summed = summed.sum(-1, keepdim=True)
             summed = _quotient(summed, self.rows)
             found.append(summed if self.mask is None else summed * self.mask.to(summed))
         if self.columns is not None:
-            found.append(_quotient(product.sum(-2), self.columns))
+            found.append(_quotient(whole(product.sum(-2)), self.columns))
         return found
 
     def undone(self, product: Tensor, before: Tensor) -> Tensor:
@@ -269,7 +270,8 @@ class TrainedFactors(Treatment):
     @memory.setter
     def memory(self, memory: State) -> None:
         if memory:  # empty in states that were saved when the model's held the factors
-            self.direction = memory["direction"].to(self.leaf)
+            self.direction = spread_like(memory["direction"].to(self.leaf.dtype), self.leaf)
+            self.direction = self.direction.to(self.leaf.device)
             with torch.no_grad():
                 self.module.load(memory)
 
@@ -311,7 +313,7 @@ class TrainedFactors(Treatment):
                 tensor.data = tensor.data.to(dtype)
         self.direction = old.to(leaf)
         self.mark = WeightMark(leaf)
-        if not torch.equal(leaf, expected):
+        if not _is_equal(leaf, expected):
             self.mark.version = -1  # somebody has written it, too
         return True
 
@@ -322,7 +324,7 @@ class TrainedFactors(Treatment):
         one; otherwise factors are kept, and the direction is what has this product with them.
         """
         was_loaded, self.was_loaded = self.was_loaded, False
-        if torch.equal(self.leaf, self.module(self.direction)):
+        if _is_equal(self.leaf, self.module(self.direction)):
             self.mark = WeightMark(self.leaf)
             return False
         found = None if was_loaded else self.module.undone(self.leaf.detach(), self.direction)
@@ -342,7 +344,8 @@ class TrainedFactors(Treatment):
     def parts(self, weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The direction and the factors of a weight: those in use if it is the one in use."""
         product = self.module(self.direction)
-        if weight.dtype == product.dtype and torch.equal(weight.to(product.device), product):
+        spread = spread_like(weight.to(product.device), product)
+        if weight.dtype == product.dtype and _is_equal(spread, product):
             return self.direction.clone(), copy.deepcopy(dict(self.module.state_dict()))
         return weight, dict(self.make(self.weight.layout.matrix(weight)).state_dict())
 
@@ -401,7 +404,7 @@ class TrainedFactors(Treatment):
         """
         module, stored = self.module, self.module.layout.tensor
         parts = [] if gradient is None else [gradient]
-        parts += [stored(matrix) for matrix in added]
+        parts += [spread_like(stored(matrix), self.leaf) for matrix in added]
         if not parts:
             self.leaf.grad, self.pending = None, []
             return
@@ -442,8 +445,13 @@ class WeightMark:
 
 
 def _image(weight: Tensor) -> Tensor:
-    rows = precise(weight.detach()).flatten(1)
+    rows = precise(own_shard(weight.detach())).flatten(1)
     return rows @ _ramp(rows.shape[1], rows.dtype, rows.device)
+
+
+def _is_equal(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are equal to the bit, in all their shards."""
+    return agreed(torch.equal(own_shard(a), own_shard(b)), a)
 
 
 @lru_cache(maxsize=256)

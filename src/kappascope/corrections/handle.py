@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from kappascope.corrections.factors import FactorOptimizer, TrainedFactors
 from kappascope.corrections.stepping import StepHooks
 from kappascope.corrections.treatments import Rewrite, State, Treatment, group_index
 from kappascope.matrix import spectra
+from kappascope.model.sharded import is_sharded
 from kappascope.model.tensors import stripped
 
 
@@ -59,6 +60,7 @@ class Handle:
                 # gradients come first: those of factors are to include what is added to them
                 attachment.treatments = sorted(mine, key=lambda t: isinstance(t, TrainedFactors))
                 _refuse_clashes(attachment)
+                _refuse_sharded(attachment)
                 _refuse_without_rate(attachment)
             for attachment in handle._attachments:
                 handle._install(attachment, undo)
@@ -347,6 +349,23 @@ def _refuse_clashes(new: Attachment) -> None:
                 clash = f"{rewrite.kind.__name__} rewrites {name} as a whole"
                 factors = f"{parts[True].kind.__name__} makes it of factors"
                 raise ValueError(f"{clash}, and {factors}; close {old.kind.__name__} first")
+
+
+def _refuse_sharded(new: Attachment) -> None:
+    """Refuse what cannot be done with a weight that is spread over processes as this one is."""
+    for treatment in (t for t in new.treatments if is_sharded(t.leaf)):
+        reason = None
+        if cast(Any, treatment.leaf).device_mesh.ndim > 1:
+            reason = "is spread over a mesh of more than one dimension"
+        elif treatment.weight.parametrization is not None:
+            reason = "is sharded and made of other tensors"
+        elif isinstance(treatment, TrainedFactors) and not treatment.module.is_elementwise:
+            reason = "is sharded, and its factors need the whole of it at every step"
+        if reason is not None:
+            problem = (
+                f"{treatment.weight.name} {reason}: {treatment.kind.__name__} cannot be attached"
+            )
+            raise ValueError(f"{problem}; leave it out of where=, or train it in one piece")
 
 
 def _refuse_without_rate(new: Attachment) -> None:

@@ -1,4 +1,4 @@
-"""Processes that train copies of one model (DDP): what one of them computes, all of them use.
+"""Processes that train one model, in copies (DDP) or shards (FSDP2): one computes, all use it.
 
 A factorization, a product of matrices or a long sum has other last bits with another number of
 threads or another processor, and copies that decompose for themselves drift apart. Every matrix
@@ -10,11 +10,14 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+from kappascope.model.sharded import is_sharded
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,9 +33,12 @@ class Replicas:
 
     @classmethod
     def of(cls, parameters: Sequence[nn.Parameter]) -> Replicas | None:
-        """The processes of the DDP that wraps the model of these parameters, if one does."""
+        """The processes over which the parameters are spread, or of the DDP that wraps them."""
         if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
             return None
+        for p in filter(is_sharded, parameters):
+            group = cast(Any, p).device_mesh.get_group()
+            return cls(group, _divided(parameters, dist.get_world_size(group)))
         wanted = {id(p) for p in parameters}
         for ddp in gc.get_objects():  # a module does not know who wraps it; asked for once
             if issubclass(type(ddp), DistributedDataParallel) and any(
@@ -58,6 +64,12 @@ class Replicas:
     def send_owned(self, parameter: nn.Parameter, tensors: Iterable[Tensor]) -> None:
         """Overwrite tensors by those of the process that owns a parameter."""
         self.send(tensors, self.owners[id(parameter)])
+
+    def all_agree(self, flags: Tensor) -> Tensor:
+        """Which flags all processes have; they see the same copies, or shards of their own."""
+        agreed = flags.to(torch.int64)
+        dist.all_reduce(agreed, dist.ReduceOp.MIN, group=self.group)
+        return agreed.bool()
 
     def told(self, answers: Sequence[int], device: torch.device) -> list[int]:
         """What the owner of each question says, where all others say 0."""

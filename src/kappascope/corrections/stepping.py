@@ -30,9 +30,10 @@ from kappascope.corrections.treatments import (
     Rewrite,
     State,
     Treatment,
+    is_surely_finite,
 )
 from kappascope.matrix import spectra
-from kappascope.model.weights import precise
+from kappascope.model.sharded import is_sharded
 
 K = TypeVar("K", bound=Hashable)
 
@@ -185,23 +186,30 @@ class StepHooks:
 
     def _computed(
         self, step: _Step, penalties: Sequence[tuple[AddedGradient, OptimizerStep]]
-    ) -> list[tuple[int, Tensor | None]]:
-        """The gradients to add, each by the process to which the matrix belongs."""
+    ) -> Iterator[tuple[int, Tensor | None]]:
+        """The gradients to add, each as the process to which the matrix belongs has it."""
         replicas = step.replicas
-        if replicas is None or not penalties:
-            return [t.computed() for t, _ in penalties]
-        own = [t.computed() if replicas.owns(t.leaf) else (0, None) for t, _ in penalties]
-        told = replicas.told([status for status, _ in own], penalties[0][0].leaf.device)
-        found: list[tuple[int, Tensor | None]] = []
-        for (t, _), status, (_, gradient) in zip(penalties, told, own, strict=True):
-            if status != 1:
-                found.append((status, None))
-                continue
-            form = precise(t.weight.matrix())
-            shared = torch.empty_like(form) if gradient is None else gradient.to(form.dtype)
-            replicas.send_owned(t.leaf, [shared])
-            found.append((status, shared))
-        return found
+        if replicas is None:
+            yield from (t.computed() for t, _ in penalties)
+            return
+        sharded = any(is_sharded(t.leaf) for t, _ in penalties)
+        # a sharded matrix is gathered by all, so all compute, and hold one at a time
+        for some in ([one] for one in penalties) if sharded else [penalties]:
+            mine = [replicas.owns(t.leaf) for t, _ in some]
+            own = [
+                t.computed() if sharded or is_mine else (0, None)
+                for (t, _), is_mine in zip(some, mine, strict=True)
+            ]
+            said = [found[0] if is_mine else 0 for found, is_mine in zip(own, mine, strict=True)]
+            told = replicas.told(said, some[0][0].leaf.device) if some else []
+            for (t, _), status, (_, gradient) in zip(some, told, own, strict=True):
+                shared = None
+                if status == 1:
+                    dtype = torch.promote_types(t.leaf.dtype, torch.float32)
+                    form = torch.empty(t.weight.layout.shape, dtype=dtype, device=t.leaf.device)
+                    shared = form if gradient is None else gradient.to(dtype)
+                    replicas.send_owned(t.leaf, [shared])
+                yield status, shared
 
     def _pull_back(self, step: _Step, added: Mapping[nn.Parameter, list[Tensor]]) -> None:
         """Give the optimizer the gradients of directions, and none that is not finite."""
@@ -224,7 +232,8 @@ class StepHooks:
         answers = _answered(
             {("same", t): t.mark.same(t.leaf) for t in step.factored}
             | {("finite", leaf): t.finite_gradient() for leaf, t in last.items()}
-            | {("added", t): torch.as_tensor(t.was_finite) for t in penalties}
+            | {("added", t): torch.as_tensor(t.was_finite) for t in penalties},
+            step.replicas,
         )
         for penalty in penalties:
             penalty.was_finite = answers["added", penalty]
@@ -270,7 +279,7 @@ class StepHooks:
                 factored.leave()
                 self._make_equal(step, factored)
             products = {t: torch.isfinite(t.mark.image).all() for t in old}
-            answers = _answered({**asked, **products})
+            answers = _answered({**asked, **products}, step.replicas)
             for attachment, t, one in step.acting:
                 if t in old:
                     continue
@@ -286,7 +295,8 @@ class StepHooks:
     def _rewrite(self, step: _Step) -> dict[Treatment, Tensor]:
         """Rewrite weights, and directions where there are factors; give what is to be asked."""
         rewrites = [(t, one) for _, t, one in step.acting if isinstance(t, Rewrite)]
-        if step.replicas is None or not rewrites:
+        sharded = any(is_sharded(t.leaf) for t, _ in rewrites)
+        if step.replicas is None or sharded or not rewrites:
             return {t: t.rewrite(one) for t, one in rewrites}
         counts, flags = [], []
         for t, one in rewrites:
@@ -316,7 +326,7 @@ class StepHooks:
     ) -> None:
         """Take a step of factors back if the product is not finite; else do what is due then."""
         assert attachment.factors is not None
-        if not good and not t.leaf.isfinite().all():
+        if not good and not is_surely_finite(t.leaf):
             for factor, value in zip(t.module.factors, before, strict=True):
                 factor.copy_(value)
             attachment.factors.forget(t)
@@ -474,12 +484,15 @@ def _with_value(args: Any, kwargs: Any) -> tuple[Any, Any, _GivenValue | None]:
     return args, kwargs, given
 
 
-def _answered(questions: Mapping[K, Tensor]) -> dict[K, bool]:
-    """Wait once for all answers (on every device)."""
+def _answered(questions: Mapping[K, Tensor], replicas: Replicas | None) -> dict[K, bool]:
+    """Wait once for all answers (on every device), which are no if a replica says so."""
     answers: dict[K, bool] = {}
-    for device in {flag.device for flag in questions.values()}:
+    for device in {flag.device: None for flag in questions.values()}:
         here = {key: flag for key, flag in questions.items() if flag.device == device}
-        answers |= dict(zip(here, torch.stack(list(here.values())).tolist(), strict=True))
+        flags = torch.stack(list(here.values()))
+        if replicas is not None:
+            flags = replicas.all_agree(flags)
+        answers |= dict(zip(here, flags.tolist(), strict=True))
     return answers
 
 

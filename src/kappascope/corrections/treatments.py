@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from kappascope.corrections import _state
 from kappascope.matrix import spectra
+from kappascope.model.sharded import agreed, own_shard, whole
 from kappascope.model.weights import LiveWeight, precise
 
 State: TypeAlias = dict[str, Any]
@@ -109,7 +110,7 @@ class Treatment:
 
     def has_finite_gradient(self) -> bool:
         """Whether the gradient that the optimizer is about to follow is finite, looked at anew."""
-        return all(leaf.grad is None or bool(leaf.grad.isfinite().all()) for leaf in self.leaves)
+        return all(leaf.grad is None or is_surely_finite(leaf.grad) for leaf in self.leaves)
 
     def after(self, step: OptimizerStep) -> bool:
         """Act when the weight has moved; False if the result would not have been finite."""
@@ -136,9 +137,19 @@ def is_finite(x: Tensor) -> Tensor:
     >>> is_finite(torch.tensor([3e38, 3e38])), is_finite(torch.tensor([torch.nan]))
     (tensor(True), tensor(False))
     """
+    x = own_shard(x)
     if x.dtype == torch.float64:
         return torch.isfinite(x).all()
     return torch.isfinite(x.sum(dtype=torch.float64))
+
+
+def is_surely_finite(x: Tensor) -> bool:
+    """Whether every entry is finite, of all shards; waited for.
+
+    >>> is_surely_finite(torch.tensor([3e38, torch.inf]))
+    False
+    """
+    return agreed(bool(torch.isfinite(own_shard(x)).all()), x)
 
 
 class AddedGradient(Treatment):
@@ -196,7 +207,7 @@ class AddedGradient(Treatment):
         scale = step.gradient_scale
         added = torch.where(self.was_finite, gradient if scale == 1.0 else gradient * scale, 0.0)
         if (rest := self.leaf.grad) is not None and self.weight.parametrization is None:
-            self.sizes = torch.linalg.vector_norm(added), torch.linalg.vector_norm(rest)
+            self.sizes = torch.linalg.vector_norm(added), whole(torch.linalg.vector_norm(rest))
         return added
 
     def metrics(self) -> dict[str, Tensor | float]:
