@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from correction_examples import (
@@ -383,3 +384,62 @@ def test_compiled_it_is_the_same_and_compiled_once(correction) -> None:
         steps(compiled, second)
     torch.testing.assert_close(fast.state_dict(), plain.state_dict(), rtol=1e-5, atol=1e-5)
     assert counter.frame_count <= 2
+
+
+def wide() -> nn.Module:
+    """Large enough for penalties and bounds to track singular vectors."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 100), nn.Linear(100, 100), nn.Linear(100, 120))
+
+
+@every
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_model_may_change_its_type_between_steps(correction, dtype) -> None:
+    model = wide()
+    optimizer = SGD(model.parameters(), lr=0.01)
+    with correction.attach(model, optimizer) as handle:
+        steps(model, optimizer, 3)
+        model.to(dtype)
+        steps(model, optimizer, 3)
+    assert not handle.refused and all(p.isfinite().all() for p in model.parameters())
+    assert {p.dtype for p in model.parameters()} == {dtype}
+
+
+def test_a_schedule_free_optimizer_averages_directions() -> None:
+    schedulefree = pytest.importorskip("schedulefree")
+    torch.manual_seed(0)
+    model = perceptron()
+    optimizer = schedulefree.AdamWScheduleFree(model.parameters(), lr=0.05)
+    optimizer.train()
+    handle = Multipliers(rate=1.0).attach(model, optimizer)
+    steps(model, optimizer, 5)
+    treatment = handle.treatments[0]
+    y, z = treatment.direction.clone(), optimizer.state[treatment.leaf]["z"]
+    trained = model[0].weight.detach().clone()
+    optimizer.eval()
+    x = y.lerp(z, 1 - 1 / 0.9)
+    torch.testing.assert_close(treatment.direction, x)
+    assert torch.equal(model[0].weight, treatment.module(treatment.direction))
+    assert not torch.allclose(model[0].weight, trained)
+    optimizer.train()
+    torch.testing.assert_close(model[0].weight.detach(), trained)
+    steps(model, optimizer, 2)
+    handle.close()
+    assert "eval" not in vars(optimizer) and "step" not in vars(optimizer)
+
+
+@every
+def test_a_schedule_free_optimizer_is_corrected_where_it_trains(correction) -> None:
+    schedulefree = pytest.importorskip("schedulefree")
+    model = perceptron()
+    optimizer = schedulefree.AdamWScheduleFree(model.parameters(), lr=0.05)
+    optimizer.train()
+    norm = model[0].weight.detach().norm()
+    with correction.attach(model, optimizer) as handle:
+        steps(model, optimizer, 4)
+        if isinstance(correction, NormPin):
+            torch.testing.assert_close(model[0].weight.detach().norm(), norm)
+        optimizer.eval()
+        optimizer.train()
+        steps(model, optimizer, 2)
+    assert not handle.refused

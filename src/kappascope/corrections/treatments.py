@@ -62,7 +62,7 @@ class Treatment:
     follows_rate: bool = False  # whether it needs the learning rate of the weight
     acts_on_direction: bool = False  # on what factors multiply, where the weight has factors
     _memory: State
-    _memory_device: torch.device | None  # None: not known yet
+    _memory_home: tuple[torch.device, torch.dtype] | None  # None: not known yet
 
     def __init__(
         self,
@@ -80,14 +80,17 @@ class Treatment:
     @property
     def memory(self) -> State:
         """What has to survive a restart (references, warm starts), on the weight's device."""
-        if self._memory_device != self.leaf.device:
-            self._memory_device = self.leaf.device
-            self._memory = _on_device(self._memory, self._memory_device)
+        home = self.leaf.device, torch.promote_types(self.leaf.dtype, torch.float32)
+        if self._memory_home != home:
+            if self._memory_home is not None and self._memory_home[1] != home[1]:
+                # warm starts are of the type that the matrix had
+                self._memory = {k: v for k, v in self._memory.items() if k in self.begun}
+            self._memory, self._memory_home = _on_device(self._memory, home[0]), home
         return self._memory
 
     @memory.setter
     def memory(self, memory: State) -> None:
-        self._memory, self._memory_device = memory, None
+        self._memory, self._memory_home = memory, None
 
     def check_memory(self, memory: object) -> None:
         """Refuse a saved memory that is not one of this treatment of this weight."""
