@@ -28,7 +28,14 @@ from kappascope.corrections.treatments import (
 )
 from kappascope.matrix import spectra
 from kappascope.model.layouts import Layout
-from kappascope.model.sharded import agreed, copied_to_all, own_shard, spread_like, whole
+from kappascope.model.sharded import (
+    agreed,
+    copied_to_all,
+    is_sharded,
+    own_shard,
+    spread_like,
+    whole,
+)
 from kappascope.model.weights import LiveWeight, precise
 
 
@@ -56,6 +63,10 @@ class Factors(nn.Module):
             leaf = weight.detach().requires_grad_()
             (found,) = torch.autograd.grad(self(leaf), leaf, gradient.to(weight.dtype))
         return found
+
+    def write(self, weight: Tensor, product: Tensor) -> None:
+        """Write the product of the weight and the factors into a tensor of its form."""
+        product.copy_(self(weight))
 
     def undone(self, product: Tensor, before: Tensor) -> Tensor | None:
         """What has this product; where nothing has, as ``before``; None if that is not known."""
@@ -114,6 +125,21 @@ class RowColumnFactors(Factors):
             columns = copied_to_all(self.columns.detach()[..., None, :], weight)
             matrix = matrix * columns if self.rows is None else matrix.mul_(columns)
         return self.layout.tensor(matrix.to(weight.dtype))
+
+    def write(self, weight: Tensor, product: Tensor) -> None:
+        """Write the product into a tensor of its form, without another one where that can be."""
+        matrix, into = self.layout.matrix(weight), self.layout.matrix(product)
+        first = self.columns if self.rows is None else self.rows
+        if is_sharded(weight) or first is None or first.dtype != weight.dtype:
+            return super().write(weight, product)
+        if into.data_ptr() != product.data_ptr():  # no view
+            return super().write(weight, product)
+        if self.rows is not None:
+            torch.mul(self.rows.detach()[..., None], matrix, out=into)
+        if self.columns is not None:
+            columns = self.columns.detach()[..., None, :]
+            torch.mul(matrix if self.rows is None else into, columns, out=into)
+        return None
 
     def pulled_back(self, weight: Tensor, gradient: Tensor) -> Tensor:
         """``dV = r G c``."""
@@ -252,6 +278,7 @@ class TrainedFactors(Treatment):
         except spectra.LinAlgError as error:
             raise ValueError(f"{weight.name}: {error}; repair it first") from error
         self.direction = self.leaf.detach().clone()
+        self.product: Tensor | None = None  # while the parameter holds the direction
         self.mark = WeightMark(self.leaf)
         self.was_loaded = False  # the model has loaded a state dict since the last step
         self.spared: tuple[Tensor | None, list[Tensor]] | None = (
@@ -286,18 +313,36 @@ class TrainedFactors(Treatment):
     # The direction, and writes to the weight by others
 
     def enter(self) -> None:
-        """Put the direction into the parameter, for the optimizer to step."""
-        self.leaf.copy_(self.direction)
+        """Let the parameter hold the direction, for the optimizer to step; keep the product."""
         self.unclipped = None
+        if is_sharded(self.leaf):
+            self.product = self.leaf.detach().clone()
+            self.leaf.copy_(self.direction)
+        else:  # they change places, and nothing is copied
+            self.product, self.leaf.data = self.leaf.data, self.direction
 
     def leave(self) -> None:
-        """Take the direction out of the parameter, which has the product again."""
-        self.direction.copy_(self.leaf)
+        """Take the direction out of the parameter, which holds the product again."""
+        assert self.product is not None
+        if is_sharded(self.leaf):
+            self.direction.copy_(self.leaf)
+        else:
+            self.direction, self.leaf.data = self.leaf.data, self.product
+        self.product = None
         self.write()
+
+    def put_back(self) -> None:
+        """Let the parameter hold the product as it was, whatever has become of the direction."""
+        assert self.product is not None
+        if is_sharded(self.leaf):
+            self.leaf.copy_(self.product)
+        else:
+            self.direction, self.leaf.data = self.leaf.data, self.product
+        self.product, self.mark.version = None, -1
 
     def write(self) -> None:
         """Put the product into the parameter."""
-        self.leaf.copy_(self.module(self.direction))
+        self.module.write(self.direction, self.leaf.detach())
         self.mark = WeightMark(self.leaf)
 
     def follow(self) -> bool:

@@ -52,7 +52,6 @@ class _Step:
     acting: list[tuple[Attachment, Treatment, OptimizerStep]] = field(default_factory=list)
     factored: dict[TrainedFactors, Attachment] = field(default_factory=dict)
     gradients: list[tuple[nn.Parameter, Tensor | None]] = field(default_factory=list)
-    written: dict[TrainedFactors, Tensor] = field(default_factory=dict)  # by others, as they did
     replicas: Replicas | None = None
     inside: list[TrainedFactors] = field(default_factory=list)  # with the direction in the model
 
@@ -133,8 +132,8 @@ class StepHooks:
             self._admit(optimizer, step)
             added = self._add_gradients(step)
             self._pull_back(step, added)
-            for t in step.factored:
-                step.inside.append(t)
+            step.inside = list(step.factored)
+            for t in step.inside:
                 t.enter()
         if closure is not None:
             closure.watch(p for group in optimizer.param_groups for p in group["params"])
@@ -239,7 +238,6 @@ class StepHooks:
             penalty.was_finite = answers["added", penalty]
         for t, attachment in step.factored.items():
             if not answers["same", t] or t.mark.version != t.leaf._version:
-                step.written[t] = t.leaf.detach().clone()
                 if t.adopt() and attachment.factors is not None:
                     attachment.factors.forget(t)
                 pull_back(t)
@@ -353,9 +351,8 @@ class StepHooks:
         step.give_gradients_back()
         with torch.no_grad():
             for t in step.inside:
-                t.write()
-                if t in step.written:
-                    t.leaf.copy_(step.written[t])
+                if t.product is not None:
+                    t.put_back()
 
     def _guarded(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Take a step; should it raise, the weights are as they were."""
@@ -380,7 +377,7 @@ class StepHooks:
                 found = call(*args, **kwargs)
             except BaseException:
                 for t in factored:
-                    t.write()
+                    t.put_back()
                 raise
             for t in factored:
                 t.leave()
