@@ -461,11 +461,10 @@ class TrainedFactors(Treatment):
         self.leaf.grad = first
 
     def finite_gradient(self) -> Tensor:
-        """Whether the gradient is finite; the factors' are sums over it, and sooner looked at."""
+        """Numbers that are finite if the gradient is: the factors' gradients are sums over it."""
         if not self.pending:
             return super().finite_gradient()
-        sums = torch.stack([g.sum(dtype=torch.float64) for g in self.pending])
-        return torch.isfinite(sums).all()
+        return torch.cat([gradient.reshape(-1) for gradient in self.pending])
 
 
 class WeightMark:
@@ -477,16 +476,16 @@ class WeightMark:
     >>> layer = nn.Linear(3, 2)
     >>> mark = WeightMark(layer.weight)
     >>> layer.weight.data[0, 0] += 1.0
-    >>> mark.version == layer.weight._version, bool(mark.same(layer.weight))
-    (True, False)
+    >>> mark.version == layer.weight._version, mark.same(layer.weight).all()
+    (True, tensor(False))
     """
 
     def __init__(self, weight: Tensor) -> None:
         self.version, self.image = weight._version, _image(weight)
 
     def same(self, weight: Tensor) -> Tensor:
-        """Whether the weight has the same image."""
-        return (_image(weight) == self.image).all()
+        """Where the weight has the same image."""
+        return _image(weight) == self.image
 
 
 def _image(weight: Tensor) -> Tensor:
@@ -610,7 +609,7 @@ class FactorOptimizer:
             if active:
                 group.update(self._options(active[0]))
             moving += active
-        before = {t: [factor.clone() for factor in t.module.factors] for t in moving}
+        before = self._copied(moving)
         for t in moving:
             for factor, gradient in zip(t.module.factors, t.pending, strict=False):
                 factor.grad = gradient.to(factor).reshape(factor.shape)
@@ -619,6 +618,17 @@ class FactorOptimizer:
             for factor in t.module.factors:
                 factor.grad = None
         return before
+
+    @staticmethod
+    def _copied(moving: Sequence[TrainedFactors]) -> dict[TrainedFactors, list[Tensor]]:
+        """Copies of all factors, made at once."""
+        factors = [factor for t in moving for factor in t.module.factors]
+        if not factors:
+            return {t: [] for t in moving}
+        copies = iter(
+            torch.cat([f.reshape(-1) for f in factors]).split([f.numel() for f in factors])
+        )
+        return {t: [next(copies).view(f.shape) for f in t.module.factors] for t in moving}
 
     def forget(self, treatment: TrainedFactors) -> None:
         """Forget what the optimizer remembers of a weight's factors."""

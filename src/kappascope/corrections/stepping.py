@@ -276,7 +276,7 @@ class StepHooks:
             for factored in step.factored:
                 factored.leave()
                 self._make_equal(step, factored)
-            products = {t: torch.isfinite(t.mark.image).all() for t in old}
+            products = {t: t.mark.image for t in old}
             answers = _answered({**asked, **products}, step.replicas)
             for attachment, t, one in step.acting:
                 if t in old:
@@ -482,15 +482,31 @@ def _with_value(args: Any, kwargs: Any) -> tuple[Any, Any, _GivenValue | None]:
 
 
 def _answered(questions: Mapping[K, Tensor], replicas: Replicas | None) -> dict[K, bool]:
-    """Wait once for all answers (on every device), which are no if a replica says so."""
+    """Wait once for all answers (on every device), which are no if a replica says so.
+
+    The answer to a tensor of flags is whether all are set, to one of numbers whether all are
+    finite. Nearly always all are, so that is what is asked first.
+    """
     answers: dict[K, bool] = {}
-    for device in {flag.device: None for flag in questions.values()}:
-        here = {key: flag for key, flag in questions.items() if flag.device == device}
-        flags = torch.stack(list(here.values()))
+    for device in {one.device: None for one in questions.values()}:
+        here = {key: one for key, one in questions.items() if one.device == device}
+        if replicas is None and bool(_flags(list(here.values())).all()):
+            answers |= dict.fromkeys(here, True)
+            continue
+        flags = torch.stack([_flags([one]).all() for one in here.values()])
         if replicas is not None:
             flags = replicas.all_agree(flags)
         answers |= dict(zip(here, flags.tolist(), strict=True))
     return answers
+
+
+def _flags(questions: Sequence[Tensor]) -> Tensor:
+    """All flags, and whether each of the numbers is finite."""
+    flat = [one.reshape(-1) for one in questions]
+    parts = [one for one in flat if one.dtype == torch.bool]
+    if numbers := [one for one in flat if one.dtype != torch.bool]:
+        parts.append(torch.isfinite(torch.cat(numbers)))
+    return torch.cat(parts)
 
 
 def _has_steps_within(optimizer: Optimizer) -> bool:

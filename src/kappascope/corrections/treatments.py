@@ -106,10 +106,10 @@ class Treatment:
         """Act when gradients are complete and the weight has not moved yet."""
 
     def finite_gradient(self) -> Tensor:
-        """Whether the gradient is finite, as a tensor; False may be a sum that overflows."""
-        gradients = [leaf.grad for leaf in self.leaves if leaf.grad is not None]
-        found = [is_finite(g) for g in gradients] or [torch.tensor(True, device=self.leaf.device)]
-        return found[0] if len(found) == 1 else torch.stack(found).all()
+        """Numbers that are finite if the gradient is, unless a sum overflows."""
+        gradients = [own_shard(leaf.grad) for leaf in self.leaves if leaf.grad is not None]
+        sums = [g.sum(dtype=torch.promote_types(g.dtype, torch.float32)) for g in gradients]
+        return torch.stack(sums) if sums else torch.zeros((), device=self.leaf.device)
 
     def has_finite_gradient(self) -> bool:
         """Whether the gradient that the optimizer is about to follow is finite, looked at anew."""
