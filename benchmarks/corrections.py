@@ -6,7 +6,9 @@ first part is a Gaussian matrix that moves by a stated fraction of its norm in r
 every step: 2e-4, as a slow optimizer moves a layer, and 1e-3, at which the smallest singular
 vectors turn so fast that most steps need a factorization of their own.
 
-    OMP_NUM_THREADS=1 python benchmarks/corrections.py [pairs] [gpt] [bound] [--out FILE]
+    OMP_NUM_THREADS=1 python benchmarks/corrections.py [PART ...] [--out FILE]
+
+with parts pairs, gpt, small (a width of 64), waits (for the device, counted) and bound.
 
 geotorch is compared where it is installed (pip install --no-deps geotorch).
 """
@@ -15,15 +17,22 @@ import argparse
 import copy
 import json
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from measuring import cpu_seconds, environment
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from kappascope.corrections import Hybrid, Multipliers, SingularValueBound, SpectralPenalty
+from kappascope.corrections import (
+    Hybrid,
+    Multipliers,
+    NormPin,
+    SingularValueBound,
+    SpectralPenalty,
+)
 from kappascope.matrix import tracking
 
 Result = dict[str, Any]
@@ -148,33 +157,80 @@ def training(model: nn.Module, correction: Any, batch: int) -> Callable[[], None
     return step
 
 
-def gpt(rounds: int, batch: int = 16) -> Iterator[Result]:
+EVERY = Hybrid().penalties.every
+ARMS: dict[str, Any] = {
+    "plain": None,
+    "Multipliers": Multipliers(),
+    "NormPin": NormPin(),
+    "SpectralPenalty": SpectralPenalty(every=EVERY),
+    "Hybrid": Hybrid(),
+    "SingularValueBound": SingularValueBound(),
+}
+
+
+def gpt(
+    rounds: int, width: int = 256, batch: int = 4, arms: Sequence[str] = ()
+) -> Iterator[Result]:
     """The share of a training step that a correction adds, over whole cadences of steps."""
     torch.manual_seed(0)
-    plain = GPT()
-    arms = {"plain": None, "Multipliers": Multipliers(), "Hybrid": Hybrid()}
-    arms["SpectralPenalty"] = SpectralPenalty(every=Hybrid().penalties.every)
-    runs = {name: training(copy.deepcopy(plain), c, batch) for name, c in arms.items()}
-    every = Hybrid().penalties.every
+    plain = GPT(width)
+    chosen = {name: ARMS[name] for name in ("plain", *(arms or list(ARMS)[1:]))}
+    runs = {name: training(copy.deepcopy(plain), c, batch) for name, c in chosen.items()}
     for run in runs.values():
         run()
+        run()
     times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds * every):
+    for _ in range(rounds * EVERY):
         for name, run in runs.items():
             times[name].append(cpu_seconds(run))
     for name in list(runs)[1:]:
         ratios = [a / b for a, b in zip(times[name], times["plain"], strict=True)]
         # of each step of the cadence, in one of which the penalty acts
-        shares = [statistics.median(ratios[step::every]) - 1 for step in range(every)]
+        shares = [statistics.median(ratios[step::EVERY]) - 1 for step in range(EVERY)]
         yield {
             "correction": name,
-            "every": 1 if name == "Multipliers" else every,
+            "width": width,
             "step_ms": 1e3 * statistics.median(times["plain"]),
             "share": statistics.mean(shares),
             "largest_share": max(shares),
             "parameters": sum(p.numel() for p in plain.parameters()),
             "tokens": batch * 128,
         }
+
+
+class _Waits(TorchDispatchMode):
+    """Counts the operations that wait for a device: numbers and flags that Python asks for."""
+
+    names = ("aten._local_scalar_dense", "aten.equal", "aten.nonzero", "aten.is_nonzero")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += str(func).startswith(self.names)
+        return func(*args, **(kwargs or {}))
+
+
+def waits() -> Iterator[Result]:
+    """How often a step waits for the device beyond the plain step, by step of the cadence."""
+    counts: dict[str, list[int]] = {}
+    for name, correction in ARMS.items():
+        torch.manual_seed(0)
+        model = GPT(64, depth=2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+        if correction is not None:
+            correction.attach(model, optimizer)
+        counts[name] = []
+        for _ in range(2 * EVERY):
+            optimizer.zero_grad()
+            model(torch.zeros(1, 8, dtype=torch.int64)).square().mean().backward()
+            with _Waits() as found:
+                optimizer.step()
+            counts[name].append(found.count)
+    for name, found in list(counts.items())[1:]:
+        more = [a - b for a, b in zip(found, counts["plain"], strict=True)][EVERY:]
+        yield {"correction": name, "waits_least": min(more), "waits_most": max(more)}
 
 
 # --- a hard bound ---------------------------------------------------------------------------------
@@ -242,7 +298,7 @@ def shown(result: Result) -> str:
 def main() -> None:
     """Measure, print, keep."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", default=["pairs", "gpt", "bound"])
+    parser.add_argument("parts", nargs="*", default=["pairs", "gpt", "small", "waits", "bound"])
     default = Path(__file__).parent / "results" / "corrections.json"
     parser.add_argument("--out", type=Path, default=default)
     options = parser.parse_args()
@@ -250,7 +306,9 @@ def main() -> None:
     walks = ((512, 2e-4, 40), (512, 1e-3, 40), (2048, 2e-4, 6), (2048, 1e-3, 6))
     parts: dict[str, Callable[[], Iterator[Result]]] = {
         "pairs": lambda: (penalty_step(*setting) for setting in walks),
-        "gpt": lambda: gpt(rounds=16),
+        "gpt": lambda: gpt(rounds=8),
+        "small": lambda: gpt(rounds=16, width=64, arms=["Multipliers"]),
+        "waits": waits,
         "bound": lambda: bound(1024, rounds=12),
     }
     kept = json.loads(options.out.read_text()) if options.out.exists() else {}

@@ -153,10 +153,10 @@ class TestRowsOfKeys:
     def test_the_keys_of_a_joined_projection_get_no_factors(self) -> None:
         model = nn.ModuleDict({"c_attn": nn.Linear(2, 6), "norm": nn.LayerNorm(2)})
         optimizer = SGD(model.parameters(), lr=0.1)
-        with Multipliers(weight_decay=0.0).attach(model, optimizer):
+        with Multipliers(weight_decay=0.0).attach(model, optimizer) as handle:
             model["c_attn"](torch.ones(1, 2)).square().sum().backward()
             optimizer.step()
-            rows = model["c_attn"].parametrizations.weight[0].rows
+            rows = handle.treatments[0].module.rows
             assert ((rows == 1) == torch.tensor([False, False, True, True, False, False])).all()
 
     def test_rows_in_an_order_that_nothing_tells_get_no_factors(self) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +10,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from correction_examples import (
-    EXAMPLES,
+    MERGED,
     attached,
     every,
     ill_conditioned,
@@ -314,10 +312,62 @@ def test_several_optimizers_and_schedulers_made_before(correction) -> None:
     assert len(muon.param_groups) == len(adam.param_groups) == 1
 
 
-def test_a_closure_is_refused() -> None:
-    model, optimizer = attached(SpectralPenalty(0.1, target=1.5))
-    with pytest.raises(ValueError, match="closure"):
-        optimizer.step(lambda: model(inputs(model)).sum())
+@every
+@pytest.mark.parametrize("keyword", [False, True])
+def test_a_closure_is_evaluated_once_before_the_step(correction, keyword) -> None:
+    (plain, first), (model, second) = attached(correction), attached(correction)
+    for _ in range(4):
+        losses = []
+
+        def closure():
+            second.zero_grad()
+            losses.append(model(inputs(model)).square().mean())  # noqa: B023  # called at once
+            losses[-1].backward()  # noqa: B023
+            return losses[-1]  # noqa: B023
+
+        steps(plain, first)
+        value = second.step(closure=closure) if keyword else second.step(closure)
+        assert [value] == losses
+    torch.testing.assert_close(model.state_dict(), plain.state_dict(), rtol=0, atol=0)
+
+
+class Sharp(SGD):
+    """A step that asks for the loss where it has moved the weights, as SAM does."""
+
+    def step(self, closure=None) -> None:
+        with torch.no_grad():
+            for p in self.param_groups[0]["params"]:
+                p.add_(0.1)
+        closure()
+        super().step()
+
+
+@every
+@pytest.mark.parametrize("kind", [torch.optim.LBFGS, Sharp])
+def test_an_optimizer_that_needs_the_closure_elsewhere_raises_in_one_line(correction, kind) -> None:
+    torch.manual_seed(0)
+    model = perceptron()
+    optimizer = kind(model.parameters(), lr=0.1)
+    if kind is Sharp:
+        SGD(model.parameters(), lr=0.1)
+    correction.attach(model, optimizer)
+    before = copy.deepcopy({k: model.state_dict()[k] for k in ("0.weight", "2.weight")})
+    gradients = []
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(inputs(model)).square().mean()
+        loss.backward()
+        gradients.append([p.grad for p in model.parameters()])
+        return loss
+
+    with pytest.raises(RuntimeError, match=r"closure (a second time|after a weight).*once") as told:
+        optimizer.step(closure)
+    assert "\n" not in str(told.value) and len(gradients) == 1
+    assert all(p.grad is g for p, g in zip(model.parameters(), gradients[0], strict=True))
+    if isinstance(correction, MERGED):
+        for name, weight in before.items():
+            assert torch.equal(model.state_dict()[name], weight)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -336,38 +386,60 @@ def test_compiled_it_is_the_same_and_compiled_once(correction) -> None:
     assert counter.frame_count <= 2
 
 
-def rank(number: int, place: str) -> None:
-    """One of two processes; the corrections are attached before and after DDP wraps the model."""
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{place}", rank=number, world_size=2)
-    for correction in EXAMPLES:
-        for early, unused in ((True, False), (False, True)):
-            torch.manual_seed(number)  # DDP broadcasts the first process's weights
-            model = perceptron()
-            optimizer = AdamW(model.parameters(), lr=0.05)
-            if early:
-                torch.manual_seed(7)
-                model.load_state_dict(perceptron().state_dict())
-                correction.attach(model, optimizer)
-            parallel = nn.parallel.DistributedDataParallel(model, find_unused_parameters=unused)
-            if not early:
-                correction.attach(parallel, optimizer)
-            generator = torch.Generator().manual_seed(number)
-            for _ in range(20):
-                optimizer.zero_grad()
-                parallel(torch.randn(8, 4, generator=generator)).square().mean().backward()
-                optimizer.step()
-            state = torch.cat([v.double().flatten() for v in model.state_dict().values()])
-            both = [torch.zeros_like(state) for _ in range(2)]
-            dist.all_gather(both, state)
-            if not torch.equal(*both):
-                raise AssertionError(f"{correction} differs, attached early: {early}")
-    dist.barrier()
-    os._exit(0)  # one in thirty is aborted by gloo's threads if it ends as usual
+def wide() -> nn.Module:
+    """Large enough for penalties and bounds to track singular vectors."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 100), nn.Linear(100, 100), nn.Linear(100, 120))
 
 
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
-def test_two_processes_stay_equal(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(rank, args=(str(tmp_path / "meeting"),), nprocs=2)
+@every
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_model_may_change_its_type_between_steps(correction, dtype) -> None:
+    model = wide()
+    optimizer = SGD(model.parameters(), lr=0.01)
+    with correction.attach(model, optimizer) as handle:
+        steps(model, optimizer, 3)
+        model.to(dtype)
+        steps(model, optimizer, 3)
+    assert not handle.refused and all(p.isfinite().all() for p in model.parameters())
+    assert {p.dtype for p in model.parameters()} == {dtype}
+
+
+def test_a_schedule_free_optimizer_averages_directions() -> None:
+    schedulefree = pytest.importorskip("schedulefree")
+    torch.manual_seed(0)
+    model = perceptron()
+    optimizer = schedulefree.AdamWScheduleFree(model.parameters(), lr=0.05)
+    optimizer.train()
+    handle = Multipliers(rate=1.0).attach(model, optimizer)
+    steps(model, optimizer, 5)
+    treatment = handle.treatments[0]
+    y, z = treatment.direction.clone(), optimizer.state[treatment.leaf]["z"]
+    trained = model[0].weight.detach().clone()
+    optimizer.eval()
+    x = y.lerp(z, 1 - 1 / 0.9)
+    torch.testing.assert_close(treatment.direction, x)
+    assert torch.equal(model[0].weight, treatment.module(treatment.direction))
+    assert not torch.allclose(model[0].weight, trained)
+    optimizer.train()
+    torch.testing.assert_close(model[0].weight.detach(), trained)
+    steps(model, optimizer, 2)
+    handle.close()
+    assert "eval" not in vars(optimizer) and "step" not in vars(optimizer)
+
+
+@every
+def test_a_schedule_free_optimizer_is_corrected_where_it_trains(correction) -> None:
+    schedulefree = pytest.importorskip("schedulefree")
+    model = perceptron()
+    optimizer = schedulefree.AdamWScheduleFree(model.parameters(), lr=0.05)
+    optimizer.train()
+    norm = model[0].weight.detach().norm()
+    with correction.attach(model, optimizer) as handle:
+        steps(model, optimizer, 4)
+        if isinstance(correction, NormPin):
+            torch.testing.assert_close(model[0].weight.detach().norm(), norm)
+        optimizer.eval()
+        optimizer.train()
+        steps(model, optimizer, 2)
+    assert not handle.refused

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from numbers import Integral, Real
 from typing import Any, ClassVar, TypeAlias, TypeVar, cast
@@ -22,10 +23,18 @@ from torch.optim import Optimizer
 
 from kappascope.corrections.analysis import AnalysedModel
 from kappascope.corrections.handle import Handle
+from kappascope.corrections.optimizers import understood_optimizers
 from kappascope.corrections.targets import understood_target
 from kappascope.corrections.treatments import Treatment
 from kappascope.matrix import spectra
-from kappascope.model.weights import LiveWeight, Where, precise
+from kappascope.model.weights import (
+    LiveWeight,
+    Where,
+    live_weights,
+    name_test,
+    precise,
+    unwrapped,
+)
 
 Allowed: TypeAlias = Mapping[str, tuple[Callable[[Any], bool], str]]
 """What an argument may be, by its name: a test, and the words for it."""
@@ -91,6 +100,17 @@ class Correction(ABC):
         """Why a weight cannot be corrected, beyond what holds for all corrections."""
         return None
 
+    def prepare(self, model: nn.Module, where: Where = None) -> PreparedCorrection:
+        """Choose a model and its weights now; ``attach(optimizer)`` when it is sharded.
+
+        A name that no weight has is an error at once.
+        """
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"expected a module to correct; got {type(model).__name__}")
+        inner = unwrapped(model)
+        name_test(where, [name for one in live_weights(inner) for name, *_ in one.uses])
+        return PreparedCorrection(self, inner, where)
+
     def attach(
         self, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], where: Where = None
     ) -> Handle:
@@ -108,12 +128,8 @@ class Correction(ABC):
         (('1.weight',), {'0.weight': 'an embedding is looked up, not multiplied'})
         """
         if not isinstance(model, nn.Module):
-            raise TypeError(f"expected a module to correct; got {_kind(model)}")
-        optimizers = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
-        if not (isinstance(optimizers, Sequence) and optimizers) or not all(
-            isinstance(each, Optimizer) for each in optimizers
-        ):
-            raise TypeError(f"expected an optimizer or a list of some; got {_kind(optimizer)}")
+            raise TypeError(f"expected a module to correct; got {type(model).__name__}")
+        optimizers = understood_optimizers(optimizer)
         analysed = AnalysedModel(model, optimizers)
         weights, left_out = analysed.selected(where, self.objection)
         treatments = [t for weight in weights for t in self.treatments(weight, analysed)]
@@ -121,12 +137,26 @@ class Correction(ABC):
         return Handle.attached(names, left_out, analysed, treatments)
 
 
-def _kind(thing: object) -> str:
-    """What was passed, in a word or two."""
-    if not isinstance(thing, list | tuple):
-        return type(thing).__name__
-    inner = ", ".join(dict.fromkeys(type(each).__name__ for each in thing))
-    return f"{type(thing).__name__} of {inner or 'nothing'}"
+@dataclass(frozen=True)
+class PreparedCorrection:
+    """A correction of a model that is yet to be sharded, wrapped or given an optimizer.
+
+    >>> from torch.optim import SGD
+    >>> from kappascope.corrections import NormPin
+    >>> model = nn.Linear(2, 2)
+    >>> prepared = NormPin().prepare(model)
+    >>> with prepared.attach(SGD(model.parameters(), lr=0.1)) as handle:
+    ...     handle.weights
+    ('weight',)
+    """
+
+    correction: Correction
+    model: nn.Module
+    where: Where
+
+    def attach(self, optimizer: Optimizer | Sequence[Optimizer]) -> Handle:
+        """Correct the weights that were chosen, as the model has them now."""
+        return self.correction.attach(self.model, optimizer, self.where)
 
 
 def why_not_merged(weight: LiveWeight) -> str | None:

@@ -137,7 +137,16 @@ class SpectralPenalty(Correction):
         if self.strength:
             hinge = self._hinge(target_values(self.target, weight), weight.matrix())
             memory = {"low": hinge.low, "high": hinge.high}
-            yield AddedGradient(SpectralPenalty, weight, self._gradient, memory, _measured)
+            yield AddedGradient(
+                SpectralPenalty, weight, self._gradient, memory, _measured, price=self._price
+            )
+
+    def _price(self, memory: State) -> Tensor:
+        """The penalty of what was last measured."""
+        excess = _Hinge(memory["low"], memory["high"]).excess(
+            floored_condition_number(memory["ends"]["values"])
+        )
+        return self.strength * excess.square()
 
 
 def _measured(matrix: Tensor) -> State:

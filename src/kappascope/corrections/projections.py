@@ -92,7 +92,7 @@ class NormPin(Correction):
         """Rewrite the weight with the norm it has now, or the one that was given."""
         norm = torch.linalg.matrix_norm(weight.matrix().double())
         norm = norm if self.norm is None else torch.full_like(norm, self.norm)
-        yield Rewrite(NormPin, weight, self._rewritten, {"norm": norm})
+        yield Rewrite(NormPin, weight, self._rewritten, {"norm": norm}, acts_on_direction=True)
 
     def _rewritten(self, matrix: Tensor, step: OptimizerStep, memory: State) -> Tensor:
         return _pinned(precise(matrix), memory["norm"])

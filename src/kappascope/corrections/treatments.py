@@ -6,7 +6,6 @@ weight (:mod:`kappascope.corrections.factors`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -17,6 +16,7 @@ from torch.optim import Optimizer
 
 from kappascope.corrections import _state
 from kappascope.matrix import spectra
+from kappascope.model.sharded import agreed, own_shard, whole
 from kappascope.model.weights import LiveWeight, precise
 
 State: TypeAlias = dict[str, Any]
@@ -60,8 +60,9 @@ class Treatment:
     """
 
     follows_rate: bool = False  # whether it needs the learning rate of the weight
+    acts_on_direction: bool = False  # on what factors multiply, where the weight has factors
     _memory: State
-    _memory_device: torch.device | None  # None: not known yet
+    _memory_home: tuple[torch.device, torch.dtype] | None  # None: not known yet
 
     def __init__(
         self,
@@ -79,14 +80,17 @@ class Treatment:
     @property
     def memory(self) -> State:
         """What has to survive a restart (references, warm starts), on the weight's device."""
-        if self._memory_device != self.leaf.device:
-            self._memory_device = self.leaf.device
-            self._memory = _on_device(self._memory, self._memory_device)
+        home = self.leaf.device, torch.promote_types(self.leaf.dtype, torch.float32)
+        if self._memory_home != home:
+            if self._memory_home is not None and self._memory_home[1] != home[1]:
+                # warm starts are of the type that the matrix had
+                self._memory = {k: v for k, v in self._memory.items() if k in self.begun}
+            self._memory, self._memory_home = _on_device(self._memory, home[0]), home
         return self._memory
 
     @memory.setter
     def memory(self, memory: State) -> None:
-        self._memory, self._memory_device = memory, None
+        self._memory, self._memory_home = memory, None
 
     def check_memory(self, memory: object) -> None:
         """Refuse a saved memory that is not one of this treatment of this weight."""
@@ -101,13 +105,23 @@ class Treatment:
     def before(self, step: OptimizerStep) -> None:
         """Act when gradients are complete and the weight has not moved yet."""
 
+    def finite_gradient(self) -> Tensor:
+        """Numbers that are finite if the gradient is, unless a sum overflows."""
+        gradients = [own_shard(leaf.grad) for leaf in self.leaves if leaf.grad is not None]
+        sums = [g.sum(dtype=torch.promote_types(g.dtype, torch.float32)) for g in gradients]
+        return torch.stack(sums) if sums else torch.zeros((), device=self.leaf.device)
+
     def has_finite_gradient(self) -> bool:
-        """Whether the gradient that the optimizer is about to follow is finite."""
-        return all(leaf.grad is None or all_finite(leaf.grad) for leaf in self.leaves)
+        """Whether the gradient that the optimizer is about to follow is finite, looked at anew."""
+        return all(leaf.grad is None or is_surely_finite(leaf.grad) for leaf in self.leaves)
 
     def after(self, step: OptimizerStep) -> bool:
         """Act when the weight has moved; False if the result would not have been finite."""
         return True
+
+    def metrics(self) -> dict[str, Tensor | float]:
+        """Numbers about the last step, by what they measure."""
+        return {}
 
 
 def _on_device(value: Any, device: torch.device) -> Any:
@@ -117,13 +131,31 @@ def _on_device(value: Any, device: torch.device) -> Any:
     return value.to(device) if isinstance(value, Tensor) else value
 
 
-def all_finite(x: Tensor) -> bool:
-    """Whether every entry is finite; the sum tells five times sooner, unless it overflows.
+def is_finite(x: Tensor) -> Tensor:
+    """Whether every entry is finite, as a tensor: nobody waits for the answer.
 
-    >>> all_finite(torch.tensor([3e38, 3e38])), all_finite(torch.tensor([torch.nan]))
-    (True, False)
+    The sum tells, thirty times sooner than a look at every entry; one that overflows counts as not
+    finite.
+
+    >>> is_finite(torch.tensor([3.0, 3.0])), is_finite(torch.tensor([torch.nan]))
+    (tensor(True), tensor(False))
     """
-    return math.isfinite(x.sum()) or bool(torch.isfinite(x).all())
+    x = own_shard(x)
+    return torch.isfinite(x.sum(dtype=torch.promote_types(x.dtype, torch.float32)))
+
+
+def is_surely_finite(x: Tensor) -> bool:
+    """Whether every entry is finite, of all shards; waited for.
+
+    >>> is_surely_finite(torch.tensor([3e38, torch.inf]))
+    False
+    """
+    return agreed(bool(torch.isfinite(own_shard(x)).all()), x)
+
+
+def _chosen(flag: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    """One of two tensors by a flag for which nobody waits; where() takes twice the time."""
+    return torch.index_select(torch.stack([no, yes]), 0, flag.long().view(1))[0]
 
 
 class AddedGradient(Treatment):
@@ -146,25 +178,60 @@ class AddedGradient(Treatment):
         gradient: Callable[[Callable[[], Tensor], State], Tensor | None],
         memory: State,
         grown: Callable[[Tensor], State] = lambda matrix: {},
+        *,
+        price: Callable[[State], Tensor] | None = None,
     ) -> None:
         super().__init__(kind, weight, memory, grown)
-        self.gradient, self.was_finite = gradient, True
+        self.gradient = gradient
+        self.price = price  # the penalty of every matrix, from what is remembered of it
+        self.was_finite: Tensor | bool = True
+        self.sizes: tuple[Tensor, Tensor] | None = None  # of what was added, and of the rest
 
     def before(self, step: OptimizerStep) -> None:
         """Add the gradient, unless it is not finite or the weight has no decomposition."""
+        if (gradient := self.added(step)) is not None:
+            self.weight.add_gradient(gradient)
+
+    def added(self, step: OptimizerStep) -> Tensor | None:
+        """What to add to the gradient of the weight: zeros, should it not be finite."""
+        return self.taken(step, *self.computed())
+
+    def computed(self) -> tuple[int, Tensor | None]:
+        """The gradient, and what there is: 0 nothing, 1 a gradient, 2 no decomposition."""
         try:
             gradient = self.gradient(lambda: precise(self.weight.matrix()), self.memory)
         except spectra.LinAlgError:
-            self.was_finite = False
-            return
-        self.was_finite = gradient is None or all_finite(gradient)
-        if self.was_finite and gradient is not None:
-            scale = step.gradient_scale
-            self.weight.add_gradient(gradient if scale == 1.0 else gradient * scale)
+            return 2, None
+        return int(gradient is not None), gradient
+
+    def taken(self, step: OptimizerStep, status: int, gradient: Tensor | None) -> Tensor | None:
+        """What to add, from what was computed here or elsewhere."""
+        self.sizes, self.was_finite = None, status != 2
+        if gradient is None:
+            return None
+        self.was_finite = is_finite(gradient)
+        scale = step.gradient_scale
+        scaled = gradient if scale == 1.0 else gradient * scale
+        added = _chosen(self.was_finite, scaled, torch.zeros_like(scaled))
+        if (rest := self.leaf.grad) is not None and self.weight.parametrization is None:
+            self.sizes = torch.linalg.vector_norm(added), whole(torch.linalg.vector_norm(rest))
+        return added
+
+    def metrics(self) -> dict[str, Tensor | float]:
+        """Kappa and the penalty where they are known, and the share of the gradient."""
+        found: dict[str, Tensor | float] = {}
+        if (ends := self.memory.get("ends")) is not None:
+            found["kappa"] = (ends["values"][..., 0] / ends["values"][..., -1]).amax()
+            if self.price is not None:
+                found["penalty"] = self.price(self.memory).sum()
+        if self.sizes is None:
+            return found | {"gradient_share": 0.0}
+        added, rest = self.sizes
+        return found | {"gradient_share": added / (added + rest).clamp(min=1e-45)}
 
     def after(self, step: OptimizerStep) -> bool:
         """Whether the gradient was finite."""
-        return self.was_finite
+        return bool(self.was_finite)
 
 
 class Rewrite(Treatment):
@@ -184,24 +251,38 @@ class Rewrite(Treatment):
         rule: Callable[[Tensor, OptimizerStep, State], Tensor | None],
         memory: State,
         grown: Callable[[Tensor], State] = lambda matrix: {},
+        *,
+        acts_on_direction: bool = False,
     ) -> None:
         super().__init__(kind, weight, memory, grown)
-        self.rule = rule
+        self.rule, self.acts_on_direction = rule, acts_on_direction
+        self.count = 0  # of rewrites since it was attached
 
     def after(self, step: OptimizerStep) -> bool:
         """Write the new matrix, unless it would not be finite or the old one is not already."""
+        return bool(self.rewrite(step))
+
+    def rewrite(self, step: OptimizerStep) -> Tensor:
+        """Rewrite the weight; whether that was possible, as a tensor that nobody waits for."""
         matrix = self.weight.matrix()
         try:
             new = self.rule(matrix, step, self.memory)
         except spectra.LinAlgError:
-            return False
+            return torch.tensor(False, device=matrix.device)
         if new is None:
-            return True
+            return torch.tensor(True, device=matrix.device)
+        self.count += 1
         rounded = new.to(matrix.dtype)
-        finite = all_finite(rounded)
-        if finite:
+        finite = is_finite(rounded)
+        if self.weight.parametrization is None:
+            self.weight.write(_chosen(finite, rounded, matrix))
+        elif finite:  # what makes the weight need not give the same one back
             self.weight.write(rounded)
         return finite
+
+    def metrics(self) -> dict[str, Tensor | float]:
+        """How often the weight was rewritten since it was attached."""
+        return {"rewrites": self.count}
 
 
 def group_index(optimizer: Optimizer, leaf: Tensor) -> int | None:

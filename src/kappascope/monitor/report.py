@@ -29,7 +29,7 @@ from kappascope.monitor.overview import (
     verdict_of,
 )
 from kappascope.monitor.record import Column, Run
-from kappascope.pages.shell import fill, legible
+from kappascope.pages.rendering import fill, legible
 from kappascope.system.files import write
 from kappascope.text import words
 
