@@ -140,7 +140,7 @@ class Task(ABC):
 
     @abstractmethod
     def rows(self, model: Opened, reference: Readable | None, spectrum: Extent) -> Iterator[Row]:
-        """Measure it."""
+        """Measure it and yield its rows."""
 
     @abstractmethod
     def failed(self, reason: Reason) -> Iterator[Row]:
