@@ -270,28 +270,28 @@ def work(store: Store, block: Block) -> None:
         resume_point.forget()
 
 
-def tabulate(batches: Iterable[Rows], block: Block) -> pa.Table:
+def tabulate(yielded: Iterable[Rows], block: Block) -> pa.Table:
     """Tabulate the rows of stacked trials, with experiment, setting, stream and seed."""
     seeds = np.array(block.seeds)
     parts = [EMPTY]
-    for batch in batches:
-        columns = {"seed": seeds, **batch}
+    for rows in yielded:
+        columns = {"seed": seeds, **rows}
         part = pa.table({name: _column(value, len(seeds)) for name, value in columns.items()})
-        few = part.filter(pa.array(seeds < REPRESENTATIVE)) if "values" in batch else part
+        few = part.filter(pa.array(seeds < REPRESENTATIVE)) if "values" in rows else part
         parts.append(few)
     return _named(pa.concat_tables(parts, promote_options="permissive"), block)
 
 
-def tabulate_network(batches: Iterable[Rows], block: Block) -> pa.Table:
+def tabulate_network(yielded: Iterable[Rows], block: Block) -> pa.Table:
     """Tabulate the rows of one network, with experiment, setting, stream and seed."""
     [seed] = block.seeds
     rows: list[dict[str, Any]] = []
-    for batch in batches:
-        if "values" not in batch:
-            rows.append({"seed": seed, **batch})
+    for row in yielded:
+        if "values" not in row:
+            rows.append({"seed": seed, **row})
         elif seed < REPRESENTATIVE:
-            values = np.asarray(batch["values"], np.float64).tolist()
-            rows.append({"seed": seed, **batch, "values": values})
+            values = np.asarray(row["values"], np.float64).tolist()
+            rows.append({"seed": seed, **row, "values": values})
     names = dict.fromkeys(name for row in rows for name in row)
     table = pa.table({name: [row.get(name) for row in rows] for name in names})
     return _named(pa.concat_tables([EMPTY, table], promote_options="permissive"), block)
