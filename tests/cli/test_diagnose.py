@@ -20,6 +20,7 @@ import torch
 from kappascope.cli import app
 from kappascope.cli._errors import Interrupted
 from kappascope.clinic import rules
+from monitored_runs import write_example
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -561,3 +562,13 @@ sys.exit(app.run(["diagnose", {str(saved)!r}, "--json"]))
     document = json.loads(ended.stdout)
     assert ended.returncode == 130 and document["matrices"] == []
     assert document["error"]["wrong"] and one_line(ended.stderr)
+
+
+def test_the_record_of_a_run_is_a_trajectory(run: Run, tmp_path: Path) -> None:
+    write_example(tmp_path / "run")
+    code, output, _ = run(tmp_path / "run")
+    assert code == 0 and "step 200" in output and "6 matrices were examined" in output
+    code, output, _ = run(tmp_path / "run", "--json")
+    assert code == 0 and len(json.loads(output)["trajectory"]) == 11
+    code, _, errors = run(tmp_path / "run", "--reference", tmp_path / "run")
+    assert code == 4 and "no weights to compare" in one_line(errors)
