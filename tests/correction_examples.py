@@ -11,11 +11,13 @@ from torch.nn.utils import parametrizations
 from torch.optim import SGD, Optimizer
 
 from kappascope.corrections import (
+    ColumnNormPin,
     Correction,
     Hybrid,
     Multipliers,
     NormPin,
     OrthogonalPenalty,
+    RowNormPin,
     SingularValueBound,
     SingularValueMultipliers,
     SpectralDecay,
@@ -41,6 +43,8 @@ EXAMPLES: list[Correction] = [
     SingularValueBound(2.0),
     Hybrid(penalties=SpectralPenalty(0.1, target=1.5, every=2)),
     NormPin(),
+    RowNormPin(),
+    ColumnNormPin(),
 ]
 
 

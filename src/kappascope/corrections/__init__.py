@@ -12,7 +12,7 @@ weight: known`` is the oracle of the paper's experiments). ``None`` is the defau
 states; it needs no oracle.
 """
 
-from kappascope.corrections.correction import Correction
+from kappascope.corrections.correction import Correction, attach
 from kappascope.corrections.handle import Handle
 from kappascope.corrections.hybrid import Hybrid
 from kappascope.corrections.multipliers import Multipliers, SingularValueMultipliers, scaled
@@ -21,8 +21,8 @@ from kappascope.corrections.penalties import (
     SpectralPenalty,
     condition_penalty,
 )
+from kappascope.corrections.pins import ColumnNormPin, NormPin, RowNormPin
 from kappascope.corrections.projections import (
-    NormPin,
     SingularValueBound,
     SpectralDecay,
     SVDCorrection,
@@ -33,18 +33,21 @@ from kappascope.corrections.targets import Target
 from kappascope.matrix.components import floored_condition_number
 
 __all__ = [
+    "ColumnNormPin",
     "Correction",
     "Handle",
     "Hybrid",
     "Multipliers",
     "NormPin",
     "OrthogonalPenalty",
+    "RowNormPin",
     "SVDCorrection",
     "SingularValueBound",
     "SingularValueMultipliers",
     "SpectralDecay",
     "SpectralPenalty",
     "Target",
+    "attach",
     "banded",
     "condition_penalty",
     "floored_condition_number",

@@ -38,7 +38,7 @@ def strategies(spectrum: Tensor) -> dict[str, Correction | None]:
         "standard": None,
         "multipliers": multipliers,
         "spectral": spectral,
-        "svd": SVDCorrection(every=20, rate=0.1, target=lambda weight: spectrum),
+        "svd": SVDCorrection(every=20, step=0.1, target=lambda weight: spectrum),
         "hybrid": Hybrid(multipliers, spectral),
     }
 

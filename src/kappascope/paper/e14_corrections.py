@@ -39,7 +39,7 @@ FREE: dict[str, c.Correction | None] = {
     "orthogonal": c.OrthogonalPenalty(),
     "srip": c.OrthogonalPenalty(spectral=True),
     "svd": c.SVDCorrection(),  # towards the spectrum of the start
-    "re-projection": c.SVDCorrection(rate=1.0),
+    "re-projection": c.SVDCorrection(step=1.0),
     "decay": c.SpectralDecay(),
     "bound": c.SingularValueBound(kappa=20.0 * SIZE),  # a Gaussian matrix exceeds it once in 10
     "value multipliers": c.SingularValueMultipliers(),
@@ -54,7 +54,7 @@ def oracle(spectrum: Tensor) -> dict[str, c.Correction]:
     return {
         "penalty": penalty,
         "svd": c.SVDCorrection(target=target),
-        "re-projection": c.SVDCorrection(rate=1.0, target=target),
+        "re-projection": c.SVDCorrection(step=1.0, target=target),
         "hybrid": c.Hybrid(c.Multipliers(), penalty),
     }
 
