@@ -17,7 +17,9 @@ from kappascope.corrections import (
     Multipliers,
     NormPin,
     OrthogonalPenalty,
+    PaperPenalty,
     RowNormPin,
+    SigmaMaxPenalty,
     SingularValueBound,
     SingularValueMultipliers,
     SpectralDecay,
@@ -35,6 +37,8 @@ EXAMPLES: list[Correction] = [
     Multipliers(),
     Multipliers(rows=False, columns=False),
     SpectralPenalty(0.1, target=1.5),
+    PaperPenalty(0.1, target=1.5),
+    SigmaMaxPenalty(0.5, every=2),
     SVDCorrection(every=2),
     SingularValueMultipliers(every=3),
     OrthogonalPenalty(),
@@ -54,7 +58,12 @@ every = pytest.mark.parametrize("correction", EXAMPLES, ids=lambda c: type(c).__
 MERGED = Multipliers, SingularValueMultipliers, Hybrid  # they put factors into the model
 
 
-PENALTIES = SpectralPenalty, OrthogonalPenalty  # they reach a weight through what makes it
+PENALTIES = (
+    SpectralPenalty,
+    PaperPenalty,
+    OrthogonalPenalty,
+    SigmaMaxPenalty,
+)  # they reach a weight through what makes it
 
 
 class Tied(nn.Module):

@@ -33,6 +33,7 @@ from kappascope.corrections import (
     Multipliers,
     NormPin,
     OrthogonalPenalty,
+    PaperPenalty,
     SpectralDecay,
     SpectralPenalty,
     SVDCorrection,
@@ -336,7 +337,7 @@ def fourth() -> dict[str, dict[str, Tensor]]:
     arms = {
         "standard": None,
         "multipliers": Multipliers(rate=0.1, weight_decay=0.0),
-        "spectral": SpectralPenalty(0.005, target=lambda _: known, band=0.0),
+        "spectral": PaperPenalty(0.005, target=lambda _: known),
         "svd": SVDCorrection(every=20, step=0.1, target=lambda _: known),
     }
     batches = list(islice(Regression(target).batches(random), 200))

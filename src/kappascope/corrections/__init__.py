@@ -18,6 +18,8 @@ from kappascope.corrections.hybrid import Hybrid
 from kappascope.corrections.multipliers import Multipliers, SingularValueMultipliers, scaled
 from kappascope.corrections.penalties import (
     OrthogonalPenalty,
+    PaperPenalty,
+    SigmaMaxPenalty,
     SpectralPenalty,
     condition_penalty,
 )
@@ -40,8 +42,10 @@ __all__ = [
     "Multipliers",
     "NormPin",
     "OrthogonalPenalty",
+    "PaperPenalty",
     "RowNormPin",
     "SVDCorrection",
+    "SigmaMaxPenalty",
     "SingularValueBound",
     "SingularValueMultipliers",
     "SpectralDecay",

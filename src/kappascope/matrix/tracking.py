@@ -31,6 +31,8 @@ FRESH_SETTLES_BELOW = 1.0  # by one of this very matrix
 STALE_FAILS_ABOVE = 2.0  # in the first step by an earlier one: a second step would seldom do
 MAX_STEPS = 12  # of a call; a matrix whose smallest values are equal has no vector to settle on
 MIN_FIRST_STEPS = 8  # of the first call: it starts from random vectors
+MAX_POWER_STEPS = 60  # of a block towards the largest value; an SVD costs about as much
+POWER_SETTLES_BELOW = 1e-3  # residual of the first triplet; the value's error is of its square
 SQUARE_MARGINS = (1.02, 1.2)  # on the largest square as found from below; tried in turn
 # Calls that factorize at once after a stale factorization was of no use. Twice as many each time,
 # and one less whenever one was of use.
@@ -160,6 +162,58 @@ def _by_inverse_iteration(a: Float[Tensor, "*stack n n"]) -> ExtremeTriplets:
 
 def _unit_columns(x: Float[Tensor, "*stack n 1"]) -> Float[Tensor, "*stack n 1"]:
     return x / torch.linalg.vector_norm(x, dim=-2, keepdim=True)
+
+
+def largest_triplet(
+    matrix: Float[Tensor, "*stack out in"], memory: State | None = None
+) -> tuple[Float[Tensor, "*stack out"], Float[Tensor, "*stack"], Float[Tensor, "*stack in"]]:
+    """The first singular triplet ``u, s, v``; with a ``memory``, from where the last call left it.
+
+    Without a memory, for stacks and for small matrices it is that of an SVD. With one it comes from
+    a small block of vectors, multiplied by ``A'A`` until the residual is below a thousandth of the
+    value, which then lies closer still; where that takes too long, from an SVD.
+
+    >>> u, s, v = largest_triplet(torch.diag(torch.tensor([3.0, 2.0, 1.0])))
+    >>> s, u.abs(), v.abs()
+    (tensor(3.), tensor([1., 0., 0.]), tensor([1., 0., 0.]))
+    """
+    if memory is None or matrix.ndim > 2 or min(matrix.shape) <= SVD_UP_TO:
+        return _first_of_svd(matrix)
+    scale = 1.0 if 0.1 < float(torch.linalg.vector_norm(matrix)) < 1e6 else _largest(matrix)
+    if not math.isfinite(scale):  # before the memory takes it up
+        raise spectra.LinAlgError("a matrix that is not finite has no singular values")
+    a = matrix.detach() if scale == 1.0 else matrix.detach() / scale
+    tall = a if a.shape[0] >= a.shape[1] else a.mT
+    block = memory["top"].to(a) if "top" in memory else _random_blocks(tall)["top"]
+    for _ in range(MAX_POWER_STEPS):
+        block = torch.linalg.qr((block @ tall.mT @ tall).mT)[0].mT
+        image = block @ tall.mT
+        u, s, wt = spectra.decomposition(image.mT)
+        block = wt @ block
+        left, value, right = u[:, 0], s[0], block[0]
+        rest = torch.linalg.vector_norm(left @ tall - value * right)
+        if bool(rest <= POWER_SETTLES_BELOW * value):
+            memory["top"] = block
+            ends = (left, right) if tall is a else (right, left)
+            return ends[0], value * scale, ends[1]
+    memory["top"] = block
+    return _first_of_svd(matrix)
+
+
+def _first_of_svd(matrix: Float[Tensor, "*stack out in"]) -> tuple[Tensor, Tensor, Tensor]:
+    u, s, vt = spectra.decomposition(matrix)
+    return u[..., 0], s[..., 0], vt[..., 0, :]
+
+
+def largest_form(matrix: Float[Tensor, "*stack out in"]) -> State:
+    """What the memory of :func:`largest_triplet` holds after a call: a tensor by shape and type.
+
+    >>> largest_form(torch.ones(200, 100))["top"].shape
+    torch.Size([4, 100])
+    """
+    if matrix.ndim > 2 or min(matrix.shape) <= SVD_UP_TO:
+        return {}
+    return {"top": matrix.new_empty((BLOCK_SIZE, min(matrix.shape)), device="meta")}
 
 
 def within(matrix: Float[Tensor, "*stack out in"], kappa: float, memory: State) -> bool:

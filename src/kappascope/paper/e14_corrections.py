@@ -50,7 +50,7 @@ FREE: dict[str, c.Correction | None] = {
 def oracle(spectrum: Tensor) -> dict[str, c.Correction]:
     """Make the corrections that are told the singular values to be learned."""
     target = lambda weight: spectrum  # noqa: E731 - as corrections take it
-    penalty = c.SpectralPenalty(target=target, band=0.0)
+    penalty = c.PaperPenalty(target=target)
     return {
         "penalty": penalty,
         "svd": c.SVDCorrection(target=target),

@@ -1,0 +1,96 @@
+"""A step of a penalty's own, beside the optimizer's: decoupled, as AdamW's weight decay is.
+
+What is added to a gradient comes out of Adam as a step of another size and direction: of a penalty
+that lies on one singular pair, every entry of the weight is moved by the learning rate. A decoupled
+step moves the weight by the learning rate times the penalty's gradient whichever optimizer trains
+it, so how far it goes is known and can be bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from kappascope.corrections.treatments import OptimizerStep, State, Treatment, all_finite
+from kappascope.matrix import spectra
+from kappascope.model.weights import LiveWeight, precise
+
+RATE_IF_UNKNOWN = 1e-3  # AdamW's own default
+MAX_HALVINGS = 30  # of a step through what makes a weight, before it is given up
+
+
+class DecoupledStep(Treatment):
+    """Moves the weight by ``change(matrix, rate, memory)``, unless that is ``None``.
+
+    It acts on the first step and ``every`` so many later, on a matrix looked at then, with ``rate``
+    the sum of the learning rates since the last time (of an optimizer that tells none,
+    ``RATE_IF_UNKNOWN``). Through what makes a weight (a parametrization) it goes by the chain rule,
+    halved until the weight moves no farther than it was to.
+
+    >>> from kappascope.model.weights import live_weights
+    >>> layer = torch.nn.Linear(2, 2)
+    >>> before = layer.weight.detach().clone()
+    >>> decay = DecoupledStep(object, live_weights(layer)[0], lambda w, rate, _: -rate * w, {})
+    >>> decay.after(OptimizerStep(1, {"lr": 0.5})), torch.equal(layer.weight, 0.5 * before)
+    (True, True)
+    """
+
+    def __init__(
+        self,
+        kind: type,
+        weight: LiveWeight,
+        change: Callable[[Tensor, float, State], Tensor | None],
+        memory: State,
+        grown: Callable[[Tensor], State] = lambda matrix: {},
+        *,
+        every: int = 1,
+    ) -> None:
+        due = torch.zeros((), dtype=torch.float64)  # learning rates that wait for their turn
+        super().__init__(kind, weight, memory | {"due": due, "wait": 0}, grown)
+        self.change, self.every = change, every
+
+    def after(self, step: OptimizerStep) -> bool:
+        """Move the weight when it is time; False if it would not be finite."""
+        memory, rate = self.memory, step.group.get("lr")
+        due = memory["due"] + float(RATE_IF_UNKNOWN if rate is None else rate)
+        if memory["wait"]:
+            memory["wait"], memory["due"] = memory["wait"] - 1, due
+            return True
+        matrix = self.weight.matrix()
+        wide = precise(matrix)
+        try:
+            change = self.change(wide, float(due), memory)
+        except spectra.LinAlgError:  # tried again at the next step
+            return False
+        memory["due"], memory["wait"] = torch.zeros_like(due), self.every - 1
+        if change is None:
+            return True
+        if self.weight.parametrization is not None:
+            return all_finite(change) and self._move_leaves(wide, change)
+        moved = (wide + change).to(matrix.dtype)
+        finite = all_finite(moved)
+        if finite:
+            self.weight.write(moved)
+        return finite
+
+    def _move_leaves(self, matrix: Tensor, change: Tensor) -> bool:
+        """Move what the weight is made of; back again where no part of the way is short enough."""
+        with torch.enable_grad():
+            made = self.weight.read()
+        flow = self.weight.layout.tensor(change).to(made.dtype)
+        parts = torch.autograd.grad(made, self.leaves, flow, allow_unused=True)
+        before = [leaf.detach().clone() for leaf in self.leaves]
+        farthest, part_of_it = torch.linalg.vector_norm(change), 1.0
+        for _ in range(MAX_HALVINGS):
+            for leaf, old, part in zip(self.leaves, before, parts, strict=True):
+                if part is not None:
+                    leaf.copy_(old + part_of_it * part)
+            moved = torch.linalg.vector_norm(precise(self.weight.matrix()) - matrix)
+            if bool(moved <= farthest):
+                return True
+            part_of_it /= 2
+        for leaf, old in zip(self.leaves, before, strict=True):
+            leaf.copy_(old)
+        return True
