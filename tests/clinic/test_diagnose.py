@@ -405,23 +405,24 @@ def test_a_file_is_parsed_in_other_processes_whichever_side_it_is(
 
 
 @pytest.mark.parametrize("name", ["Multipliers", "Hybrid", "SingularValueMultipliers"])
-def test_a_checkpoint_of_a_model_under_correction_is_read_as_its_layers_use_it(
+def test_a_checkpoint_with_factors_beside_weights_is_read_as_the_layers_used_it(
     name: str, tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 9), nn.Unflatten(1, (1, 9)), nn.Conv1d(1, 4, 3), nn.Flatten(),
                         nn.Linear(28, 28), nn.ReLU(), nn.Linear(28, 5))  # fmt: skip
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
-    getattr(corrections, name)().attach(net, optimizer)
+    handle = getattr(corrections, name)().attach(net, optimizer)
     for _ in range(9):
         optimizer.zero_grad()
         net(torch.randn(8, 6)).square().mean().backward()
         optimizer.step()
-    torch.save({"model": net.state_dict()}, tmp_path / "x.pt")
+    parts = handle.split(net.state_dict())  # as older versions saved them
+    torch.save({"model": parts}, tmp_path / "x.pt")
     used = {f"{k}.weight": net[k].weight.detach() for k in (0, 2, 4, 6)}
-    original = net[0].parametrizations.weight.original
+    original = parts["0.parametrizations.weight.original"]
     assert not torch.allclose(used["0.weight"], original, rtol=1e-5)
-    found, there = diagnose(tmp_path / "x.pt", used, jobs=1), diagnose(net.state_dict())
+    found, there = diagnose(tmp_path / "x.pt", used, jobs=1), diagnose(parts)
     assert [row.name for row in found.matrices] == list(used)
     assert all(row.errors["overall_matrix"] < 1e-6 for row in found.matrices)
     assert found.matrices[0].sigma_min == there.matrices[0].sigma_min

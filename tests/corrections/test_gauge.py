@@ -30,8 +30,9 @@ class Language(nn.Module):
 
 
 def sides(handle_of: nn.Module, gauge: bool) -> dict[str, set[str]]:
-    with Multipliers(gauge=gauge).attach(handle_of, SGD(handle_of.parameters())):
-        keys = [k.split(".parametrizations.weight.0.") for k in handle_of.state_dict()]
+    with Multipliers(gauge=gauge).attach(handle_of, SGD(handle_of.parameters())) as handle:
+        parts = handle.split(handle_of.state_dict())
+        keys = [k.split(".parametrizations.weight.0.") for k in parts]
         found: dict[str, set[str]] = {}
         for layer, side in (key for key in keys if len(key) == 2):
             found.setdefault(layer.rpartition(".")[2], set()).add(side)
@@ -56,8 +57,8 @@ def test_as_many_positions_as_outputs_make_no_layer_a_head() -> None:
 def test_the_keys_of_a_joined_projection_get_no_factors() -> None:
     model = nn.ModuleDict({"c_attn": nn.Linear(2, 6), "norm": nn.LayerNorm(2)})
     optimizer = SGD(model.parameters(), lr=0.1)
-    with Multipliers(weight_decay=0.0).attach(model, optimizer):
+    with Multipliers(weight_decay=0.0).attach(model, optimizer) as handle:
         model["c_attn"](torch.ones(1, 2)).square().sum().backward()
         optimizer.step()
-        rows = model["c_attn"].parametrizations.weight[0].rows
+        rows = handle.treatments[0].module.rows
         assert ((rows == 1) == torch.tensor([False, False, True, True, False, False])).all()

@@ -15,7 +15,6 @@ from torch.optim import SGD, AdamW, Optimizer
 from correction_examples import (
     EXAMPLES,
     MERGED,
-    Tied,
     answers,
     attached,
     convolution,
@@ -29,6 +28,7 @@ from kappascope.corrections import (
     Hybrid,
     Multipliers,
     NormPin,
+    SingularValueBound,
     SingularValueMultipliers,
     SpectralDecay,
     SVDCorrection,
@@ -64,26 +64,186 @@ def test_an_optimizer_may_have_fields_of_its_own(correction, fields) -> None:
     assert handle.difference == 0.0
 
 
-@pytest.mark.parametrize("rewriting", [NormPin(), SVDCorrection(), SpectralDecay()], ids=repr)
-@pytest.mark.parametrize("factors", [Multipliers(), SingularValueMultipliers(), Hybrid()], ids=repr)
-def test_a_weight_is_either_rewritten_or_made_of_factors(rewriting, factors) -> None:
+BOUNDING = [SVDCorrection(), SpectralDecay(), SingularValueBound()]
+FACTORED = [Multipliers(), SingularValueMultipliers(), Hybrid()]
+
+
+@pytest.mark.parametrize("rewriting", BOUNDING, ids=lambda c: type(c).__name__)
+@pytest.mark.parametrize("factors", FACTORED, ids=lambda c: type(c).__name__)
+def test_a_weight_is_either_rewritten_as_a_whole_or_made_of_factors(rewriting, factors) -> None:
+    for first, second in ((rewriting, factors), (factors, rewriting)):
+        model = perceptron()
+        optimizer, before = SGD(model.parameters(), lr=0.1), named(model)
+        with first.attach(model, optimizer):
+            with pytest.raises(
+                ValueError, match=r"rewrites 0\.weight as a whole.*; close \w+ first"
+            ):
+                second.attach(model, optimizer)
+            assert named(model) == before
+            steps(model, optimizer)
+
+
+@pytest.mark.parametrize("pin_first", [False, True])
+def test_a_pin_holds_the_norm_of_what_factors_multiply(pin_first) -> None:
+    torch.manual_seed(0)
     model = perceptron()
-    optimizer, before = SGD(model.parameters(), lr=0.1), named(model)
-    with rewriting.attach(model, optimizer):
-        with pytest.raises(
-            ValueError, match=r"rewrites 0\.weight, which \w+ would make of factors"
-        ):
-            factors.attach(model, optimizer)
-        assert named(model) == before
+    optimizer = SGD(model.parameters(), lr=0.1)
+    order = [NormPin(), Multipliers(rate=1.0)]
+    factors = order[1].attach(model, optimizer) if not pin_first else None
+    if factors is not None:
+        steps(model, optimizer, 3)
+    norm, before = model[0].weight.detach().norm(), answers(model)
+    pin = order[0].attach(model, optimizer)
+    factors = factors or order[1].attach(model, optimizer)
+    assert torch.equal(answers(model), before)
+    steps(model, optimizer, 5)
+    direction = factors.treatments[0].direction
+    torch.testing.assert_close(direction.norm(), norm)
+    assert abs(model[0].weight.detach().norm() - norm) > 1e-4
+    pin.close()
+    steps(model, optimizer, 1)
+    assert abs(factors.treatments[0].direction.norm() - norm) > 1e-6
+
+
+def test_two_kinds_of_factors_are_refused() -> None:
+    model = perceptron()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with Multipliers().attach(model, optimizer):
+        with pytest.raises(ValueError, match=r"0\.weight has factors of Multipliers \(close it"):
+            SingularValueMultipliers().attach(model, optimizer)
+        with pytest.raises(ValueError, match=r"already attached \(close it first\)"):
+            Multipliers().attach(model, optimizer)
+
+
+@pytest.mark.parametrize("correction", FACTORED, ids=lambda c: type(c).__name__)
+def test_merging_goes_on_with_factors_at_one(correction) -> None:
+    torch.manual_seed(0)
+    model = perceptron()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    handle = correction.attach(model, optimizer)
+    steps(model, optimizer, 3)
+    twin, before = copy.deepcopy(model), copy.deepcopy(model.state_dict())
+    handle.merge()
+    torch.testing.assert_close(dict(model.state_dict()), dict(before), rtol=0, atol=0)
+    other = SGD(twin.parameters(), lr=0.1)
+    fresh = correction.attach(twin, other)
+    steps(model, optimizer)
+    steps(twin, other)
+    if not isinstance(correction, Hybrid):  # whose penalty is reused
+        torch.testing.assert_close(model.state_dict(), twin.state_dict(), rtol=0, atol=0)
+    assert fresh.treatments[0].weight.name == "0.weight"
+    handle.close()
+    with pytest.raises(ValueError, match="closed"):
+        handle.merge()
+
+
+class TestWritesByOthers:
+    """A weight that somebody else has written is never overwritten by what was there before."""
+
+    @pytest.fixture
+    def run(self):
+        torch.manual_seed(0)
+        model = perceptron()
+        optimizer = SGD(model.parameters(), lr=0.0)
+        handle = Multipliers(rate=1.0).attach(model, optimizer)
+        optimizer.param_groups[0]["lr"] = 0.1
+        steps(model, optimizer, 3)
+        optimizer.param_groups[0]["lr"] = 0.0  # what comes next changes nothing by itself
+        return model, optimizer, handle.treatments[0]
+
+    def test_the_same_bits_are_nothing_new(self, run) -> None:
+        model, optimizer, treatment = run
+        kept, direction = copy.deepcopy(model.state_dict()), treatment.direction.clone()
+        with torch.no_grad():
+            model[0].weight.zero_()
+        model.load_state_dict(kept)
         steps(model, optimizer)
-    with factors.attach(model, optimizer), pytest.raises(ValueError, match="no inverse"):
-        rewriting.attach(model, optimizer)
+        assert torch.equal(treatment.direction, direction)
+        assert not torch.equal(treatment.module.rows, torch.ones(6))
+
+    def test_what_is_loaded_starts_with_factors_of_one(self, run) -> None:
+        model, optimizer, treatment = run
+        new = perceptron().state_dict()
+        model.load_state_dict(new)
+        assert torch.equal(model[0].weight, new["0.weight"])
+        steps(model, optimizer)
+        assert torch.equal(treatment.direction, new["0.weight"])
+        assert torch.equal(treatment.module.rows, torch.ones(6))
+        assert torch.equal(model[0].weight, new["0.weight"])
+
+    @pytest.mark.parametrize("by", ["data", "copy", "item"])
+    def test_what_is_written_keeps_its_factors(self, run, by) -> None:
+        model, optimizer, treatment = run
+        rows, new = treatment.module.rows.clone(), 0.9 * model[0].weight.detach()
+        if by == "item":
+            new = model[0].weight.detach().clone()
+            new[1, 1] = 7.0
+            model[0].weight.data[1, 1] = 7.0
+        elif by == "data":
+            model[0].weight.data.mul_(0.9)
+        else:
+            with torch.no_grad():
+                model[0].weight.copy_(new)
+        assert torch.equal(model[0].weight, new)
+        steps(model, optimizer)
+        assert torch.equal(treatment.module.rows, rows)
+        torch.testing.assert_close(model[0].weight.detach(), new)
+
+    def test_a_factor_of_zero_keeps_what_it_silences(self, run) -> None:
+        model, optimizer, treatment = run
+        with torch.no_grad():
+            treatment.module.rows[0] = 0.0
+            treatment.write()
+        direction = treatment.direction.clone()
+        model[0].weight.data[1:] *= 2
+        steps(model, optimizer)
+        torch.testing.assert_close(treatment.direction[0], direction[0], rtol=0, atol=0)
+        torch.testing.assert_close(treatment.direction[1:], 2 * direction[1:])
 
 
-def test_a_corrected_model_is_saved_by_its_state_dict_alone() -> None:
-    model, _ = attached(Multipliers())
-    with pytest.raises(RuntimeError, match="state_dict"):
-        torch.save(model, io.BytesIO())
+def test_a_corrected_model_is_copied_and_pickled_as_any_other() -> None:
+    model, optimizer = attached(Multipliers())
+    steps(model, optimizer)
+    file = io.BytesIO()
+    torch.save(model, file)
+    assert b"kappascope" not in file.getvalue()
+    file.seek(0)
+    for twin in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        assert torch.equal(answers(twin), answers(model))
+        twin.load_state_dict(perceptron().state_dict())
+        other = SGD(twin.parameters(), lr=0.1)
+        with Multipliers().attach(twin, other):
+            steps(twin, other)
+    before = answers(model)
+    optimizer.zero_grad()
+    optimizer.step()
+    torch.testing.assert_close(answers(model), before)
+
+
+@every
+def test_copies_outlive_the_handle_and_it_them(correction) -> None:
+    model = perceptron()
+    handle = correction.attach(model, optimizer := SGD(model.parameters(), lr=0.05))
+    steps(model, optimizer, 2)
+    average, twin = torch.optim.swa_utils.AveragedModel(model), copy.deepcopy(model)
+    expected = answers(model)
+    steps(model, optimizer)
+    handle.close()
+    for each in (average, twin, copy.deepcopy(twin)):
+        assert torch.equal(answers(each), expected)
+    with correction.attach(twin, other := SGD(twin.parameters(), lr=0.05)):
+        steps(twin, other)
+    assert torch.equal(answers(average), expected)
+
+
+def test_closing_leaves_what_others_parametrized_meanwhile() -> None:
+    model = nn.Linear(4, 3)
+    handle = Multipliers().attach(model, SGD(model.parameters()))
+    nn.utils.parametrize.register_parametrization(model, "bias", nn.Tanh())
+    expected = model(inputs(model))
+    handle.close()
+    assert dict(model.named_parameters()).keys() == {"weight", "parametrizations.bias.original"}
+    assert torch.equal(model(inputs(model)), expected)
 
 
 def test_a_handle_cannot_be_copied() -> None:
@@ -92,22 +252,6 @@ def test_a_handle_cannot_be_copied() -> None:
     for copied in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="a handle cannot be copied or pickled"):
             copied((model, optimizer, handle) if copied is copy.deepcopy else handle)
-
-
-def test_what_cannot_be_merged_is_not_lost() -> None:
-    torch.manual_seed(0)
-    model = perceptron()
-    optimizer = SGD(model.parameters(), lr=0.05)
-    handle = SingularValueMultipliers().attach(model, optimizer)
-    steps(model, optimizer, 2)
-    trained, factors = model(inputs(model)), model[2].parametrizations.weight[0]
-    basis, factors.basis = factors.basis, torch.ones(2, 2)
-    with pytest.raises(RuntimeError):
-        handle.close()
-    factors.basis = basis
-    assert handle.difference is None and torch.equal(model(inputs(model)), trained)
-    handle.close()
-    assert handle.difference == 0.0 and torch.equal(model(inputs(model)), trained)
 
 
 class Twice(nn.Module):
@@ -127,18 +271,18 @@ def test_state_dicts_have_a_module_under_all_its_names(correction) -> None:
     optimizer = SGD(model.parameters(), lr=0.1)
     handle = correction.attach(model, optimizer)
     steps(model, optimizer)
-    other.load_state_dict(handle.plain(model.state_dict()))
+    other.load_state_dict(handle.merged(handle.split(model.state_dict())))
     torch.testing.assert_close(answers(other), answers(model), rtol=0, atol=0)
-    model.load_state_dict(handle.corrected(Twice().state_dict()))
     handle.close()
 
 
 def test_a_state_dict_without_factors_is_an_error() -> None:
     model = perceptron()
     handle = Multipliers().attach(model, SGD(model.parameters()))
-    state = {key: v for key, v in model.state_dict().items() if not key.endswith("rows")}
+    parts = handle.split(model.state_dict())
+    state = {key: v for key, v in parts.items() if not key.endswith("rows")}
     with pytest.raises(ValueError, match=r"0\.\S+\.original comes without its factors rows"):
-        handle.plain(state)
+        handle.merged(state)
 
 
 @pytest.mark.parametrize("correction", [c for c in EXAMPLES if isinstance(c, MERGED)], ids=repr)
@@ -147,32 +291,21 @@ def test_state_dicts_of_wrapped_models_are_converted_too(correction, prefix) -> 
     model = perceptron()
     plain = {prefix + key: value for key, value in model.state_dict().items()}
     handle = correction.attach(model, SGD(model.parameters()))
-    wrapped = {prefix + key: value for key, value in model.state_dict().items()}
-    torch.testing.assert_close(handle.plain(wrapped), plain, rtol=0, atol=0)
-    torch.testing.assert_close(handle.corrected(plain), wrapped, rtol=0, atol=0)
+    parts = handle.split(plain)
+    assert all(key.startswith(prefix) for key in parts) and parts.keys() != plain.keys()
+    torch.testing.assert_close(handle.merged(parts), plain, rtol=0, atol=0)
+    torch.testing.assert_close(handle.merged(plain), plain, rtol=0, atol=0)
 
 
 def test_a_state_dict_of_something_else_is_an_error() -> None:
     model = perceptron()
-    plain = model.state_dict()
     handle = Multipliers().attach(model, SGD(model.parameters()))
-    with pytest.raises(
-        ValueError, match=r"such as 0\.parametrizations\.weight\.original, got 0\.w"
-    ):
-        handle.plain(plain)
-    with pytest.raises(ValueError, match=r"such as 0\.weight, got 0\.bias"):
-        handle.corrected(model.state_dict())
-
-
-def test_the_difference_tells_where_closing_changes_what_the_model_uses() -> None:
-    model = Tied()
-    optimizer = SGD(model.parameters(), lr=0.1)
-    handle = Multipliers(gauge=True).attach(model, optimizer, where="first.weight")
-    model.first.parametrizations.weight[0].rows.data.fill_(1.5)
-    # tied no longer: where it was, nothing merges the factors into what is there now
-    model.second.parametrizations.weight.original = nn.Parameter(torch.ones(4, 4))
-    handle.close()
-    assert handle.difference == pytest.approx(1 / 3)
+    with pytest.raises(ValueError, match=r"such as 0\.weight, got other"):
+        handle.split({"other": torch.ones(2)})
+    other = {key: v + 1 for key, v in model.state_dict().items()}
+    parts = handle.split(other)
+    assert torch.equal(parts["0.parametrizations.weight.original"], other["0.weight"])
+    assert torch.equal(parts["0.parametrizations.weight.0.rows"], torch.ones(6))
 
 
 # --- loading a state ------------------------------------------------------------------------------
@@ -334,3 +467,88 @@ def test_a_closed_handle_loads_nothing() -> None:
     handle.close()
     with pytest.raises(ValueError, match="closed"):
         handle.load_state_dict(state)
+
+
+# --- what the optimizer's state carries -----------------------------------------------------------
+
+
+ORDERS = ["model, optimizer", "optimizer, model"]
+
+
+@every
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("make", [perceptron, convolution])
+@pytest.mark.parametrize("kind", [AdamW, partial(SGD, momentum=0.9)], ids=["AdamW", "SGD"])
+def test_the_optimizers_state_resumes_to_the_last_bit(correction, kind, make, order) -> None:
+    torch.manual_seed(0)
+    model, optimizer, handle = trained(correction, make(), kind)
+    saved = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, saved)
+    steps(model, optimizer, 3)
+    saved.seek(0)
+    states = torch.load(saved, weights_only=True)
+    again, other, resumed = trained(correction, make(), kind, count=2)
+    parts = {"model": again, "optimizer": other}
+    for name in order.split(", "):
+        parts[name].load_state_dict(states[name])
+    steps(again, other, 3)
+    assert_same(whole(again, resumed), whole(model, handle))
+
+
+@every
+def test_attached_after_loading_a_handle_takes_the_state_that_the_optimizer_carries(
+    correction,
+) -> None:
+    torch.manual_seed(0)
+    model, optimizer, handle = trained(correction, perceptron())
+    states = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    steps(model, optimizer, 3)
+    again = perceptron()
+    other = AdamW(again.parameters(), lr=0.05)
+    again.load_state_dict(states[0])
+    other.load_state_dict(states[1])  # where nothing is attached: ignored
+    assert set(other.state_dict()) == {"state", "param_groups"}
+    resumed = correction.attach(again, other)
+    resumed.load_state_dict(states[1]["kappascope"][0])
+    steps(again, other, 3)
+    assert_same(whole(again, resumed), whole(model, handle))
+
+
+@every
+def test_a_plain_optimizers_state_loads_where_a_correction_is_attached(correction) -> None:
+    plain = perceptron()
+    other = AdamW(plain.parameters(), lr=0.05)
+    steps(plain, other, 2)
+    model, optimizer, _ = trained(correction, perceptron(), count=2)
+    model.load_state_dict(plain.state_dict())
+    optimizer.load_state_dict(other.state_dict())
+    steps(model, optimizer, 2)
+
+
+def test_a_state_of_another_correction_in_the_optimizer_is_named_and_left() -> None:
+    _, optimizer, _ = trained(NormPin(), perceptron())
+    model, other, handle = trained(Multipliers(), perceptron())
+    before = whole(model, handle)
+    with pytest.warns(
+        RuntimeWarning, match=r"has none of this Multipliers, which goes on as it is"
+    ):
+        other.load_state_dict(optimizer.state_dict())
+    assert_same(whole(model, handle), before)
+
+
+@every
+@pytest.mark.parametrize("flat", [False, True])
+def test_distributed_checkpoints_hold_the_plain_optimizer(correction, flat) -> None:
+    from torch.distributed.checkpoint import state_dict as dcp
+
+    options = dcp.StateDictOptions(flatten_optimizer_state_dict=flat)
+    model, optimizer, _ = trained(correction, perceptron())
+    plain = perceptron()
+    other = AdamW(plain.parameters(), lr=0.05)
+    steps(plain, other)
+    found = dcp.get_optimizer_state_dict(model, optimizer, options=options)
+    expected = dcp.get_optimizer_state_dict(plain, other, options=options)
+    assert found.keys() == expected.keys()
+    dcp.set_optimizer_state_dict(plain, other, found, options=options)
+    dcp.set_optimizer_state_dict(model, optimizer, expected, options=options)
+    steps(model, optimizer)

@@ -81,9 +81,9 @@ def test_factors_of_singular_values_take_the_steps_of_the_chain_rule() -> None:
 def test_merging_factors_of_singular_values_midway_keeps_the_function() -> None:
     layer, x = nn.Linear(4, 4, bias=False).double(), matrices(7, 4)
     optimizer = SGD(layer.parameters(), lr=1e-9)
-    with SingularValueMultipliers(every=2, rate=1e7).attach(layer, optimizer):
+    with SingularValueMultipliers(every=2, rate=1e7).attach(layer, optimizer) as handle:
         steps_on(layer, optimizer, x)
-        factors = layer.parametrizations.weight[0].values
+        factors = handle.treatments[0].module.values
         assert (factors - 1).abs().max() > 1e-3
         before = layer.weight.detach().clone()
         optimizer.zero_grad()

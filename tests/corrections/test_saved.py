@@ -1,4 +1,4 @@
-"""Weights saved while a correction was attached are read as the layers use them."""
+"""Weights saved in parts by older versions are read as the layers used them."""
 
 import pytest
 import torch
@@ -20,10 +20,13 @@ def test_what_is_read_is_what_the_handle_merges(correction, shape) -> None:
     optimizer = SGD(model.parameters(), lr=0.05)
     handle = correction.attach(model, optimizer)
     steps(model, optimizer, 2)
-    state = model.state_dict()
+    state = handle.split(model.state_dict())
+    assert any("parametrizations" in key for key in state)
     found = merged(state, reader(state))
-    for name, weight in handle.plain(state).items():
+    assert handle.merged(state).keys() == model.state_dict().keys()
+    for name, weight in model.state_dict().items():
         torch.testing.assert_close(found.read((name,)), weight)
+        assert torch.equal(handle.merged(state)[name], weight)
 
 
 def test_what_no_correction_has_touched_is_the_same() -> None:

@@ -13,6 +13,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from correction_examples import (
     EXAMPLES,
+    MERGED,
     attached,
     every,
     ill_conditioned,
@@ -314,10 +315,62 @@ def test_several_optimizers_and_schedulers_made_before(correction) -> None:
     assert len(muon.param_groups) == len(adam.param_groups) == 1
 
 
-def test_a_closure_is_refused() -> None:
-    model, optimizer = attached(SpectralPenalty(0.1, target=1.5))
-    with pytest.raises(ValueError, match="closure"):
-        optimizer.step(lambda: model(inputs(model)).sum())
+@every
+@pytest.mark.parametrize("keyword", [False, True])
+def test_a_closure_is_evaluated_once_before_the_step(correction, keyword) -> None:
+    (plain, first), (model, second) = attached(correction), attached(correction)
+    for _ in range(4):
+        losses = []
+
+        def closure():
+            second.zero_grad()
+            losses.append(model(inputs(model)).square().mean())  # noqa: B023  # called at once
+            losses[-1].backward()  # noqa: B023
+            return losses[-1]  # noqa: B023
+
+        steps(plain, first)
+        value = second.step(closure=closure) if keyword else second.step(closure)
+        assert [value] == losses
+    torch.testing.assert_close(model.state_dict(), plain.state_dict(), rtol=0, atol=0)
+
+
+class Sharp(SGD):
+    """A step that asks for the loss where it has moved the weights, as SAM does."""
+
+    def step(self, closure=None) -> None:
+        with torch.no_grad():
+            for p in self.param_groups[0]["params"]:
+                p.add_(0.1)
+        closure()
+        super().step()
+
+
+@every
+@pytest.mark.parametrize("kind", [torch.optim.LBFGS, Sharp])
+def test_an_optimizer_that_needs_the_closure_elsewhere_raises_in_one_line(correction, kind) -> None:
+    torch.manual_seed(0)
+    model = perceptron()
+    optimizer = kind(model.parameters(), lr=0.1)
+    if kind is Sharp:
+        SGD(model.parameters(), lr=0.1)
+    correction.attach(model, optimizer)
+    before = copy.deepcopy({k: model.state_dict()[k] for k in ("0.weight", "2.weight")})
+    gradients = []
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(inputs(model)).square().mean()
+        loss.backward()
+        gradients.append([p.grad for p in model.parameters()])
+        return loss
+
+    with pytest.raises(RuntimeError, match=r"closure (a second time|after a weight).*once") as told:
+        optimizer.step(closure)
+    assert "\n" not in str(told.value) and len(gradients) == 1
+    assert all(p.grad is g for p, g in zip(model.parameters(), gradients[0], strict=True))
+    if isinstance(correction, MERGED):
+        for name, weight in before.items():
+            assert torch.equal(model.state_dict()[name], weight)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

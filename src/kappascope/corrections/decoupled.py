@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kappascope.corrections.treatments import OptimizerStep, State, Treatment, all_finite
+from kappascope.corrections.treatments import OptimizerStep, State, Treatment, is_finite
 from kappascope.matrix import spectra
 from kappascope.model.weights import LiveWeight, precise
 
@@ -25,9 +25,9 @@ class DecoupledStep(Treatment):
     """Moves the weight by ``change(matrix, rate, memory)``, unless that is ``None``.
 
     It acts on the first step and ``every`` so many later, on a matrix looked at then, with ``rate``
-    the sum of the learning rates since the last time (of an optimizer that tells none,
-    ``RATE_IF_UNKNOWN``). Through what makes a weight (a parametrization) it goes by the chain rule,
-    halved until the weight moves no farther than it was to.
+    as many times the learning rate (of an optimizer that tells none, ``RATE_IF_UNKNOWN``). Through
+    what makes a weight (a parametrization) it goes by the chain rule, halved until the weight moves
+    no farther than it was to.
 
     >>> from kappascope.model.weights import live_weights
     >>> layer = torch.nn.Linear(2, 2)
@@ -47,30 +47,29 @@ class DecoupledStep(Treatment):
         *,
         every: int = 1,
     ) -> None:
-        due = torch.zeros((), dtype=torch.float64)  # learning rates that wait for their turn
-        super().__init__(kind, weight, memory | {"due": due, "wait": 0}, grown)
+        super().__init__(kind, weight, memory | {"wait": 0}, grown)  # so many steps, from the next
         self.change, self.every = change, every
 
     def after(self, step: OptimizerStep) -> bool:
         """Move the weight when it is time; False if it would not be finite."""
         memory, rate = self.memory, step.group.get("lr")
-        due = memory["due"] + float(RATE_IF_UNKNOWN if rate is None else rate)
         if memory["wait"]:
-            memory["wait"], memory["due"] = memory["wait"] - 1, due
+            memory["wait"] -= 1
             return True
+        rate = self.every * float(RATE_IF_UNKNOWN if rate is None else rate)
         matrix = self.weight.matrix()
         wide = precise(matrix)
         try:
-            change = self.change(wide, float(due), memory)
+            change = self.change(wide, rate, memory)
         except spectra.LinAlgError:  # tried again at the next step
             return False
-        memory["due"], memory["wait"] = torch.zeros_like(due), self.every - 1
+        memory["wait"] = self.every - 1
         if change is None:
             return True
         if self.weight.parametrization is not None:
-            return all_finite(change) and self._move_leaves(wide, change)
+            return bool(is_finite(change)) and self._move_leaves(wide, change)
         moved = (wide + change).to(matrix.dtype)
-        finite = all_finite(moved)
+        finite = bool(is_finite(moved))
         if finite:
             self.weight.write(moved)
         return finite

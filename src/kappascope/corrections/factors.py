@@ -1,30 +1,29 @@
 """Factors of a weight, of its rows, columns or singular values, and how they are trained.
 
-Their gradients come from the weight's. For ``W_eff = M W``, dW = M'G, and where M is diagonal in a
-known basis the chain rule's answer for its entries is a sum of products of dW and W, divided by
-them.
+The parameter of the model holds the product W, as in any other model. What is stepped is the
+*direction* V, which the factors multiply: it is kept here, and is in the parameter while the user's
+optimizer steps, no longer. Gradients come from that of the weight. For ``W = M V``, dV = M'G, and
+where M is diagonal in a known basis the chain rule's answer for its entries is a sum of products of
+dV and V, divided by them.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from kappascope.corrections import _state
-from kappascope.corrections._parametrize import register
 from kappascope.corrections.gauge import FreeSides
 from kappascope.corrections.treatments import (
-    OptimizerStep,
     State,
     Treatment,
-    all_finite,
     group_index,
 )
 from kappascope.matrix import spectra
@@ -33,12 +32,11 @@ from kappascope.model.weights import LiveWeight, precise
 
 
 class Factors(nn.Module):
-    """A parametrization with factors of its own, linear in the weight, the identity at first.
+    """Factors of a weight: the product is linear in the weight, and the weight itself at first.
 
-    The factors take no gradient from autograd: theirs follows from that of the weight, which a
-    scaler has unscaled, DDP has averaged and the user's ``zero_grad`` clears. They are parameters
-    nevertheless, so that averages of a model (EMA) include them, and detached when they are used,
-    for a model may be told to require all its gradients.
+    No gradient comes to them from autograd: theirs follows from that of the weight, which a scaler
+    has unscaled, DDP has averaged and the user's ``zero_grad`` clears. They have float32 at least,
+    for 16 bits would lose what was learned.
 
     >>> Factors().settle(torch.ones(2, 2))
     False
@@ -46,18 +44,29 @@ class Factors(nn.Module):
 
     layout: Layout  # of the weight as a matrix
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Convert all tensors, but none below float32: 16 bits would lose what was learned."""
-
-        def moved(x: Tensor) -> Tensor:
-            new = fn(x)
-            return x.to(new.device) if new.is_floating_point() and new.itemsize < 4 else new
-
-        return super()._apply(moved, recurse)  # type: ignore[no-untyped-call]  # torch gives none
-
     def gradients(self, weight: Tensor, gradient: Tensor) -> list[Tensor]:
-        """Gradients of :attr:`factors`, from the original weight and its gradient."""
+        """Gradients of :attr:`factors`, from the matrix that they multiply and its gradient."""
         raise NotImplementedError
+
+    def pulled_back(self, weight: Tensor, gradient: Tensor) -> Tensor:
+        """The gradient of what the factors multiply, from that of the product, both as stored."""
+        with torch.enable_grad():
+            leaf = weight.detach().requires_grad_()
+            (found,) = torch.autograd.grad(self(leaf), leaf, gradient.to(weight.dtype))
+        return found
+
+    def undone(self, product: Tensor, before: Tensor) -> Tensor | None:
+        """What has this product; where nothing has, as ``before``; None if that is not known."""
+        return None
+
+    def state(self) -> State:
+        """What a restart needs."""
+        return dict(self.state_dict())
+
+    def load(self, state: State) -> None:
+        """Go on from a state of factors of the same shapes."""
+        for name, value in self.state_dict().items():
+            value.copy_(state[name])
 
     @property
     def factors(self) -> list[nn.Parameter]:
@@ -80,38 +89,56 @@ class RowColumnFactors(Factors):
     (torch.Size([2]), torch.Size([3]))
     """
 
+    rows: nn.Parameter | None
+    columns: nn.Parameter | None
+
     def __init__(self, matrix: Tensor, layout: Layout, sides: FreeSides, scalar: bool) -> None:
         super().__init__()
         self.layout, self.mask = layout, None if scalar else sides.mask(matrix.shape[-2])
         ones = torch.ones_like(matrix, dtype=torch.promote_types(matrix.dtype, torch.float32))
-        rows = ones[..., :1, 0] if scalar else ones[..., 0]
-        if sides.rows:
-            self.rows = nn.Parameter(rows.clone(), requires_grad=False)
-        if sides.columns:
-            self.columns = nn.Parameter(ones[..., 0, :].clone(), requires_grad=False)
+        rows = (ones[..., :1, 0] if scalar else ones[..., 0]) if sides.rows else None
+        columns = ones[..., 0, :] if sides.columns else None
+        for name, values in (("rows", rows), ("columns", columns)):
+            own = None if values is None else nn.Parameter(values.clone(), requires_grad=False)
+            self.register_parameter(name, own)
 
     def forward(self, weight: Tensor) -> Tensor:
         """Multiply the weight by its factors."""
         matrix = self.layout.matrix(weight)
-        if hasattr(self, "rows"):
+        if self.rows is not None:
             matrix = self.rows.detach()[..., None] * matrix
-        if hasattr(self, "columns"):
+        if self.columns is not None:
             columns = self.columns.detach()[..., None, :]
-            matrix = matrix.mul_(columns) if hasattr(self, "rows") else matrix * columns
+            matrix = matrix * columns if self.rows is None else matrix.mul_(columns)
+        return self.layout.tensor(matrix.to(weight.dtype))
+
+    def pulled_back(self, weight: Tensor, gradient: Tensor) -> Tensor:
+        """``dV = r G c``."""
+        matrix = self.layout.matrix(gradient)
+        if self.columns is not None:
+            matrix = matrix * self.columns.detach()[..., None, :]
+        if self.rows is not None:
+            rows = self.rows.detach()[..., None]
+            matrix = matrix * rows if self.columns is None else matrix.mul_(rows)
         return self.layout.tensor(matrix.to(weight.dtype))
 
     def gradients(self, weight: Tensor, gradient: Tensor) -> list[Tensor]:
-        """The chain rule gives for r the sum of dW W, over r, since dW = r G c."""
+        """The chain rule gives for r the sum of dV V, over r, since dV = r G c."""
         found, product = [], weight * gradient
-        if hasattr(self, "rows"):
+        if self.rows is not None:
             summed = product.sum(-1)
             if self.rows.shape != summed.shape:
                 summed = summed.sum(-1, keepdim=True)
             summed = _quotient(summed, self.rows)
             found.append(summed if self.mask is None else summed * self.mask.to(summed))
-        if hasattr(self, "columns"):
+        if self.columns is not None:
             found.append(_quotient(product.sum(-2), self.columns))
         return found
+
+    def undone(self, product: Tensor, before: Tensor) -> Tensor:
+        """``W / (r c)``; a factor of zero has silenced what it multiplies."""
+        ones = self.forward(torch.ones_like(before, dtype=torch.float64))
+        return torch.where(ones == 0, before, (product.double() / ones).to(before.dtype))
 
 
 def _quotient(a: Tensor, b: Tensor) -> Tensor:
@@ -130,7 +157,6 @@ class SingularValueFactors(Factors):
     """
 
     basis: Tensor
-    age: Tensor
 
     def __init__(self, matrix: Tensor, layout: Layout, every: int) -> None:
         super().__init__()
@@ -138,36 +164,57 @@ class SingularValueFactors(Factors):
         self.tall = matrix.shape[-2] > matrix.shape[-1]
         basis = self._vectors(matrix)
         self.register_buffer("basis", basis)
-        self.register_buffer("age", torch.zeros((), dtype=torch.int64))
+        self.age = 0  # steps since they were attached
         self.values = nn.Parameter(torch.ones_like(basis[..., 0, :]), requires_grad=False)
 
     def _vectors(self, matrix: Tensor) -> Tensor:
         """Singular vectors of the shorter side."""
-        wide = precise(matrix.mT if self.tall else matrix)
-        return spectra.decomposition(wide)[0]
+        return spectra.decomposition(self._wide(matrix))[0]
+
+    def _wide(self, matrix: Tensor) -> Tensor:
+        return precise(matrix.mT if self.tall else matrix)
 
     def forward(self, weight: Tensor) -> Tensor:
         """Multiply the weight by its factors."""
-        matrix = self.layout.matrix(weight)
-        wide = precise(matrix.mT if self.tall else matrix)
+        return self._stretched(weight, self.values.detach())
+
+    def _stretched(self, weight: Tensor, values: Tensor) -> Tensor:
+        wide = self._wide(self.layout.matrix(weight))
         with torch.autocast(weight.device.type, enabled=False):
             # added to the weight, so that factors of one change no bit
-            factors = (self.values.detach() - 1)[..., None]
-            change = self.basis @ (factors * (self.basis.mT @ wide))
+            change = self.basis @ ((values - 1)[..., None] * (self.basis.mT @ wide))
         new = wide + change
         return self.layout.tensor((new.mT if self.tall else new).to(weight.dtype))
 
+    def pulled_back(self, weight: Tensor, gradient: Tensor) -> Tensor:
+        """``dV = U m U' G``: the matrix of the factors is symmetric."""
+        return self._stretched(gradient, self.values.detach()).to(weight.dtype)
+
     def gradients(self, weight: Tensor, gradient: Tensor) -> list[Tensor]:
-        """The chain rule gives for m the sum of U'dW U'W, over m, since dW = U m U' G."""
-        if self.tall:
-            weight, gradient = weight.mT, gradient.mT
+        """The chain rule gives for m the sum of U'dV U'V, over m, since dV = U m U' G."""
+        weight, gradient = self._wide(weight), self._wide(gradient)
         product = (self.basis.mT @ weight) * (self.basis.mT @ gradient)
         return [_quotient(product.sum(-1), self.values)]
+
+    def undone(self, product: Tensor, before: Tensor) -> Tensor | None:
+        """``U diag(1/m) U' W``, unless a factor is zero."""
+        if not self.values.all():
+            return None
+        return self._stretched(product, 1 / self.values.detach())
+
+    def state(self) -> State:
+        """What a restart needs."""
+        return {**super().state(), "age": self.age}
+
+    def load(self, state: State) -> None:
+        """Go on from a state of factors of the same shapes."""
+        super().load(state)
+        self.age = state["age"]
 
     def settle(self, weight: Tensor) -> bool:
         """Merge the factors and turn the basis when it is time."""
         self.age += 1
-        if int(self.age) % self.every:
+        if self.age % self.every:
             return False
         weight.copy_(self(weight))
         self.basis.copy_(self._vectors(self.layout.matrix(weight)))
@@ -176,7 +223,7 @@ class SingularValueFactors(Factors):
 
 
 class TrainedFactors(Treatment):
-    """Makes the weight the product of itself and factors, which a private optimizer steps.
+    """Makes the weight the product of a direction and factors, which a private optimizer steps.
 
     >>> from kappascope.corrections import Multipliers
     >>> model = nn.Linear(3, 2)
@@ -201,45 +248,116 @@ class TrainedFactors(Treatment):
             self.module = make(weight.matrix())
         except spectra.LinAlgError as error:
             raise ValueError(f"{weight.name}: {error}; repair it first") from error
+        self.direction = self.leaf.detach().clone()
+        self.mark = WeightMark(self.leaf)
+        self.was_loaded = False  # the model has loaded a state dict since the last step
         self.unclipped: _UnclippedPart | None = None
         self.pending: list[Tensor] = []
 
-    def install(self, undo: ExitStack, report: Callable[[float], None]) -> None:
-        """Put the factors into every module that uses the weight, and on ``undo`` their merging.
+    # What a restart needs
 
-        After merging, ``report`` is told by how much the weight changed at most.
+    @property
+    def memory(self) -> State:
+        """The direction and the factors: the product alone does not give them back."""
+        return {"direction": self.direction, **self.module.state()}
+
+    @memory.setter
+    def memory(self, memory: State) -> None:
+        if memory:  # empty in states that were saved when the model's held the factors
+            self.direction = memory["direction"].to(self.leaf)
+            with torch.no_grad():
+                self.module.load(memory)
+
+    def check_memory(self, memory: object) -> None:
+        """Refuse a saved memory that is not one of this treatment of this weight."""
+        if memory == {}:
+            return
+        name = f"the memory of {self.kind.__name__} for {self.weight.name}"
+        form = {k: v.to("meta") if isinstance(v, Tensor) else 0 for k, v in self.memory.items()}
+        _state.check_form(name, memory, form)
+
+    # The direction, and writes to the weight by others
+
+    def enter(self) -> None:
+        """Put the direction into the parameter, for the optimizer to step."""
+        self.leaf.copy_(self.direction)
+        self.unclipped = None
+
+    def leave(self) -> None:
+        """Take the direction out of the parameter, which has the product again."""
+        self.direction.copy_(self.leaf)
+        self.write()
+
+    def write(self) -> None:
+        """Put the product into the parameter."""
+        self.leaf.copy_(self.module(self.direction))
+        self.mark = WeightMark(self.leaf)
+
+    def follow(self) -> bool:
+        """Change type and device as the weight did, if it did."""
+        leaf, old = self.leaf, self.direction
+        if (leaf.dtype, leaf.device) == (old.dtype, old.device):
+            return False
+        expected = self.module(old).to(leaf)
+        dtype = torch.promote_types(leaf.dtype, torch.float32)
+        self.module.to(leaf.device)
+        for tensor in (*self.module.parameters(), *self.module.buffers()):
+            if tensor.is_floating_point():
+                tensor.data = tensor.data.to(dtype)
+        self.direction = old.to(leaf)
+        self.mark = WeightMark(leaf)
+        if not torch.equal(leaf, expected):
+            self.mark.version = -1  # somebody has written it, too
+        return True
+
+    def adopt(self) -> bool:
+        """Make a weight that somebody else has written the product; True if factors start anew.
+
+        One that is the product to the bit is nothing new. What was loaded starts with factors of
+        one; otherwise factors are kept, and the direction is what has this product with them.
         """
-        used: list[Tensor] = []  # by the model, at every place, until the factors are merged
-        undo.callback(lambda: report(self._change(used)))
-        for module, attribute in self.weight.owners:
-            undo.callback(register(module, attribute, self.module))
-        undo.callback(self._merge, used)
+        was_loaded, self.was_loaded = self.was_loaded, False
+        if torch.equal(self.leaf, self.module(self.direction)):
+            self.mark = WeightMark(self.leaf)
+            return False
+        found = None if was_loaded else self.module.undone(self.leaf.detach(), self.direction)
+        if found is None:
+            self.restart()
+            return True
+        self.direction = found
+        self.mark = WeightMark(self.leaf)
+        return False
 
-    @torch.no_grad()
-    def _merge(self, used: list[Tensor]) -> None:
-        used += [weight.clone() for weight in self.used_weights()]
-        self.leaf.copy_(used[0])
+    def restart(self) -> None:
+        """Merge the factors: the direction is the weight, and they begin anew."""
+        self.module.load(self.make(self.weight.matrix()).state())
+        self.direction = self.leaf.detach().clone()
+        self.mark = WeightMark(self.leaf)
 
-    @torch.no_grad()
-    def _change(self, used: list[Tensor]) -> float:
-        """The largest change of a weight, relative to its largest entry."""
-        largest = 0.0
-        for new, old in zip(self.used_weights(), used, strict=False):  # none if installing failed
-            size = float(old.abs().amax()) or 1.0
-            largest = max(largest, float((new - old).abs().amax()) / size)
-        return largest
+    def parts(self, weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The direction and the factors of a weight: those in use if it is the one in use."""
+        product = self.module(self.direction)
+        if weight.dtype == product.dtype and torch.equal(weight.to(product.device), product):
+            return self.direction.clone(), copy.deepcopy(dict(self.module.state_dict()))
+        return weight, dict(self.make(self.weight.layout.matrix(weight)).state_dict())
 
-    def used_weights(self) -> list[Tensor]:
-        """Read the weight as every module uses it."""
-        return [getattr(module, attribute) for module, attribute in self.weight.owners]
+    # Gradients
+
+    def of_factors(self, gradient: Tensor) -> list[Tensor]:
+        """The factors' gradients, from the direction's."""
+        layout = self.module.layout
+        return self.module.gradients(
+            precise(layout.matrix(self.direction)), precise(layout.matrix(gradient))
+        )
 
     def gradients(self) -> list[Tensor]:
         """The factors' gradients follow from the weight's, and what clips were to spare."""
-        leaf, layout = self.leaf, self.module.layout
-        if leaf.grad is None:
+        if self.leaf.grad is None:
             return []
-        matrices = precise(layout.matrix(leaf.detach())), precise(layout.matrix(leaf.grad))
-        gradients = self.module.gradients(*matrices)
+        found = self.of_factors(self.module.pulled_back(self.direction, self.leaf.grad))
+        return self._with_unclipped(found)
+
+    def _with_unclipped(self, gradients: list[Tensor]) -> list[Tensor]:
         if self.unclipped is None:
             return gradients
         return [a + b for a, b in zip(gradients, self.unclipped.lost, strict=True)]
@@ -257,15 +375,61 @@ class TrainedFactors(Treatment):
             lost = [a - b for a, b in zip(full, self.gradients(), strict=True)]
             self.unclipped = _UnclippedPart(gradient, gradient._version, lost)
 
-    def before(self, step: OptimizerStep) -> None:
-        """Note the gradients while the weight is where they were taken."""
-        gradients, self.unclipped = self.gradients(), None
-        scale = step.gradient_scale
-        self.pending = gradients if scale == 1.0 else [g / scale for g in gradients]
+    def pull_back(self, gradient: Tensor | None, added: Sequence[Tensor], scale: float) -> None:
+        """Hand the optimizer the direction's gradient, and note that of the factors.
 
-    def has_finite_gradient(self) -> bool:
+        ``added`` are matrices, ``scale`` is how many times the gradient of the loss they all are.
+        """
+        module, stored = self.module, self.module.layout.tensor
+        parts = [] if gradient is None else [gradient]
+        parts += [stored(matrix) for matrix in added]
+        if not parts:
+            self.leaf.grad, self.pending = None, []
+            return
+        first, *others = (module.pulled_back(self.direction, part) for part in parts)
+        for other in others:
+            first.add_(other)
+        found = self._with_unclipped(self.of_factors(first))
+        self.pending = found if scale == 1.0 else [g / scale for g in found]
+        self.leaf.grad = first
+
+    def finite_gradient(self) -> Tensor:
         """Whether the gradient is finite; the factors' are sums over it, and sooner looked at."""
-        return all(map(all_finite, self.pending)) or super().has_finite_gradient()
+        if not self.pending:
+            return super().finite_gradient()
+        sums = torch.stack([g.sum(dtype=torch.float64) for g in self.pending])
+        return torch.isfinite(sums).all()
+
+
+class WeightMark:
+    """Tells whether a weight is as it was, at the price of reading it once.
+
+    A write through ``.data`` moves no version, but one product of the weight with a vector of
+    different entries; only a change in the last places of a few entries can escape it.
+
+    >>> layer = nn.Linear(3, 2)
+    >>> mark = WeightMark(layer.weight)
+    >>> layer.weight.data[0, 0] += 1.0
+    >>> mark.version == layer.weight._version, bool(mark.same(layer.weight))
+    (True, False)
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        self.version, self.image = weight._version, _image(weight)
+
+    def same(self, weight: Tensor) -> Tensor:
+        """Whether the weight has the same image."""
+        return (_image(weight) == self.image).all()
+
+
+def _image(weight: Tensor) -> Tensor:
+    rows = precise(weight.detach()).flatten(1)
+    return rows @ _ramp(rows.shape[1], rows.dtype, rows.device)
+
+
+@lru_cache(maxsize=256)
+def _ramp(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.linspace(0.75, 1.25, length, dtype=dtype, device=device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -366,29 +530,35 @@ class FactorOptimizer:
         return options | {"betas": _betas(own.get("betas"))}
 
     @torch.no_grad()
-    def step(self, acting: set[Treatment]) -> Iterator[TrainedFactors]:
-        """Step the factors of the acting treatments; yield those whose step was refused."""
-        moving: list[tuple[TrainedFactors, list[Tensor]]] = []
+    def step(self, acting: set[Treatment]) -> dict[TrainedFactors, list[Tensor]]:
+        """Step the factors of the acting treatments by the gradients noted; give the old ones."""
+        moving: list[TrainedFactors] = []
         for group, members in zip(self.optimizer.param_groups, self.groups, strict=True):
             active = [t for t in members if t in acting]
             if active:
                 group.update(self._options(active[0]))
-            moving += [(t, [factor.clone() for factor in t.module.factors]) for t in active]
-        for t, _ in moving:
+            moving += active
+        before = {t: [factor.clone() for factor in t.module.factors] for t in moving}
+        for t in moving:
             for factor, gradient in zip(t.module.factors, t.pending, strict=False):
                 factor.grad = gradient.to(factor).reshape(factor.shape)
         self.optimizer.step()
-        for t, old in moving:
+        for t in moving:
             for factor in t.module.factors:
                 factor.grad = None
-            if not _is_finite_product(t.leaf, t.module.factors):
-                for factor, value in zip(t.module.factors, old, strict=True):
-                    factor.copy_(value)
-                    self.optimizer.state.pop(factor, None)
-                yield t
-            elif t.module.settle(t.leaf):
-                for factor in t.module.factors:
-                    self.optimizer.state.pop(factor, None)
+        return before
+
+    def forget(self, treatment: TrainedFactors) -> None:
+        """Forget what the optimizer remembers of a weight's factors."""
+        for factor in treatment.module.factors:
+            self.optimizer.state.pop(factor, None)
+
+    def follow(self, treatment: TrainedFactors) -> None:
+        """Change the type and device of what is remembered as the factors did."""
+        for factor in treatment.module.factors:
+            for key, value in self.optimizer.state.get(factor, {}).items():
+                if isinstance(value, Tensor) and value.shape == factor.shape and key != "step":
+                    self.optimizer.state[factor][key] = value.to(factor)
 
 
 def _betas(betas: Any) -> tuple[float, float]:
@@ -398,16 +568,3 @@ def _betas(betas: Any) -> tuple[float, float]:
     except (TypeError, ValueError):
         return 0.9, 0.999
     return (first, second) if 0 <= min(first, second) <= max(first, second) < 1 else (0.9, 0.999)
-
-
-def _is_finite_product(leaf: Tensor, factors: Iterable[Tensor]) -> bool:
-    """Whether the largest entry times the largest factors is a number of the weight's type."""
-    limit = torch.finfo(leaf.dtype).max
-    for factor in factors:
-        size = float(torch.linalg.vector_norm(factor, torch.inf))
-        if not math.isfinite(size):
-            return False
-        limit /= max(1.0, size)
-    # the Frobenius norm is faster to have than the largest entry, and nearly always small enough
-    norm = float(torch.linalg.vector_norm(leaf))
-    return norm <= limit or float(torch.linalg.vector_norm(leaf, torch.inf)) <= limit

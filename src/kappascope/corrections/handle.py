@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Muon, Optimizer
 
-from kappascope.corrections import _state
 from kappascope.corrections.analysis import AnalysedModel
+from kappascope.corrections.attachment import Attachment, check_state, load_state, state_of
 from kappascope.corrections.factors import FactorOptimizer, TrainedFactors
-from kappascope.corrections.stepping import Attachment, StepHooks
+from kappascope.corrections.stepping import StepHooks
 from kappascope.corrections.treatments import Rewrite, State, Treatment, group_index
 from kappascope.matrix import spectra
 from kappascope.model.tensors import stripped
@@ -29,8 +29,8 @@ class Handle:
 
     ``weights`` are the names of those corrected, ``left_out`` has the reasons for the others,
     ``refused`` counts by name the steps that were not taken since the weight would not have been
-    finite, and ``difference`` is, once closed, by how much a weight that the model uses differs at
-    most from what it used before, relative to its largest entry.
+    finite, and ``difference`` is ``None`` until it is closed and then 0.0: the weights have always
+    been those that the model uses, and closing writes none.
     """
 
     weights: tuple[str, ...]
@@ -69,16 +69,16 @@ class Handle:
         optimizer, treatments = attachment.optimizer, attachment.treatments
         factored = [t for t in treatments if isinstance(t, TrainedFactors)]
         for treatment in factored:
-            treatment.install(undo, self._note_difference)
+            for module, _ in treatment.weight.owners:
+                notice = module.register_load_state_dict_post_hook(_LoadNotice(treatment))
+                undo.callback(notice.remove)
         if factored:
             attachment.factors = FactorOptimizer(optimizer, factored, attachment.leader)
         if treatments:
             hooks = StepHooks.of(optimizer) or StepHooks(optimizer)
+            _merge_for_directions(hooks, treatments)
             hooks.attachments.append(attachment)
             undo.callback(hooks.leave, attachment)
-
-    def _note_difference(self, difference: float) -> None:
-        self.difference = max(self.difference or 0.0, difference)
 
     @property
     def treatments(self) -> list[Treatment]:
@@ -120,22 +120,10 @@ class Handle:
     def state_dict(self) -> State:
         """What the model's and the optimizer's state dicts do not hold.
 
-        Steps taken, references, warm starts, and the state of the factors' optimizer: copies, which
-        training does not move on.
+        Steps taken, references, warm starts, directions, factors and the state of their optimizer:
+        copies, which training does not move on.
         """
-        return {
-            "steps": [attachment.steps for attachment in self._attachments],
-            "treatments": [
-                {
-                    "weight": t.weight.name,
-                    "kind": t.kind.__name__,
-                    "shape": t.weight.shape,
-                    "memory": copy.deepcopy(t.memory),
-                }
-                for t in self.treatments
-            ],
-            "private": [copy.deepcopy(o.optimizer.state_dict()) for o in self.factor_optimizers],
-        }
+        return copy.deepcopy(state_of(self._attachments))
 
     def load_state_dict(self, state: State) -> None:
         """Go on where another run was saved; a state that does not fit is refused and not loaded.
@@ -147,108 +135,97 @@ class Handle:
         Traceback (most recent call last):
         ValueError: expected the state to be a dictionary with 'private', 'steps', 'treatments', ...
         """
-        self._check_state(state)
-        for attachment, steps in zip(self._attachments, state["steps"], strict=True):
-            attachment.steps = steps
-        for treatment, entry in zip(self.treatments, state["treatments"], strict=True):
-            treatment.memory = _state.copied(entry["memory"])
-        for own, entry in zip(self.factor_optimizers, state["private"], strict=True):
-            own.load_state(entry)
+        self._refuse_closed("nothing goes on; attach again and load then")
+        check_state(self._attachments, state)
+        load_state(self._attachments, state)
 
-    def _check_state(self, state: object) -> None:
-        """Refuse what is not the state of the same corrections of the same weights."""
+    def _refuse_closed(self, why: str) -> None:
         if self.difference is not None:
-            raise ValueError("the handle is closed: nothing goes on; attach again and load then")
-        lengths = {
-            "steps": len(self._attachments),
-            "treatments": len(self.treatments),
-            "private": len(self.factor_optimizers),
-        }
-        if not isinstance(state, dict) or state.keys() != lengths.keys():
-            _state.check_form("the state", state, lengths)
-        assert isinstance(state, dict)
-        for key, length in lengths.items():
-            if not isinstance(state[key], list) or len(state[key]) != length:
-                _state.refuse(
-                    f"state[{key!r}]", f"a list of {length}", _state.described(state[key])
-                )
-        for steps in state["steps"]:
-            _state.check_form("the number of steps", steps, 0)
-        for treatment, entry in zip(self.treatments, state["treatments"], strict=True):
-            _check_entry(treatment, entry)
-        for own, entry in zip(self.factor_optimizers, state["private"], strict=True):
-            own.check_state(entry)
+            raise ValueError(f"the handle is closed: {why}")
 
     @torch.no_grad()
-    def plain(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Convert the corrected model's state dict to that of the plain one, factors merged.
+    def merged(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Convert a state dict whose weights are in parts to that of the plain model.
+
+        Such are those that older versions saved while factors were attached, and what
+        :meth:`split` gives. The state dict of the model itself is plain already, and comes back as
+        it is.
 
         >>> from kappascope.corrections import Multipliers
         >>> model = torch.nn.Linear(2, 2)
         >>> handle = Multipliers().attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        >>> sorted(model.state_dict())
+        >>> parts = handle.split(model.state_dict())
+        >>> sorted(parts)
         ['bias', 'parametrizations.weight.0.columns', 'parametrizations.weight.0.rows',
          'parametrizations.weight.original']
-        >>> sorted(handle.plain(model.state_dict()))
+        >>> sorted(handle.merged(parts))
         ['bias', 'weight']
         """
-        originals = _matched(state, self._originals())
-        factors: dict[str, dict[str, Tensor]] = {key: {} for key in originals}
-        rest: dict[str, Tensor] = {}
+        self._refuse_closed("the model's state dict is plain already")
+        originals = {stripped(_original_key(n)): t for n, t in self._by_name().items()}
+        found: dict[str, Tensor] = {}
         for key, value in state.items():
-            prefix, _, factor = key.rpartition(".0.")
-            original = f"{prefix}.original"  # should the key be that of a factor
-            factors.get(original, rest)[factor if original in factors else key] = value
-        for key, treatment in originals.items():
-            if lacking := treatment.module.state_dict().keys() - factors[key].keys():
-                problem = f"{key} comes without its factors {', '.join(sorted(lacking))}"
-                raise ValueError(f"{problem}; pass the whole model's state dict")
-        plain = {}
-        for key, value in rest.items():
-            if key in originals:
-                product = torch.func.functional_call(originals[key].module, factors[key], value)
-                plain[_plain_key(key)] = product
-            else:
-                plain[key] = value
-        return plain
+            treatment = originals.get(stripped(key))
+            if treatment is not None:
+                factors = {n: f"{_factor_prefix(key)}{n}" for n in treatment.module.state_dict()}
+                if lacking := [name for name, at in factors.items() if at not in state]:
+                    problem = f"{key} comes without its factors {', '.join(sorted(lacking))}"
+                    raise ValueError(f"{problem}; pass the whole model's state dict")
+                values = {name: state[at] for name, at in factors.items()}
+                found[_plain_key(key)] = torch.func.functional_call(treatment.module, values, value)
+            elif stripped(f"{key.rpartition('.0.')[0]}.original") not in originals:
+                found[key] = value  # no factor of a weight
+        return found
 
     @torch.no_grad()
-    def corrected(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Convert a plain state dict to one of the corrected model, factors at one.
+    def split(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Convert a plain state dict to one with directions and factors apart.
+
+        They are those in use where the weight is the one that the model has; otherwise the
+        direction is the weight, and factors are at one.
+        """
+        self._refuse_closed("there are no factors any more")
+        names = {stripped(name): treatment for name, treatment in self._by_name().items()}
+        if names and not names.keys() & set(map(stripped, state)):
+            expected, came = next(iter(names)), ", ".join(list(state)[:3]) or "none"
+            raise ValueError(
+                f"expected keys such as {expected}, got {came}; pass the whole model's"
+            )
+        found: dict[str, Tensor] = {}
+        for key, value in state.items():
+            if (treatment := names.get(stripped(key))) is None:
+                found[key] = value
+                continue
+            found[original := _original_key(key)], factors = treatment.parts(value)
+            found |= {f"{_factor_prefix(original)}{name}": one for name, one in factors.items()}
+        return found
+
+    def _by_name(self) -> dict[str, TrainedFactors]:
+        """The weights with factors, under all their names."""
+        return {name: t for t in self._factored for name, *_ in t.weight.uses}
+
+    @torch.no_grad()
+    def merge(self) -> None:
+        """Merge the factors into the directions and go on with factors at one.
 
         >>> from kappascope.corrections import Multipliers
-        >>> model, plain = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2).state_dict()
+        >>> model = torch.nn.Linear(2, 2)
         >>> handle = Multipliers().attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
-        >>> model.load_state_dict(handle.corrected(plain))
-        <All keys matched successfully>
+        >>> handle.merge()
         """
-        plain = _matched(state, {_plain_key(key): t for key, t in self._originals().items()})
-        converted: dict[str, Tensor] = {}
-        for name, value in state.items():
-            if (treatment := plain.get(name)) is None:
-                converted[name] = value
-                continue
-            converted[key := _original_key(name)] = value
-            fresh = treatment.make(treatment.weight.layout.matrix(value)).state_dict()
-            converted |= {key.removesuffix("original") + f"0.{k}": v for k, v in fresh.items()}
-        return converted
-
-    def _originals(self) -> dict[str, TrainedFactors]:
-        """Keys of original weights in the corrected model, and how they are treated."""
-        if self.difference is not None:
-            raise ValueError("the handle is closed: the model's state dict is plain already")
-        return {_original_key(name): t for t in self._factored for name, *_ in t.weight.uses}
+        self._refuse_closed("its weights are plain already")
+        for attachment in self._attachments:
+            for treatment in attachment.factored:
+                _restart(attachment, treatment)
 
     # Letting go
 
     def close(self) -> None:
-        """Merge, restore, and check that the weights are those the model used."""
+        """Let go; no bit of a weight changes."""
         if self.difference is not None:
             return
-        for treatment in self._factored:
-            treatment.used_weights()  # what cannot be merged raises before anything is undone
         self._undo.close()
-        self.difference = self.difference or 0.0
+        self.difference = 0.0
         for attachment in self._attachments:
             attachment.treatments = []
 
@@ -263,44 +240,57 @@ class Handle:
         raise TypeError(f"{problem}; attach to the copies and load its state_dict()")
 
 
-def _check_entry(treatment: Treatment, entry: object) -> None:
-    """Refuse a saved entry of another weight or correction, or with another memory."""
-    weight, kind, shape = treatment.weight.name, treatment.kind.__name__, treatment.weight.shape
-    keys = {"weight", "kind", "memory"}  # and the shape, without which states were once saved
-    if not isinstance(entry, dict) or entry.keys() - {"shape"} != keys:
-        expected = "a dictionary with 'kind', 'memory', 'shape', 'weight'"
-        _state.refuse(f"the entry of {weight}", expected, _state.described(entry))
-    came = entry["weight"], entry["kind"], entry.get("shape", shape)
-    if came != (weight, kind, shape):
-        name, its_kind, its_shape = (f"{part!s:.80}" for part in came)
-        expected = f"that of {kind} for {weight} of shape {shape}"
-        _state.refuse("the entry", expected, f"that of {its_kind} for {name} of shape {its_shape}")
-    treatment.check_memory(entry["memory"])
-
-
 def _original_key(name: str) -> str:
-    """The key under which a weight is kept while it is parametrized."""
+    """The key of a weight that is in parts."""
     owner, dot, attribute = name.rpartition(".")
     return f"{owner}{dot}parametrizations.{attribute}.original"
 
 
-def _plain_key(key: str) -> str:
-    """The name of the weight whose original has this key."""
-    owner, _, attribute = key.removesuffix(".original").rpartition("parametrizations.")
+def _plain_key(original: str) -> str:
+    """The name of the weight whose parts have this key."""
+    owner, _, attribute = original.removesuffix(".original").rpartition("parametrizations.")
     return owner + attribute
 
 
-def _matched(
-    state: Mapping[str, Tensor], wanted: Mapping[str, TrainedFactors]
-) -> dict[str, TrainedFactors]:
-    """Which keys of a state dict are the wanted ones, within DDP or ``torch.compile`` too."""
-    loosely = {stripped(key): treatment for key, treatment in wanted.items()}
-    pairs = ((key, wanted.get(key) or loosely.get(stripped(key))) for key in state)
-    matched = {key: treatment for key, treatment in pairs if treatment is not None}
-    if wanted and not matched:
-        expected, came = next(iter(wanted)), ", ".join(list(state)[:3]) or "none"
-        raise ValueError(f"expected keys such as {expected}, got {came}; pass the whole model's")
-    return matched
+def _factor_prefix(original: str) -> str:
+    """What comes before the names of the factors of a weight in parts."""
+    return original.removesuffix("original") + "0."
+
+
+class _LoadNotice:
+    """Notes that a module has loaded a state dict; a copy of the module has one that does nothing.
+
+    Copied or pickled it is the end of an empty context, which needs no kappascope to be read.
+    """
+
+    def __init__(self, treatment: TrainedFactors) -> None:
+        self.treatment = treatment
+
+    def __call__(self, module: nn.Module, incompatible: object) -> None:
+        self.treatment.was_loaded = True
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return getattr, (nullcontext(), "__exit__")
+
+
+def _restart(attachment: Attachment, treatment: TrainedFactors) -> None:
+    """Merge the factors of a weight and let them begin anew."""
+    assert attachment.factors is not None
+    treatment.restart()
+    attachment.factors.forget(treatment)
+
+
+@torch.no_grad()
+def _merge_for_directions(hooks: StepHooks, treatments: Sequence[Treatment]) -> None:
+    """Merge the factors of weights whose directions are to be rewritten from now on.
+
+    What is to be held, such as a norm, was read from the weight.
+    """
+    leaves = {id(t.leaf) for t in treatments if t.acts_on_direction}
+    for attachment in hooks.attachments:
+        for treatment in attachment.factored:
+            if id(treatment.leaf) in leaves:
+                _restart(attachment, treatment)
 
 
 def _leader(owner: Optimizer, optimizers: Sequence[Optimizer]) -> Optimizer:
@@ -310,19 +300,24 @@ def _leader(owner: Optimizer, optimizers: Sequence[Optimizer]) -> Optimizer:
 
 
 def _refuse_clashes(new: Attachment) -> None:
-    """Refuse what is attached already, and factors of what another correction rewrites."""
+    """Refuse what is attached already, factors of factors, and bounds of what factors multiply."""
     hooks = StepHooks.of(new.optimizer)
-    if hooks is None:
-        return
-    attached = [t for attachment in hooks.attachments for t in attachment.treatments]
+    attached = [
+        t for attachment in (hooks.attachments if hooks else ()) for t in attachment.treatments
+    ]
     for treatment in new.treatments:
         name, kind = treatment.weight.name, treatment.kind.__name__
         for old in (t for t in attached if t.leaf is treatment.leaf):
             if old.kind is treatment.kind:
-                raise ValueError(f"{kind} is attached to {name} already; close it first")
-            if isinstance(old, Rewrite) and isinstance(treatment, TrainedFactors):
-                clash = f"{old.kind.__name__} rewrites {name}, which {kind} would make of factors"
-                raise ValueError(f"{clash}; close it first")
+                raise ValueError(f"{kind} of {name} is already attached (close it first)")
+            parts = {isinstance(t, TrainedFactors): t for t in (old, treatment)}
+            if False not in parts:
+                raise ValueError(f"{name} has factors of {old.kind.__name__} (close it first)")
+            rewrite = parts[False]
+            if True in parts and isinstance(rewrite, Rewrite) and not rewrite.acts_on_direction:
+                clash = f"{rewrite.kind.__name__} rewrites {name} as a whole"
+                factors = f"{parts[True].kind.__name__} makes it of factors"
+                raise ValueError(f"{clash}, and {factors}; close {old.kind.__name__} first")
 
 
 def _refuse_without_rate(new: Attachment) -> None:

@@ -114,7 +114,7 @@ class SpectralPenalty(Correction):
     (tracked by :mod:`kappascope.matrix.tracking`), of norm at most ``clip`` times the largest
     singular value.
 
-    It is taken as a step of its own, ``every`` so many steps with the learning rates of these
+    It is taken as a step of its own, ``every`` so many steps with as many times the learning rate
     (:mod:`kappascope.corrections.decoupled`): the pair is always that of the weight it acts on, and
     no step carries kappa beyond the limit it goes to, so the smallest singular value never becomes
     the largest, at whatever scale and learning rate. The paper's own form, which does all of
@@ -326,7 +326,7 @@ class SigmaMaxPenalty(Correction):
 
     Yoshida and Miyato (2017) penalise the largest singular value alone, since it bounds by how much
     a layer can amplify a change of its input. The gradient is ``strength sigma_1 u1 v1'``; followed
-    on its own for a time r, ``every`` so many steps with the sum of their learning rates, it
+    on its own for a time r, ``every`` so many steps as many times the learning rate, it
     multiplies the value by ``exp(-strength r)``, which is what is done here: no step can pass zero.
     Unlike :class:`SpectralDecay` it does not stop where the second value is met.
 

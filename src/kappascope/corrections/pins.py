@@ -59,7 +59,7 @@ class _Pin:
     def treatment(self, kind: type, weight: LiveWeight, norm: float | None) -> Treatment:
         norms = norms_of(weight.matrix(), self.sides)
         norms = norms if norm is None else torch.full_like(norms, norm)
-        return Rewrite(kind, weight, self, {"norm": norms})
+        return Rewrite(kind, weight, self, {"norm": norms}, acts_on_direction=True)
 
     def corrected(self, weight: Tensor, norm: float | None) -> Tensor:
         if norm is None:

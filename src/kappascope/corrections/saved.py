@@ -1,8 +1,8 @@
-"""Weights saved while a correction was attached: the original and its factors, put together again.
+"""Weights saved in parts by older versions: an original and its factors, put together again.
 
-An attached correction keeps a weight as ``X.parametrizations.weight.original`` with factors of rows
-and columns, or of singular values, beside it. What the layer uses is their product, and that is
-what is read here, as ``X.weight``.
+Once an attached correction kept a weight as ``X.parametrizations.weight.original``
+with factors of rows and columns, or of singular values, beside it. What the layer used is their
+product, and that is what is read here, as ``X.weight``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from kappascope.model.tensors import DEEPEST, Path, Read
 
 Shape: TypeAlias = tuple[int, ...]
 _FACTOR = re.compile(r"(?P<of>(.+\.)?parametrizations\.\w+)\.(?P<step>\d+)\.(?P<what>\w+)")
-_FORMS = ({"rows"}, {"columns"}, {"rows", "columns"}, {"values", "basis", "age"})
+_SPECTRAL = {"values", "basis"}
+_FORMS = ({"rows"}, {"columns"}, {"rows", "columns"}, _SPECTRAL, {*_SPECTRAL, "age"})
 _CONV1D = re.compile(r"(^|\.)(c_(attn|fc|proj)|q_attn)\.parametrizations")  # GPT-2 stores (in, out)
 _OPEN = "a factor of {} that is not applied: shapes do not tell to which side it belongs"
 

@@ -1,62 +1,64 @@
-"""The hooks around ``optimizer.step()`` that run what corrections have attached to it.
-
-An :class:`Attachment` is all that one correction does to the weights of one optimizer, and the
-:class:`StepHooks` of that optimizer run its attachments.
+"""The hooks in one optimizer that run what corrections have attached to it.
 
 Everything hangs on ``optimizer.step()``: what a gradient scaler skips is skipped here, accumulated
 gradients are complete, unscaled and averaged over processes by then, and no loop is rewritten.
+While the optimizer steps, the parameter of a weight with factors holds its direction, and ``.grad``
+the direction's gradient; before and after, the weight and the gradient that is the user's.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from inspect import currentframe
-from traceback import walk_stack
-from typing import Any, cast
+from functools import wraps
+from types import MethodType
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from kappascope.corrections.factors import FactorOptimizer, TrainedFactors
-from kappascope.corrections.treatments import OptimizerStep, Treatment
+from kappascope.corrections.attachment import Attachment, check_state, load_state, state_of
+from kappascope.corrections.factors import TrainedFactors
+from kappascope.corrections.treatments import (
+    AddedGradient,
+    OptimizerStep,
+    Rewrite,
+    State,
+    Treatment,
+)
 from kappascope.matrix import spectra
+
+K = TypeVar("K", bound=Hashable)
+
+STATE_KEY = "kappascope"
+"""Where ``optimizer.state_dict()`` has the states of what is attached, one for each correction.
+
+It stands beside "state" and "param_groups", where neither torch's own load nor its distributed
+checkpoints look for anything: an optimizer with nothing attached ignores it.
+"""
 
 
 @dataclass(eq=False)
-class Attachment:
-    """All that one correction does to the weights of one optimizer.
+class _Step:
+    """A step that is being taken: who acts in it, and what it has to put back."""
 
-    ``leader`` is the optimizer whose learning rate factors follow. ``refused`` counts by weight the
-    steps that were not taken; a handle shares one counter among its attachments.
+    acting: list[tuple[Attachment, Treatment, OptimizerStep]] = field(default_factory=list)
+    factored: dict[TrainedFactors, Attachment] = field(default_factory=dict)
+    gradients: list[tuple[nn.Parameter, Tensor | None]] = field(default_factory=list)
+    written: dict[TrainedFactors, Tensor] = field(default_factory=dict)  # by others, as they did
+    inside: list[TrainedFactors] = field(default_factory=list)  # with the direction in the model
 
-    >>> optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))])
-    >>> Attachment(optimizer, optimizer).steps
-    0
-    """
+    def keep_gradient(self, leaf: nn.Parameter) -> None:
+        """Keep the gradient that the user has, to be put back after the step."""
+        self.gradients.append((leaf, leaf.grad))
 
-    optimizer: Optimizer
-    leader: Optimizer
-    treatments: list[Treatment] = field(default_factory=list)
-    refused: Counter[str] = field(default_factory=Counter)
-    factors: FactorOptimizer | None = None
-    steps: int = 0
-
-    def finish(self, acting: set[Treatment]) -> None:
-        """Step the correction's own parameters after the user's optimizer has stepped."""
-        for treatment in () if self.factors is None else self.factors.step(acting):
-            self.refuse(treatment)
-        self.steps += 1
-
-    def refuse(self, treatment: Treatment) -> None:
-        """Count a step that is not taken, and warn of the first of every weight."""
-        name = treatment.weight.name
-        if not self.refused[name]:
-            text = f"a step of {treatment.kind.__name__} was refused: {name} would not be finite"
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
-        self.refused[name] += 1
+    def give_gradients_back(self) -> None:
+        """Put the gradients back, the first that was kept of each parameter last."""
+        for leaf, gradient in reversed(self.gradients):
+            leaf.grad = gradient
+        self.gradients = []
 
 
 class StepHooks:
@@ -73,12 +75,21 @@ class StepHooks:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.attachments: list[Attachment] = []
-        self.acting: list[tuple[Attachment, Treatment, OptimizerStep]] = []
-        self.withheld: list[tuple[nn.Parameter, Tensor | None]] = []
-        self.hooks = (
+        self.running: _Step | None = None
+        self.depth = 0  # of calls of ``step`` within one another
+        self.is_guarded = False
+        self.fitting: list[tuple[Attachment, State]] = []  # in a state that is being loaded
+        self.hooks: list[Any] = [
             optimizer.register_step_pre_hook(self._before),
             optimizer.register_step_post_hook(self._after),
-        )
+            optimizer.register_state_dict_post_hook(self._save),
+            optimizer.register_load_state_dict_pre_hook(self._check_loaded),
+            optimizer.register_load_state_dict_post_hook(self._load),
+            _Around(optimizer, "step", self._guarded),
+        ]
+        for name in ("train", "eval"):  # in which a schedule-free optimizer moves the weights
+            if callable(getattr(optimizer, name, None)):
+                self.hooks.append(_Around(optimizer, name, self._in_directions))
 
     @classmethod
     def of(cls, optimizer: Optimizer) -> StepHooks | None:
@@ -89,83 +100,313 @@ class StepHooks:
 
     def leave(self, attachment: Attachment) -> None:
         """Let go of an attachment, and of the optimizer after the last."""
+        self.abandon()
         self.attachments.remove(attachment)
         for hook in () if self.attachments else self.hooks:
             hook.remove()
 
-    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if _is_within_a_step(optimizer):
-            return
-        self.acting, self.withheld = [], []  # the last step may have raised: nothing of it is left
-        if _is_skipped(optimizer):
-            return
-        if any(callable(value) for value in (*args, *kwargs.values())):
-            raise ValueError("step(closure) computes gradients too late; call backward() first")
-        with torch.no_grad(), spectra.without_autocast():
-            self.acting = self._admitted(optimizer)
-            for _, treatment, step in self.acting:
-                treatment.before(step)
-            self._withhold_gradients()
+    # Before the optimizer steps
 
-    def _admitted(self, optimizer: Optimizer) -> list[tuple[Attachment, Treatment, OptimizerStep]]:
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        self.depth = self.depth + 1 if _has_steps_within(optimizer) else 1
+        if self.depth > 1:
+            return None
+        self.abandon()  # a step that raised where nobody noticed
+        if _is_skipped(optimizer):
+            return None
+        args, kwargs, closure = _with_value(args, kwargs)
+        with torch.no_grad(), spectra.without_autocast():
+            self.running = step = _Step()
+            self._admit(optimizer, step)
+            added = self._add_gradients(step)
+            self._pull_back(step, added)
+            for t in step.factored:
+                step.inside.append(t)
+                t.enter()
+        if closure is not None:
+            closure.watch(p for group in optimizer.param_groups for p in group["params"])
+        return args, kwargs
+
+    def _admit(self, optimizer: Optimizer, step: _Step) -> None:
         """List who acts on this step: the treatments of weights that are trained now."""
         scale = getattr(optimizer, "grad_scale", None)
         factor = 1.0 if scale is None else float(scale)
         groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-        admitted = [
-            (attachment, t, OptimizerStep(attachment.steps + 1, groups[id(t.leaf)], factor))
-            for attachment in self.attachments
-            for t in attachment.treatments
-            if id(t.leaf) in groups and t.is_ready()
-        ]
-        return sorted(admitted, key=lambda entry: isinstance(entry[1], TrainedFactors))
+        for attachment in self.attachments:
+            for t in attachment.treatments:
+                if (group := groups.get(id(t.leaf))) is None:
+                    continue
+                if isinstance(t, TrainedFactors):
+                    step.factored[t] = attachment
+                if t.is_ready():
+                    one = OptimizerStep(attachment.steps + 1, group, factor)
+                    step.acting.append((attachment, t, one))
 
-    def _withhold_gradients(self) -> None:
+    def _add_gradients(self, step: _Step) -> dict[nn.Parameter, list[Tensor]]:
+        """Add to gradients; give what is to be added where factors have to be considered."""
+        added: dict[nn.Parameter, list[Tensor]] = {t.leaf: [] for t in step.factored}
+        for _, t, one in step.acting:
+            if not isinstance(t, AddedGradient) or t.leaf not in added:
+                t.before(one)
+            elif (gradient := t.added(one)) is not None:
+                added[t.leaf].append(gradient)
+        return added
+
+    def _pull_back(self, step: _Step, added: Mapping[nn.Parameter, list[Tensor]]) -> None:
+        """Give the optimizer the gradients of directions, and none that is not finite."""
+        scales = {t.leaf: one.gradient_scale for _, t, one in step.acting}
+        users: dict[TrainedFactors, Tensor | None] = {}
+
+        def pull_back(t: TrainedFactors) -> None:
+            t.pull_back(users[t], added[t.leaf], scales.get(t.leaf, 1.0))
+
+        for t, attachment in step.factored.items():
+            users[t] = t.leaf.grad
+            step.keep_gradient(t.leaf)
+            if t.follow() and attachment.factors is not None:
+                attachment.factors.follow(t)
+            pull_back(t)
+        # all that only the device knows is asked in one question: it would be waited for each time
+        penalties = {t for _, t, _ in step.acting if isinstance(t, AddedGradient)}
+        last = {t.leaf: t for _, t, _ in step.acting}
+        last |= {t.leaf: t for t in step.factored if t.leaf in last}
+        answers = _answered(
+            {("same", t): t.mark.same(t.leaf) for t in step.factored}
+            | {("finite", leaf): t.finite_gradient() for leaf, t in last.items()}
+            | {("added", t): torch.as_tensor(t.was_finite) for t in penalties}
+        )
+        for penalty in penalties:
+            penalty.was_finite = answers["added", penalty]
+        for t, attachment in step.factored.items():
+            if not answers["same", t] or t.mark.version != t.leaf._version:
+                step.written[t] = t.leaf.detach().clone()
+                if t.adopt() and attachment.factors is not None:
+                    attachment.factors.forget(t)
+                pull_back(t)
+        suspects = {leaf for leaf in last if not answers["finite", leaf]}
+        self._withhold(step, {leaf for leaf in suspects if not last[leaf].has_finite_gradient()})
+
+    def _withhold(self, step: _Step, bad: set[nn.Parameter]) -> None:
         """Keep the optimizer from following gradients that are not finite."""
-        last = {t.leaf: t for _, t, _ in self.acting}  # that of factors, if there is one
-        bad = {leaf for leaf, t in last.items() if not t.has_finite_gradient()}
-        if not bad:
-            return
-        for leaf in (leaf for main in bad for leaf in last[main].leaves):
-            self.withheld.append((leaf, leaf.grad))
-            leaf.grad = None
-        refused = {(attachment, t.leaf): t for attachment, t, _ in self.acting if t.leaf in bad}
+        refused = {(a, t.leaf): t for a, t, _ in step.acting if t.leaf in bad}
         for (attachment, _), t in refused.items():
             attachment.refuse(t)
-        self.acting = [entry for entry in self.acting if entry[1].leaf not in bad]
+            for leaf in t.leaves:
+                step.keep_gradient(leaf)
+                leaf.grad = None
+        step.acting = [entry for entry in step.acting if entry[1].leaf not in bad]
+
+    # After it
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if _is_within_a_step(optimizer) or _is_skipped(optimizer):
+        self.depth = max(0, self.depth - 1)
+        if self.depth or (step := self.running) is None:
             return
-        for leaf, gradient in self.withheld:
-            leaf.grad = gradient
+        step.give_gradients_back()
         with torch.no_grad(), spectra.without_autocast():
-            for attachment, treatment, step in self.acting:
-                if not treatment.after(step):
-                    attachment.refuse(treatment)
-            acting = {treatment for _, treatment, _ in self.acting}
+            asked = self._rewrite(step)
+            acting = {t for _, t, _ in step.acting}
+            old: dict[TrainedFactors, list[Tensor]] = {}
             for attachment in self.attachments:
-                attachment.finish(acting)
-        self.acting, self.withheld = [], []
+                if attachment.factors is not None:
+                    old |= attachment.factors.step(acting)
+            for factored in step.factored:
+                factored.leave()
+            products = {t: torch.isfinite(t.mark.image).all() for t in old}
+            answers = _answered({**asked, **products})
+            for attachment, t, one in step.acting:
+                if t in old:
+                    continue
+                if not (answers[t] if t in asked else t.after(one)):
+                    attachment.refuse(t)
+            for factored in step.factored:  # what was moved after the product was written
+                if factored.mark.version != factored.leaf._version:
+                    factored.adopt()
+                    factored.write()  # the product to the bit, as a restart will find it
+            for factored, before in old.items():
+                self._conclude(step.factored[factored], factored, before, answers[factored])
+        for attachment in self.attachments:
+            attachment.steps += 1
+        self.running = None
+
+    def _rewrite(self, step: _Step) -> dict[Treatment, Tensor]:
+        """Rewrite weights, and directions where there are factors; give what is to be asked."""
+        asked: dict[Treatment, Tensor] = {}
+        for _, t, one in step.acting:
+            if isinstance(t, Rewrite):
+                asked[t] = t.rewrite(one)
+        return asked
+
+    def _conclude(
+        self, attachment: Attachment, t: TrainedFactors, before: list[Tensor], good: bool
+    ) -> None:
+        """Take a step of factors back if the product is not finite; else do what is due then."""
+        assert attachment.factors is not None
+        if not good and not t.leaf.isfinite().all():
+            for factor, value in zip(t.module.factors, before, strict=True):
+                factor.copy_(value)
+            attachment.factors.forget(t)
+            t.write()
+            attachment.refuse(t)
+        elif t.module.settle(t.direction):
+            attachment.factors.forget(t)
+            t.write()
+
+    # When something goes wrong, or happens outside of a step
+
+    def abandon(self) -> None:
+        """Undo what was begun for a step that did not come to its end."""
+        step, self.running = self.running, None
+        if step is None:
+            return
+        step.give_gradients_back()
+        with torch.no_grad():
+            for t in step.inside:
+                t.write()
+                if t in step.written:
+                    t.leaf.copy_(step.written[t])
+
+    def _guarded(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Take a step; should it raise, the weights are as they were."""
+        if self.is_guarded:  # a step that calls itself
+            return call(*args, **kwargs)
+        self.is_guarded, self.depth = True, 0
+        try:
+            return call(*args, **kwargs)
+        except BaseException:
+            self.abandon()
+            raise
+        finally:
+            self.is_guarded, self.depth = False, 0
+
+    def _in_directions(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Let the optimizer move directions, which are what it knows, outside of a step."""
+        factored = [t for attachment in self.attachments for t in attachment.factored]
+        with torch.no_grad():
+            for t in factored:
+                t.enter()
+            try:
+                found = call(*args, **kwargs)
+            except BaseException:
+                for t in factored:
+                    t.write()
+                raise
+            for t in factored:
+                t.leave()
+        return found
+
+    # What the optimizer's state dict carries
+
+    def _save(self, optimizer: Optimizer, state: State) -> State:
+        return {**state, STATE_KEY: [state_of([attachment]) for attachment in self.attachments]}
+
+    def _check_loaded(self, optimizer: Optimizer, state: State) -> State:
+        """Find the states of what is attached here; what does not fit is told and left alone."""
+        self.fitting = []
+        for attachment in self.attachments if state.get(STATE_KEY) else ():
+            problems = []
+            for one in state[STATE_KEY]:
+                try:
+                    check_state([attachment], one)
+                except ValueError as error:
+                    problems.append(str(error).partition(";")[0])
+                else:
+                    self.fitting.append((attachment, one))
+                    break
+            else:
+                kind = attachment.treatments[0].kind.__name__
+                text = f"the optimizer's state has none of this {kind}, which goes on as it is"
+                warnings.warn(f"{text} ({'; '.join(problems)})", RuntimeWarning, stacklevel=3)
+        return {key: value for key, value in state.items() if key != STATE_KEY}
+
+    def _load(self, optimizer: Optimizer) -> None:
+        for attachment, state in self.fitting:
+            load_state([attachment], state)
+        self.fitting = []
 
 
-_HOOKED_STEP = Optimizer.profile_hook_step(lambda optimizer: None).__code__
-"""The code that runs the hooks around every ``step``, of whichever class."""
+class _Around:
+    """A method of one optimizer with something around it, until it is removed."""
+
+    def __init__(self, optimizer: Optimizer, name: str, around: Callable[..., Any]) -> None:
+        self.optimizer, self.name, self.own = optimizer, name, vars(optimizer).get(name)
+        self.is_on = True
+        inner = getattr(optimizer, name)
+
+        @wraps(inner)  # schedulers look for a mark that they leave
+        def method(_: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            return around(inner, *args, **kwargs) if self.is_on else inner(*args, **kwargs)
+
+        self.method = MethodType(method, optimizer)  # bound, as schedulers expect it
+        setattr(optimizer, name, self.method)
+
+    def remove(self) -> None:
+        """Leave no trace, unless somebody has put something around this in turn."""
+        self.is_on = False
+        if vars(self.optimizer).get(self.name) is not self.method:
+            return
+        delattr(self.optimizer, self.name)
+        if self.own is not None:
+            setattr(self.optimizer, self.name, self.own)
 
 
-def _is_within_a_step(optimizer: Optimizer) -> bool:
-    """Whether the call of ``step`` whose hooks run now was made by another of the same optimizer.
+class _GivenValue:
+    """A closure that was evaluated before the step, once, and gives its value once."""
 
-    That takes a class with two steps that run hooks, its own and its parent's; no optimizer of
-    torch's has them. For such a class the stack tells: a call that has raised is not on it any
-    more, whoever keeps its traceback, and what other hooks make of the arguments does not matter.
-    """
+    def __init__(self, value: Any) -> None:
+        self.value, self.was_given = value, False
+        self.seen: list[tuple[nn.Parameter, int, Tensor | None, int]] = []
+
+    def watch(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Note weights and gradients as they are now."""
+        self.seen = [
+            (p, p._version, p.grad, 0 if p.grad is None else p.grad._version) for p in parameters
+        ]
+
+    def give(self) -> Any:
+        """The value, if nothing has changed since; a new one would need the weights themselves."""
+        unchanged = all(
+            p._version == version and p.grad is grad and (grad is None or grad._version == its)
+            for p, version, grad, its in self.seen
+        )
+        if self.was_given or not unchanged:
+            when = "a second time" if self.was_given else "after a weight or gradient was changed"
+            problem = f"the optimizer called the closure {when}, which no correction allows"
+            raise RuntimeError(f"{problem}: it is evaluated once, before the step; close it first")
+        self.was_given = True
+        return self.value
+
+
+def _with_value(args: Any, kwargs: Any) -> tuple[Any, Any, _GivenValue | None]:
+    """Evaluate the closure among the arguments of a step, and put its value in its place."""
+    closures = [value for value in (*args[1:], *kwargs.values()) if callable(value)]
+    if not closures:
+        return args, kwargs, None
+    with torch.enable_grad():
+        given = _GivenValue(closures[0]())
+
+    def closure() -> Any:
+        return given.give()
+
+    args = tuple(closure if value is closures[0] else value for value in args)
+    kwargs = {k: closure if value is closures[0] else value for k, value in kwargs.items()}
+    return args, kwargs, given
+
+
+def _answered(questions: Mapping[K, Tensor]) -> dict[K, bool]:
+    """Wait once for all answers (on every device)."""
+    answers: dict[K, bool] = {}
+    for device in {flag.device for flag in questions.values()}:
+        here = {key: flag for key, flag in questions.items() if flag.device == device}
+        answers |= dict(zip(here, torch.stack(list(here.values())).tolist(), strict=True))
+    return answers
+
+
+def _has_steps_within(optimizer: Optimizer) -> bool:
+    """Whether a step may call another that runs hooks, of a class above; none of torch's does."""
     steps: list[Any] = [vars(kind).get("step") for kind in type(optimizer).__mro__]
     # AdamW and Adam have hooks of their own around the same function
-    if len({step.__wrapped__ for step in steps if getattr(step, "hooked", False)}) < 2:
-        return False
-    frames = (frame for frame, _ in walk_stack(currentframe()) if frame.f_code is _HOOKED_STEP)
-    return sum(frame.f_locals["self"] is optimizer for frame in frames) > 1
+    return len({step.__wrapped__ for step in steps if getattr(step, "hooked", False)}) > 1
 
 
 def _is_skipped(optimizer: Optimizer) -> bool:

@@ -6,7 +6,6 @@ weight (:mod:`kappascope.corrections.factors`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -60,6 +59,7 @@ class Treatment:
     """
 
     follows_rate: bool = False  # whether it needs the learning rate of the weight
+    acts_on_direction: bool = False  # on what factors multiply, where the weight has factors
     _memory: State
     _memory_device: torch.device | None  # None: not known yet
 
@@ -101,9 +101,15 @@ class Treatment:
     def before(self, step: OptimizerStep) -> None:
         """Act when gradients are complete and the weight has not moved yet."""
 
+    def finite_gradient(self) -> Tensor:
+        """Whether the gradient is finite, as a tensor; False may be a sum that overflows."""
+        gradients = [leaf.grad for leaf in self.leaves if leaf.grad is not None]
+        found = [is_finite(g) for g in gradients] or [torch.tensor(True, device=self.leaf.device)]
+        return found[0] if len(found) == 1 else torch.stack(found).all()
+
     def has_finite_gradient(self) -> bool:
-        """Whether the gradient that the optimizer is about to follow is finite."""
-        return all(leaf.grad is None or all_finite(leaf.grad) for leaf in self.leaves)
+        """Whether the gradient that the optimizer is about to follow is finite, looked at anew."""
+        return all(leaf.grad is None or bool(leaf.grad.isfinite().all()) for leaf in self.leaves)
 
     def after(self, step: OptimizerStep) -> bool:
         """Act when the weight has moved; False if the result would not have been finite."""
@@ -117,13 +123,18 @@ def _on_device(value: Any, device: torch.device) -> Any:
     return value.to(device) if isinstance(value, Tensor) else value
 
 
-def all_finite(x: Tensor) -> bool:
-    """Whether every entry is finite; the sum tells five times sooner, unless it overflows.
+def is_finite(x: Tensor) -> Tensor:
+    """Whether every entry is finite, as a tensor: nobody waits for the answer.
 
-    >>> all_finite(torch.tensor([3e38, 3e38])), all_finite(torch.tensor([torch.nan]))
-    (True, False)
+    A sum tells five times sooner than a look at every entry, and in float64 it cannot overflow
+    unless the entries themselves are of that type.
+
+    >>> is_finite(torch.tensor([3e38, 3e38])), is_finite(torch.tensor([torch.nan]))
+    (tensor(True), tensor(False))
     """
-    return math.isfinite(x.sum()) or bool(torch.isfinite(x).all())
+    if x.dtype == torch.float64:
+        return torch.isfinite(x).all()
+    return torch.isfinite(x.sum(dtype=torch.float64))
 
 
 class AddedGradient(Treatment):
@@ -148,23 +159,31 @@ class AddedGradient(Treatment):
         grown: Callable[[Tensor], State] = lambda matrix: {},
     ) -> None:
         super().__init__(kind, weight, memory, grown)
-        self.gradient, self.was_finite = gradient, True
+        self.gradient = gradient
+        self.was_finite: Tensor | bool = True
 
     def before(self, step: OptimizerStep) -> None:
         """Add the gradient, unless it is not finite or the weight has no decomposition."""
+        if (gradient := self.added(step)) is not None:
+            self.weight.add_gradient(gradient)
+
+    def added(self, step: OptimizerStep) -> Tensor | None:
+        """What to add to the gradient of the weight: zeros, should it not be finite."""
         try:
             gradient = self.gradient(lambda: precise(self.weight.matrix()), self.memory)
         except spectra.LinAlgError:
             self.was_finite = False
-            return
-        self.was_finite = gradient is None or all_finite(gradient)
-        if self.was_finite and gradient is not None:
-            scale = step.gradient_scale
-            self.weight.add_gradient(gradient if scale == 1.0 else gradient * scale)
+            return None
+        if gradient is None:
+            self.was_finite = True
+            return None
+        self.was_finite = is_finite(gradient)
+        scale = step.gradient_scale
+        return torch.where(self.was_finite, gradient if scale == 1.0 else gradient * scale, 0.0)
 
     def after(self, step: OptimizerStep) -> bool:
         """Whether the gradient was finite."""
-        return self.was_finite
+        return bool(self.was_finite)
 
 
 class Rewrite(Treatment):
@@ -184,22 +203,30 @@ class Rewrite(Treatment):
         rule: Callable[[Tensor, OptimizerStep, State], Tensor | None],
         memory: State,
         grown: Callable[[Tensor], State] = lambda matrix: {},
+        *,
+        acts_on_direction: bool = False,
     ) -> None:
         super().__init__(kind, weight, memory, grown)
-        self.rule = rule
+        self.rule, self.acts_on_direction = rule, acts_on_direction
 
     def after(self, step: OptimizerStep) -> bool:
         """Write the new matrix, unless it would not be finite or the old one is not already."""
+        return bool(self.rewrite(step))
+
+    def rewrite(self, step: OptimizerStep) -> Tensor:
+        """Rewrite the weight; whether that was possible, as a tensor that nobody waits for."""
         matrix = self.weight.matrix()
         try:
             new = self.rule(matrix, step, self.memory)
         except spectra.LinAlgError:
-            return False
+            return torch.tensor(False, device=matrix.device)
         if new is None:
-            return True
+            return torch.tensor(True, device=matrix.device)
         rounded = new.to(matrix.dtype)
-        finite = all_finite(rounded)
-        if finite:
+        finite = is_finite(rounded)
+        if self.weight.parametrization is None:
+            self.weight.write(torch.where(finite, rounded, matrix))
+        elif finite:  # what makes the weight need not give the same one back
             self.weight.write(rounded)
         return finite
 

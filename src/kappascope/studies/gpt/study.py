@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from kappascope import corrections
-from kappascope.corrections.handle import Handle
 from kappascope.lab import downloads
 from kappascope.lab.experiment import Batch, Setting, Study
 from kappascope.lab.resume import ResumePoint
@@ -86,7 +85,7 @@ def trials(
     log: list[dict[str, Any]] = []
     for step in resume_point.steps(steps, log, **parts):
         if not high:
-            log += state_rows(model, handle, corpus, step, steps)
+            log += state_rows(model, corpus, step, steps)
         start = time.process_time()
         for stepper in steppers.values():
             stepper.param_groups[0]["lr"] = rate * schedule(step, steps, warmup, decay=not high)
@@ -111,7 +110,7 @@ def trials(
         yield from end_rows(steps_taken, steps, corpus.frequency_loss)
         return
     yield from (row for row in log if "loss" not in row)
-    yield from state_rows(model, handle, corpus, steps, steps)
+    yield from state_rows(model, corpus, steps, steps)
     final = validation(model, corpus.held_out())
     yield {"component": "validation_loss", "value": final, "epoch": steps}
 
@@ -122,17 +121,13 @@ def read(text: str) -> Corpus:
     return Corpus.of(downloads.text(text))
 
 
-def state_rows(
-    model: GPT, handle: Handle | None, corpus: Corpus, step: int, steps: int
-) -> Iterator[dict[str, Any]]:
+def state_rows(model: GPT, corpus: Corpus, step: int, steps: int) -> Iterator[dict[str, Any]]:
     """Yield the validation loss at most 20 times in a run, the state of every matrix 5 times."""
     if step % max(10, steps // 20) == 0:
         loss = validation(model, corpus.held_out(64))
         yield {"component": "loss_on_the_way", "value": loss, "epoch": step}
     if step in (0, steps // 10, steps // 4, steps // 2, steps):
-        state = model.state_dict()
-        plain = handle.plain(state) if handle else state
-        for row in matrix_rows(plain):
+        for row in matrix_rows(model.state_dict()):
             yield {**row, "epoch": step}
 
 
