@@ -14,15 +14,20 @@ from kappascope.corrections import (
     ColumnNormPin,
     Correction,
     Hybrid,
+    MagnitudeDirection,
     Multipliers,
     NormPin,
     OrthogonalPenalty,
     PaperPenalty,
+    QKClip,
     RowNormPin,
     SigmaMaxPenalty,
+    SingularValueBand,
     SingularValueBound,
     SingularValueMultipliers,
+    SpectralCap,
     SpectralDecay,
+    SpectralNormalization,
     SpectralPenalty,
     SVDCorrection,
 )
@@ -49,13 +54,25 @@ EXAMPLES: list[Correction] = [
     NormPin(),
     RowNormPin(),
     ColumnNormPin(),
+    MagnitudeDirection(),
+    SpectralNormalization(),
+    SpectralCap(),
+    SpectralCap(0.5, soft=True),
+    SingularValueBand(0.3, 0.9, every=2),
 ]
+FOR_ATTENTION: list[Correction] = [QKClip(tau=0.1, heads=2)]  # they act on queries and keys alone
 
 
 every = pytest.mark.parametrize("correction", EXAMPLES, ids=lambda c: type(c).__name__)
 
 
-MERGED = Multipliers, SingularValueMultipliers, Hybrid  # they put factors into the model
+MERGED = (  # they put factors into the model
+    Multipliers,
+    SingularValueMultipliers,
+    Hybrid,
+    MagnitudeDirection,
+    SpectralNormalization,
+)
 
 
 PENALTIES = (
@@ -79,6 +96,17 @@ class Tied(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.token(x.argmax(-1)) + x
         return self.head(self.second(self.first(hidden).relu()))
+
+
+class Attentive(nn.Module):
+    """Attention with queries, keys and values in one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, num_heads=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.attention(x, x, x)[0]
 
 
 def perceptron(bias: bool = True) -> nn.Module:

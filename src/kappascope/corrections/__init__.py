@@ -12,7 +12,9 @@ weight: known`` is the oracle of the paper's experiments). ``None`` is the defau
 states; it needs no oracle.
 """
 
+from kappascope.corrections.caps import SingularValueBand, SpectralCap
 from kappascope.corrections.correction import Correction, attach
+from kappascope.corrections.directions import MagnitudeDirection, SpectralNormalization
 from kappascope.corrections.handle import Handle
 from kappascope.corrections.hybrid import Hybrid
 from kappascope.corrections.multipliers import Multipliers, SingularValueMultipliers, scaled
@@ -31,6 +33,7 @@ from kappascope.corrections.projections import (
     banded,
     toward_spectrum,
 )
+from kappascope.corrections.qk_clip import QKClip
 from kappascope.corrections.targets import Target
 from kappascope.matrix.components import floored_condition_number
 
@@ -39,16 +42,21 @@ __all__ = [
     "Correction",
     "Handle",
     "Hybrid",
+    "MagnitudeDirection",
     "Multipliers",
     "NormPin",
     "OrthogonalPenalty",
     "PaperPenalty",
+    "QKClip",
     "RowNormPin",
     "SVDCorrection",
     "SigmaMaxPenalty",
+    "SingularValueBand",
     "SingularValueBound",
     "SingularValueMultipliers",
+    "SpectralCap",
     "SpectralDecay",
+    "SpectralNormalization",
     "SpectralPenalty",
     "Target",
     "attach",

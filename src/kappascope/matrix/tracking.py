@@ -216,6 +216,25 @@ def largest_form(matrix: Float[Tensor, "*stack out in"]) -> State:
     return {"top": matrix.new_empty((BLOCK_SIZE, min(matrix.shape)), device="meta")}
 
 
+def inside(matrix: Float[Tensor, "*stack out in"], low: float, high: float) -> bool:
+    """Whether all singular values are proven to lie between two values, cheaply.
+
+    ``high^2 - W'W`` and ``W'W - low^2`` have Cholesky factorizations only if they do. Small
+    matrices and stacks are left to the SVD.
+
+    >>> inside(torch.eye(200), 0.5, 2.0), inside(torch.eye(200), 1.5, 2.0)
+    (True, False)
+    """
+    if matrix.ndim > 2 or min(matrix.shape) <= SVD_UP_TO:
+        return False
+    tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.mT
+    ratio = high / low if low else 1.0
+    square = gram(_in_digits_for_squares(tall / high, ratio))
+    if _blas.Cholesky.of(-square, -1.0).indefinite:
+        return False
+    return not low or not _blas.Cholesky.of(square, 1 / ratio**2).indefinite
+
+
 def within(matrix: Float[Tensor, "*stack out in"], kappa: float, memory: State) -> bool:
     """Whether every condition number is proven to be at most ``kappa``, cheaply.
 
