@@ -198,7 +198,9 @@ class SingularValueBound(Correction):
 
     A weight beyond the bound is replaced by the nearest one a little (``slack``) inside of it; the
     weight is not re-initialised and no parameter is added. Of a large weight two Cholesky
-    factorizations prove that nothing has to be done, and the SVD is taken only where they fail.
+    factorizations prove that nothing has to be done. Where they fail, the few values that are too
+    small are found by inverse iteration and raised (from a kappa of 10 on), which is proven again;
+    the SVD is taken only where that does not do. What all of it costs is in docs/corrections.md.
 
     It holds of the weight as it is stored: where rounding might break it (in 16 bits, or of a kappa
     in the thousands) the stored weight is looked at, and what would be beyond the bound is taken
@@ -224,6 +226,10 @@ class SingularValueBound(Correction):
         wide = precise(matrix)
         if tracking.within(wide, self.kappa, memory):
             return None
+        if not self._rounding_matters(matrix):
+            few = tracking.lifted(wide, self.kappa, self.slack, memory)
+            if few is not None:
+                return few
         wide = wide.double() if self._rounding_matters(matrix) else wide
         u, s, vt = spectra.decomposition(wide)
         if bool((s[..., 0] <= self.kappa * s[..., -1]).all()):

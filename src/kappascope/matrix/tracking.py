@@ -31,9 +31,13 @@ FRESH_SETTLES_BELOW = 1.0  # by one of this very matrix
 STALE_FAILS_ABOVE = 2.0  # in the first step by an earlier one: a second step would seldom do
 MAX_STEPS = 12  # of a call; a matrix whose smallest values are equal has no vector to settle on
 MIN_FIRST_STEPS = 8  # of the first call: it starts from random vectors
+LIFTED_VECTORS = 16  # of which up to half are raised
+LIFTING_ITERATIONS = 4  # by which a value half as large as the next ones is settled
+MIN_LIFTED_KAPPA = 10.0  # below, the nearest matrix within a bound lowers the largest values too
 MAX_POWER_STEPS = 60  # of a block towards the largest value; an SVD costs about as much
 POWER_SETTLES_BELOW = 1e-3  # residual of the first triplet; the value's error is of its square
-SQUARE_MARGINS = (1.02, 1.2)  # on the largest square as found from below; tried in turn
+RESOLVED_SQUARES = 0.1  # error of a square beside the smallest one, up to which it is told apart
+SQUARE_MARGINS = (1.02, 1.06, 1.2)  # on the largest square as found from below; tried in turn
 # Calls that factorize at once after a stale factorization was of no use. Twice as many each time,
 # and one less whenever one was of use.
 MIN_FRESH_CALLS, MAX_FRESH_CALLS = 16, 128
@@ -247,16 +251,67 @@ def within(matrix: Float[Tensor, "*stack out in"], kappa: float, memory: State) 
     """
     if matrix.ndim > 2 or min(matrix.shape) <= SVD_UP_TO:
         return False
-    a = _in_digits_for_squares(matrix if matrix.shape[0] >= matrix.shape[1] else matrix.mT, kappa)
-    square, largest = gram(a), _largest_square(a, memory)
+    tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.mT
+    # most weights are far inside, which fewer digits can prove sooner
+    resolved = 0.99 * math.sqrt(RESOLVED_SQUARES / (len(tall) * torch.finfo(tall.dtype).eps))
+    if 1 < resolved < kappa and _proven(tall, resolved, memory, tall.dtype):
+        return True
+    return _proven(_in_digits_for_squares(tall, kappa), kappa, memory, tall.dtype)
+
+
+def _proven(a: Float[Tensor, "q p"], kappa: float, memory: State, kept: torch.dtype) -> bool:
+    square, largest = gram(a), _largest_square(a, memory, kept)
 
     def positive(lower: Float[Tensor, "p p"], shift: float) -> bool:
         return not _blas.Cholesky.of(lower, shift).indefinite
 
-    return any(
-        positive(-square, -margin * largest) and positive(square, margin * largest / kappa**2)
-        for margin in SQUARE_MARGINS
-    )
+    for margin in SQUARE_MARGINS:
+        if not positive(square, margin * largest / kappa**2):
+            return False  # nor with a larger margin
+        if positive(-square, -margin * largest):
+            return True
+    return False
+
+
+def lifted(
+    matrix: Float[Tensor, "*stack out in"], kappa: float, slack: float, memory: State
+) -> Float[Tensor, "*stack out in"] | None:
+    """The few singular values raised that keep kappa above a bound, if that is proven to do.
+
+    The smallest triplets come from inverse iteration by one Cholesky factorization, values below
+    the bound are raised to a little (``slack``) inside of it, and :func:`within` has to prove the
+    result. The nearest matrix would also lower the largest values, by a part of about
+    ``1 / kappa**2``, so small kappas are left to the SVD, as is all for which this does not do.
+
+    >>> weight = torch.diag(torch.cat([torch.ones(199), torch.tensor([1e-3])]))
+    >>> float(lifted(weight, 20.0, 0.05, {})[-1, -1])
+    0.053...
+    """
+    if matrix.ndim > 2 or min(matrix.shape) <= SVD_UP_TO or kappa < MIN_LIFTED_KAPPA:
+        return None
+    tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.mT
+    a = _in_digits_for_squares(tall, kappa)
+    square, largest = gram(a), _largest_square(a, memory, tall.dtype)
+    factor = _blas.Cholesky.of(square, -torch.finfo(a.dtype).eps * largest)
+    above = (margin * largest for margin in SQUARE_MARGINS)
+    bound = next((b for b in above if not _blas.Cholesky.of(-square, -b).indefinite), None)
+    if factor.indefinite or bound is None:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randn(a.shape[1], LIFTED_VECTORS, generator=generator, dtype=torch.float64)
+    block = drawn.to(a)
+    for _ in range(LIFTING_ITERATIONS):
+        block = torch.linalg.qr(factor.solve(block.contiguous()))[0]
+    u, s, wt = spectra.decomposition(a @ block)
+    floor = math.sqrt(bound) * (1 + slack) / kappa
+    low = int((s < floor).sum())
+    if not 0 < low <= LIFTED_VECTORS // 2:  # of the others the block is too poor
+        return None
+    change = (u[:, -low:] * (floor - s[-low:])) @ (wt[-low:] @ block.mT)
+    new = tall + change.to(tall)
+    if not within(new, kappa, memory):
+        return None
+    return new if tall is matrix else new.mT
 
 
 def bound_form(matrix: Float[Tensor, "*stack out in"], kappa: float) -> State:
@@ -268,22 +323,22 @@ def bound_form(matrix: Float[Tensor, "*stack out in"], kappa: float) -> State:
     if matrix.ndim > 2 or min(matrix.shape) <= SVD_UP_TO:
         return {}
     blank = matrix.new_empty((max(matrix.shape), min(matrix.shape)), device="meta")
-    return {"top": _in_digits_for_squares(blank, kappa)[:BLOCK_SIZE]}
+    return {"top": blank[:BLOCK_SIZE]}
 
 
 def _in_digits_for_squares(a: Float[Tensor, "q p"], kappa: float) -> Float[Tensor, "q p"]:
     """In a type to compare squares in: of the digits, as many as kappa^2 has are lost."""
-    return a if kappa**2 * len(a) * torch.finfo(a.dtype).eps < 0.1 else a.double()
+    return a if kappa**2 * len(a) * torch.finfo(a.dtype).eps < RESOLVED_SQUARES else a.double()
 
 
-def _largest_square(a: Float[Tensor, "q p"], memory: State) -> float:
+def _largest_square(a: Float[Tensor, "q p"], memory: State, kept: torch.dtype) -> float:
     """About the largest eigenvalue of A'A, from below, by a block of vectors kept warm."""
     block = memory["top"].to(a) if "top" in memory else _random_blocks(a)["top"]
-    for _ in range(3 if "top" in memory else 8):
+    for _ in range(2 if "top" in memory else 8):
         block = torch.linalg.qr((block @ a.mT @ a).mT)[0].mT
     largest = float(torch.linalg.matrix_norm(block @ a.mT, 2)) ** 2
     if math.isfinite(largest):
-        memory["top"] = block
+        memory["top"] = block.to(kept)
     return largest
 
 
