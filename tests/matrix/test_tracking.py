@@ -17,9 +17,9 @@ from kappascope.matrix.tracking import (
     ExtremeTriplets,
     bound_form,
     extreme_triplets,
-    inside,
     largest_form,
     largest_triplet,
+    lies_between,
     lifted,
     within,
 )
@@ -227,7 +227,7 @@ def test_what_is_proven_to_be_inside_is_inside(shape, low, high) -> None:
     s = torch.linalg.svdvals(weight.double())
     truth = bool(s[0] <= high and s[-1] >= low)
     near = min(abs(float(s[-1]) / low - 1), abs(float(s[0]) / high - 1)) < 1e-3
-    assert inside(weight, low, high) == truth or near
+    assert lies_between(weight, low, high) == truth or near
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -12,6 +12,7 @@ weight: known`` is the oracle of the paper's experiments). ``None`` is the defau
 states; it needs no oracle.
 """
 
+from kappascope.corrections import mup
 from kappascope.corrections.caps import SingularValueBand, SpectralCap
 from kappascope.corrections.correction import Correction, attach
 from kappascope.corrections.directions import MagnitudeDirection, SpectralNormalization
@@ -34,6 +35,7 @@ from kappascope.corrections.projections import (
     toward_spectrum,
 )
 from kappascope.corrections.qk_clip import QKClip
+from kappascope.corrections.starts import orthogonal_start
 from kappascope.corrections.targets import Target
 from kappascope.matrix.components import floored_condition_number
 
@@ -63,6 +65,8 @@ __all__ = [
     "banded",
     "condition_penalty",
     "floored_condition_number",
+    "mup",
+    "orthogonal_start",
     "scaled",
     "toward_spectrum",
 ]

@@ -85,7 +85,7 @@ class SpectralCap(Correction):
 
     def _rewritten(self, matrix: Tensor, step: OptimizerStep, memory: State) -> Tensor | None:
         wide, limit = precise(matrix), memory["limit"]
-        if matrix.ndim == 2 and tracking.inside(wide, 0.0, float(limit)):
+        if matrix.ndim == 2 and tracking.lies_between(wide, 0.0, float(limit)):
             return None
         if self.soft:
             return softly_capped(wide, limit.to(wide))
@@ -156,6 +156,6 @@ class SingularValueBand(Correction):
 
     def _rewritten(self, matrix: Tensor, step: OptimizerStep, memory: State) -> Tensor | None:
         wide = precise(matrix)
-        if step.index % self.every or tracking.inside(wide, self.low, self.high):
+        if step.index % self.every or tracking.lies_between(wide, self.low, self.high):
             return None
         return self._within(wide)

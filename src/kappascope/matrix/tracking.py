@@ -220,13 +220,13 @@ def largest_form(matrix: Float[Tensor, "*stack out in"]) -> State:
     return {"top": matrix.new_empty((BLOCK_SIZE, min(matrix.shape)), device="meta")}
 
 
-def inside(matrix: Float[Tensor, "*stack out in"], low: float, high: float) -> bool:
+def lies_between(matrix: Float[Tensor, "*stack out in"], low: float, high: float) -> bool:
     """Whether all singular values are proven to lie between two values, cheaply.
 
     ``high^2 - W'W`` and ``W'W - low^2`` have Cholesky factorizations only if they do. Small
     matrices and stacks are left to the SVD.
 
-    >>> inside(torch.eye(200), 0.5, 2.0), inside(torch.eye(200), 1.5, 2.0)
+    >>> lies_between(torch.eye(200), 0.5, 2.0), lies_between(torch.eye(200), 1.5, 2.0)
     (True, False)
     """
     if matrix.ndim > 2 or min(matrix.shape) <= SVD_UP_TO:
