@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 import pickle
 from functools import partial
 
@@ -20,6 +21,7 @@ from correction_examples import (
     convolution,
     every,
     inputs,
+    kappa_of,
     named,
     perceptron,
     steps,
@@ -28,9 +30,11 @@ from kappascope.corrections import (
     Hybrid,
     Multipliers,
     NormPin,
+    PaperPenalty,
     SingularValueBound,
     SingularValueMultipliers,
     SpectralDecay,
+    SpectralPenalty,
     SVDCorrection,
 )
 
@@ -552,3 +556,60 @@ def test_distributed_checkpoints_hold_the_plain_optimizer(correction, flat) -> N
     dcp.set_optimizer_state_dict(plain, other, found, options=options)
     dcp.set_optimizer_state_dict(model, optimizer, expected, options=options)
     steps(model, optimizer)
+
+
+# --- metrics --------------------------------------------------------------------------------------
+
+
+@every
+def test_metrics_are_numbers_by_name(correction) -> None:
+    _, _, handle = trained(correction, perceptron())
+    found = handle.metrics()
+    assert all(type(value) is float and math.isfinite(value) for value in found.values())
+    assert found["steps"] == 3 and found["refused"] == 0 and found["seconds"] > 0
+    assert {name.partition("/")[2] for name in found if "/" in name} == {"0.weight", "2.weight"}
+
+
+def test_metrics_tell_what_is_happening() -> None:
+    model, optimizer, handle = trained(
+        Hybrid(Multipliers(rate=5.0), PaperPenalty(0.1, target=1.5, every=1)), perceptron()
+    )
+    before = model[0].weight.detach().clone()
+    optimizer.zero_grad()
+    model(inputs(model)).square().mean().backward()
+    gradient, kappa = model[0].weight.grad.clone(), kappa_of(before)
+    optimizer.step()
+    found = handle.metrics()
+    penalty = PaperPenalty(0.1, target=1.5)
+    leaf = before.clone().requires_grad_()
+    penalty.penalty(leaf).backward()
+    share = leaf.grad.norm() / (leaf.grad.norm() + gradient.norm())
+    assert found["kappa/0.weight"] == pytest.approx(float(kappa), rel=1e-4)
+    assert found["penalty/0.weight"] == pytest.approx(float(penalty.penalty(before)), rel=1e-4)
+    assert found["gradient_share/0.weight"] == pytest.approx(float(share), rel=1e-4)
+    module = handle.treatments[-2].module
+    spreads = [float(f.max() / f.min()) for f in module.factors]
+    assert found["spread/0.weight"] == pytest.approx(max(spreads)) and max(spreads) > 1.001
+
+
+def test_metrics_of_a_penalty_that_steps_on_its_own_are_of_the_weight_it_moved() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(6, 6, bias=False)
+    optimizer = SGD(layer.parameters(), lr=0.0)
+    penalty = SpectralPenalty(0.1, target=1.5)
+    handle = penalty.attach(layer, optimizer)
+    layer.weight.grad = torch.ones_like(layer.weight)
+    optimizer.step()
+    found = handle.metrics()
+    assert found["kappa/weight"] == pytest.approx(float(kappa_of(layer.weight)), rel=1e-4)
+    expected = float(penalty.penalty(layer.weight.detach()))
+    assert found["penalty/weight"] == pytest.approx(expected, rel=1e-4)
+    assert found["gradient_share/weight"] == 0.0  # at a learning rate of zero it takes no step
+    optimizer.param_groups[0]["lr"] = 1e-6
+    optimizer.step()
+    assert 0.0 < handle.metrics()["gradient_share/weight"] < 1.0
+
+
+def test_metrics_count_rewrites() -> None:
+    _, _, handle = trained(SVDCorrection(every=2), perceptron(), count=5)
+    assert handle.metrics()["rewrites/2.weight"] == 2

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +10,6 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from correction_examples import (
-    EXAMPLES,
     MERGED,
     attached,
     every,
@@ -389,38 +386,60 @@ def test_compiled_it_is_the_same_and_compiled_once(correction) -> None:
     assert counter.frame_count <= 2
 
 
-def rank(number: int, place: str) -> None:
-    """One of two processes; the corrections are attached before and after DDP wraps the model."""
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{place}", rank=number, world_size=2)
-    for correction in EXAMPLES:
-        for early, unused in ((True, False), (False, True)):
-            torch.manual_seed(number)  # DDP broadcasts the first process's weights
-            model = perceptron()
-            optimizer = AdamW(model.parameters(), lr=0.05)
-            if early:
-                torch.manual_seed(7)
-                model.load_state_dict(perceptron().state_dict())
-                correction.attach(model, optimizer)
-            parallel = nn.parallel.DistributedDataParallel(model, find_unused_parameters=unused)
-            if not early:
-                correction.attach(parallel, optimizer)
-            generator = torch.Generator().manual_seed(number)
-            for _ in range(20):
-                optimizer.zero_grad()
-                parallel(torch.randn(8, 4, generator=generator)).square().mean().backward()
-                optimizer.step()
-            state = torch.cat([v.double().flatten() for v in model.state_dict().values()])
-            both = [torch.zeros_like(state) for _ in range(2)]
-            dist.all_gather(both, state)
-            if not torch.equal(*both):
-                raise AssertionError(f"{correction} differs, attached early: {early}")
-    dist.barrier()
-    os._exit(0)  # one in thirty is aborted by gloo's threads if it ends as usual
+def wide() -> nn.Module:
+    """Large enough for penalties and bounds to track singular vectors."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 100), nn.Linear(100, 100), nn.Linear(100, 120))
 
 
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
-def test_two_processes_stay_equal(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(rank, args=(str(tmp_path / "meeting"),), nprocs=2)
+@every
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_model_may_change_its_type_between_steps(correction, dtype) -> None:
+    model = wide()
+    optimizer = SGD(model.parameters(), lr=0.01)
+    with correction.attach(model, optimizer) as handle:
+        steps(model, optimizer, 3)
+        model.to(dtype)
+        steps(model, optimizer, 3)
+    assert not handle.refused and all(p.isfinite().all() for p in model.parameters())
+    assert {p.dtype for p in model.parameters()} == {dtype}
+
+
+def test_a_schedule_free_optimizer_averages_directions() -> None:
+    schedulefree = pytest.importorskip("schedulefree")
+    torch.manual_seed(0)
+    model = perceptron()
+    optimizer = schedulefree.AdamWScheduleFree(model.parameters(), lr=0.05)
+    optimizer.train()
+    handle = Multipliers(rate=1.0).attach(model, optimizer)
+    steps(model, optimizer, 5)
+    treatment = handle.treatments[0]
+    y, z = treatment.direction.clone(), optimizer.state[treatment.leaf]["z"]
+    trained = model[0].weight.detach().clone()
+    optimizer.eval()
+    x = y.lerp(z, 1 - 1 / 0.9)
+    torch.testing.assert_close(treatment.direction, x)
+    assert torch.equal(model[0].weight, treatment.module(treatment.direction))
+    assert not torch.allclose(model[0].weight, trained)
+    optimizer.train()
+    torch.testing.assert_close(model[0].weight.detach(), trained)
+    steps(model, optimizer, 2)
+    handle.close()
+    assert "eval" not in vars(optimizer) and "step" not in vars(optimizer)
+
+
+@every
+def test_a_schedule_free_optimizer_is_corrected_where_it_trains(correction) -> None:
+    schedulefree = pytest.importorskip("schedulefree")
+    model = perceptron()
+    optimizer = schedulefree.AdamWScheduleFree(model.parameters(), lr=0.05)
+    optimizer.train()
+    norm = model[0].weight.detach().norm()
+    with correction.attach(model, optimizer) as handle:
+        steps(model, optimizer, 4)
+        if isinstance(correction, NormPin):
+            torch.testing.assert_close(model[0].weight.detach().norm(), norm)
+        optimizer.eval()
+        optimizer.train()
+        steps(model, optimizer, 2)
+    assert not handle.refused

@@ -13,6 +13,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from kappascope.model.sharded import own_shard
+
 ADVICE = "load the state of a correction that was attached alike, to a model of the same shapes"
 
 
@@ -67,7 +69,7 @@ def _check_tensor(name: str, value: Any, form: Tensor) -> None:
     expected = f"a tensor of shape {tuple(form.shape)} and type {form.dtype}"
     if not is_dense or (value.shape, value.dtype) != (form.shape, form.dtype):
         refuse(name, expected, described(value))
-    if not torch.isfinite(value).all():
+    if not torch.isfinite(own_shard(value)).all():
         refuse(name, "finite", "a tensor with entries that are not")
     if not (form.is_floating_point() or form.is_meta) and form.numel():
         low, high = int(form.min()), int(form.max())

@@ -38,6 +38,7 @@ class Attachment:
     refused: Counter[str] = field(default_factory=Counter)
     factors: FactorOptimizer | None = None
     steps: int = 0
+    seconds: float = 0.0  # in all steps since it was attached, with what else is attached here
 
     @property
     def factored(self) -> list[TrainedFactors]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from numbers import Integral, Real
 from typing import Any, ClassVar, TypeAlias, TypeVar, cast
@@ -22,11 +23,12 @@ from torch.optim import Optimizer
 
 from kappascope.corrections.analysis import AnalysedModel
 from kappascope.corrections.handle import Handle
-from kappascope.corrections.selection import Where
+from kappascope.corrections.optimizers import understood_optimizers
+from kappascope.corrections.selection import MeantWeights, Where
 from kappascope.corrections.targets import understood_target
 from kappascope.corrections.treatments import Treatment
 from kappascope.matrix import spectra
-from kappascope.model.weights import LiveWeight, precise
+from kappascope.model.weights import LiveWeight, live_weights, precise, unwrapped
 
 Allowed: TypeAlias = Mapping[str, tuple[Callable[[Any], bool], str]]
 """What an argument may be, by its name: a test, and the words for it."""
@@ -92,6 +94,27 @@ class Correction(ABC):
         """Why a weight cannot be corrected, beyond what holds for all corrections."""
         return None
 
+    def prepare(
+        self,
+        model: nn.Module,
+        where: Where | Settings | None = None,
+        exclude: Where | None = None,
+    ) -> PreparedCorrection:
+        """Choose a model and its weights now; ``attach(optimizer)`` when it is sharded.
+
+        A name that no weight has is an error at once.
+        """
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"expected a module to correct; got {type(model).__name__}")
+        inner = unwrapped(model)
+        names = [name for one in live_weights(inner) for name, *_ in one.uses]
+        for meant in where if isinstance(where, Mapping) else [where]:
+            if meant is not None:
+                MeantWeights.of(meant, names)
+        if exclude is not None:
+            MeantWeights.of(exclude, names, "exclude=")
+        return PreparedCorrection(self, inner, where, exclude)
+
     def attach(
         self,
         model: nn.Module,
@@ -143,7 +166,7 @@ def attach(
     """
     if not isinstance(settings, Mapping) or not settings:
         expected = "corrections by pattern, as {'*.mlp.*': NormPin()}"
-        raise TypeError(f"expected {expected}; got {_kind(settings)}")
+        raise TypeError(f"expected {expected}; got {type(settings).__name__}")
     return _attached(model, optimizer, list(settings.items()), exclude)
 
 
@@ -155,17 +178,11 @@ def _attached(
 ) -> Handle:
     """Choose the weights, ask the corrections what happens to them, and install that."""
     if not isinstance(model, nn.Module):
-        raise TypeError(f"expected a module to correct; got {_kind(model)}")
-    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
-    if not (isinstance(optimizers, Sequence) and optimizers) or not all(
-        isinstance(each, Optimizer) for each in optimizers
-    ):
-        advice = "; call the Trainer's create_optimizer() first, or let its callback attach"
-        problem = f"expected an optimizer or a list of some; got {_kind(optimizer)}"
-        raise TypeError(problem + (advice if optimizer is None else ""))
+        raise TypeError(f"expected a module to correct; got {type(model).__name__}")
+    optimizers = understood_optimizers(optimizer)
     for _, correction in settings:
         if not (correction is None or isinstance(correction, Correction)):
-            raise TypeError(f"expected a correction, as NormPin(); got {_kind(correction)}")
+            raise TypeError(f"expected a correction, as NormPin(); got {type(correction).__name__}")
     analysed = AnalysedModel(model, optimizers)
     chosen, left_out = analysed.selected(
         [(where, each, None if each is None else each.objection) for where, each in settings],
@@ -181,12 +198,27 @@ def _attached(
     return Handle.attached(names, left_out, analysed, treatments)
 
 
-def _kind(thing: object) -> str:
-    """What was passed, in a word or two."""
-    if not isinstance(thing, list | tuple):
-        return type(thing).__name__
-    inner = ", ".join(dict.fromkeys(type(each).__name__ for each in thing))
-    return f"{type(thing).__name__} of {inner or 'nothing'}"
+@dataclass(frozen=True)
+class PreparedCorrection:
+    """A correction of a model that is yet to be sharded, wrapped or given an optimizer.
+
+    >>> from torch.optim import SGD
+    >>> from kappascope.corrections import NormPin
+    >>> model = nn.Linear(2, 2)
+    >>> prepared = NormPin().prepare(model)
+    >>> with prepared.attach(SGD(model.parameters(), lr=0.1)) as handle:
+    ...     handle.weights
+    ('weight',)
+    """
+
+    correction: Correction
+    model: nn.Module
+    where: Where | Settings | None
+    exclude: Where | None = None
+
+    def attach(self, optimizer: Optimizer | Sequence[Optimizer]) -> Handle:
+        """Correct the weights that were chosen, as the model has them now."""
+        return self.correction.attach(self.model, optimizer, self.where, self.exclude)
 
 
 def why_not_merged(weight: LiveWeight) -> str | None:

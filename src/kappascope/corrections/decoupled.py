@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kappascope.corrections.treatments import OptimizerStep, State, Treatment, is_finite
 from kappascope.matrix import spectra
+from kappascope.model.sharded import whole
 from kappascope.model.weights import LiveWeight, precise
 
 RATE_IF_UNKNOWN = 1e-3  # AdamW's own default
@@ -46,9 +47,12 @@ class DecoupledStep(Treatment):
         grown: Callable[[Tensor], State] = lambda matrix: {},
         *,
         every: int = 1,
+        price: Callable[[State], Tensor] | None = None,
     ) -> None:
         super().__init__(kind, weight, memory | {"wait": 0}, grown)  # so many steps, from the next
-        self.change, self.every = change, every
+        self.change, self.every, self.price = change, every, price
+        self.count = 0  # of steps since it was attached
+        self.sizes: tuple[Tensor, Tensor] | None = None  # of the penalty's gradient and the loss's
 
     def after(self, step: OptimizerStep) -> bool:
         """Move the weight when it is time; False if it would not be finite."""
@@ -63,9 +67,13 @@ class DecoupledStep(Treatment):
             change = self.change(wide, rate, memory)
         except spectra.LinAlgError:  # tried again at the next step
             return False
-        memory["wait"] = self.every - 1
+        memory["wait"], self.sizes = self.every - 1, None
         if change is None:
             return True
+        self.count += 1
+        if (gradient := self.leaf.grad) is not None and self.weight.parametrization is None:
+            own = torch.linalg.vector_norm(change) / (rate or 1.0)
+            self.sizes = own, whole(torch.linalg.vector_norm(gradient))
         if self.weight.parametrization is not None:
             return bool(is_finite(change)) and self._move_leaves(wide, change)
         moved = (wide + change).to(matrix.dtype)
@@ -73,6 +81,23 @@ class DecoupledStep(Treatment):
         if finite:
             self.weight.write(moved)
         return finite
+
+    def metrics(self) -> dict[str, Tensor | float]:
+        """Kappa and the penalty as last looked at, and the share of the step taken for it.
+
+        The share is the penalty's part of the sum of both gradients' norms; what a bound has cut
+        off its step is not in it.
+        """
+        found: dict[str, Tensor | float] = {}
+        if (values := self.memory.get("values")) is not None:
+            tiny = torch.finfo(values.dtype).tiny
+            found["kappa"] = (values[..., 0] / values[..., -1].clamp(min=tiny)).amax()
+            if self.price is not None:
+                found["penalty"] = self.price(self.memory).sum()
+        if self.sizes is None:
+            return found | {"gradient_share": 0.0}
+        own, rest = self.sizes
+        return found | {"gradient_share": own / (own + rest).clamp(min=1e-45)}
 
     def _move_leaves(self, matrix: Tensor, change: Tensor) -> bool:
         """Move what the weight is made of; back again where no part of the way is short enough."""

@@ -28,6 +28,7 @@ from kappascope.corrections.treatments import (
 )
 from kappascope.matrix import spectra
 from kappascope.model.layouts import Layout
+from kappascope.model.sharded import agreed, copied_to_all, own_shard, spread_like, whole
 from kappascope.model.weights import LiveWeight, precise
 
 
@@ -43,6 +44,7 @@ class Factors(nn.Module):
     """
 
     layout: Layout  # of the weight as a matrix
+    is_elementwise = False  # the product, whose bits then do not depend on how it is computed
 
     def gradients(self, weight: Tensor, gradient: Tensor) -> list[Tensor]:
         """Gradients of :attr:`factors`, from the matrix that they multiply and its gradient."""
@@ -89,6 +91,7 @@ class RowColumnFactors(Factors):
     (torch.Size([2]), torch.Size([3]))
     """
 
+    is_elementwise = True
     rows: nn.Parameter | None
     columns: nn.Parameter | None
 
@@ -106,9 +109,9 @@ class RowColumnFactors(Factors):
         """Multiply the weight by its factors."""
         matrix = self.layout.matrix(weight)
         if self.rows is not None:
-            matrix = self.rows.detach()[..., None] * matrix
+            matrix = copied_to_all(self.rows.detach()[..., None], weight) * matrix
         if self.columns is not None:
-            columns = self.columns.detach()[..., None, :]
+            columns = copied_to_all(self.columns.detach()[..., None, :], weight)
             matrix = matrix * columns if self.rows is None else matrix.mul_(columns)
         return self.layout.tensor(matrix.to(weight.dtype))
 
@@ -116,9 +119,9 @@ class RowColumnFactors(Factors):
         """``dV = r G c``."""
         matrix = self.layout.matrix(gradient)
         if self.columns is not None:
-            matrix = matrix * self.columns.detach()[..., None, :]
+            matrix = matrix * copied_to_all(self.columns.detach()[..., None, :], weight)
         if self.rows is not None:
-            rows = self.rows.detach()[..., None]
+            rows = copied_to_all(self.rows.detach()[..., None], weight)
             matrix = matrix * rows if self.columns is None else matrix.mul_(rows)
         return self.layout.tensor(matrix.to(weight.dtype))
 
@@ -126,13 +129,13 @@ class RowColumnFactors(Factors):
         """The chain rule gives for r the sum of dV V, over r, since dV = r G c."""
         found, product = [], weight * gradient
         if self.rows is not None:
-            summed = product.sum(-1)
+            summed = whole(product.sum(-1))
             if self.rows.shape != summed.shape:
                 summed = summed.sum(-1, keepdim=True)
             summed = _quotient(summed, self.rows)
             found.append(summed if self.mask is None else summed * self.mask.to(summed))
         if self.columns is not None:
-            found.append(_quotient(product.sum(-2), self.columns))
+            found.append(_quotient(whole(product.sum(-2)), self.columns))
         return found
 
     def undone(self, product: Tensor, before: Tensor) -> Tensor:
@@ -251,6 +254,9 @@ class TrainedFactors(Treatment):
         self.direction = self.leaf.detach().clone()
         self.mark = WeightMark(self.leaf)
         self.was_loaded = False  # the model has loaded a state dict since the last step
+        self.spared: tuple[Tensor | None, list[Tensor]] | None = (
+            None  # a gradient, and factors' own
+        )
         self.unclipped: _UnclippedPart | None = None
         self.pending: list[Tensor] = []
 
@@ -264,7 +270,8 @@ class TrainedFactors(Treatment):
     @memory.setter
     def memory(self, memory: State) -> None:
         if memory:  # empty in states that were saved when the model's held the factors
-            self.direction = memory["direction"].to(self.leaf)
+            self.direction = spread_like(memory["direction"].to(self.leaf.dtype), self.leaf)
+            self.direction = self.direction.to(self.leaf.device)
             with torch.no_grad():
                 self.module.load(memory)
 
@@ -306,7 +313,7 @@ class TrainedFactors(Treatment):
                 tensor.data = tensor.data.to(dtype)
         self.direction = old.to(leaf)
         self.mark = WeightMark(leaf)
-        if not torch.equal(leaf, expected):
+        if not _is_equal(leaf, expected):
             self.mark.version = -1  # somebody has written it, too
         return True
 
@@ -317,7 +324,7 @@ class TrainedFactors(Treatment):
         one; otherwise factors are kept, and the direction is what has this product with them.
         """
         was_loaded, self.was_loaded = self.was_loaded, False
-        if torch.equal(self.leaf, self.module(self.direction)):
+        if _is_equal(self.leaf, self.module(self.direction)):
             self.mark = WeightMark(self.leaf)
             return False
         found = None if was_loaded else self.module.undone(self.leaf.detach(), self.direction)
@@ -337,9 +344,15 @@ class TrainedFactors(Treatment):
     def parts(self, weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The direction and the factors of a weight: those in use if it is the one in use."""
         product = self.module(self.direction)
-        if weight.dtype == product.dtype and torch.equal(weight.to(product.device), product):
+        spread = spread_like(weight.to(product.device), product)
+        if weight.dtype == product.dtype and _is_equal(spread, product):
             return self.direction.clone(), copy.deepcopy(dict(self.module.state_dict()))
         return weight, dict(self.make(self.weight.layout.matrix(weight)).state_dict())
+
+    def metrics(self) -> dict[str, Tensor | float]:
+        """The largest factor over the smallest, on the side where they differ most."""
+        sides = [factor.abs() for factor in self.module.factors]
+        return {"spread": max(float(side.amax() / side.amin()) for side in sides)}
 
     # Gradients
 
@@ -364,14 +377,23 @@ class TrainedFactors(Treatment):
 
     def is_ready(self) -> bool:
         """Whether to act; what a clip took is forgotten with the gradient from which it took it."""
+        self.end_sparing()
         if self.unclipped is not None and not self.unclipped.belongs_to(self.leaf.grad):
             self.unclipped = None
         return super().is_ready()
 
-    def spare(self, full: list[Tensor]) -> None:
-        """Keep the factors' gradients as they were, whatever happened to the weight's since."""
-        self.unclipped, gradient = None, self.leaf.grad
-        if full and gradient is not None:
+    def begin_sparing(self) -> None:
+        """Note the factors' gradients, which what now happens to the weight's is not to change."""
+        if self.unclipped is not None and not self.unclipped.belongs_to(self.leaf.grad):
+            self.unclipped = None
+        self.spared = self.leaf.grad, self.gradients()
+
+    def end_sparing(self) -> None:
+        """Keep the factors' gradients as they were noted, if it is the same gradient still."""
+        if self.spared is None:
+            return
+        (gradient, full), self.spared, self.unclipped = self.spared, None, None
+        if full and gradient is not None and gradient is self.leaf.grad:
             lost = [a - b for a, b in zip(full, self.gradients(), strict=True)]
             self.unclipped = _UnclippedPart(gradient, gradient._version, lost)
 
@@ -382,7 +404,7 @@ class TrainedFactors(Treatment):
         """
         module, stored = self.module, self.module.layout.tensor
         parts = [] if gradient is None else [gradient]
-        parts += [stored(matrix) for matrix in added]
+        parts += [spread_like(stored(matrix), self.leaf) for matrix in added]
         if not parts:
             self.leaf.grad, self.pending = None, []
             return
@@ -423,8 +445,13 @@ class WeightMark:
 
 
 def _image(weight: Tensor) -> Tensor:
-    rows = precise(weight.detach()).flatten(1)
+    rows = precise(own_shard(weight.detach())).flatten(1)
     return rows @ _ramp(rows.shape[1], rows.dtype, rows.device)
+
+
+def _is_equal(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are equal to the bit, in all their shards."""
+    return agreed(torch.equal(own_shard(a), own_shard(b)), a)
 
 
 @lru_cache(maxsize=256)

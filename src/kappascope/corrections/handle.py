@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from kappascope.corrections.factors import FactorOptimizer, TrainedFactors
 from kappascope.corrections.stepping import StepHooks
 from kappascope.corrections.treatments import Rewrite, State, Treatment, group_index
 from kappascope.matrix import spectra
+from kappascope.model.sharded import is_sharded
 from kappascope.model.tensors import stripped
 
 
@@ -59,6 +60,7 @@ class Handle:
                 # gradients come first: those of factors are to include what is added to them
                 attachment.treatments = sorted(mine, key=lambda t: isinstance(t, TrainedFactors))
                 _refuse_clashes(attachment)
+                _refuse_sharded(attachment)
                 _refuse_without_rate(attachment)
             for attachment in handle._attachments:
                 handle._install(attachment, undo)
@@ -77,7 +79,7 @@ class Handle:
         if treatments:
             hooks = StepHooks.of(optimizer) or StepHooks(optimizer)
             _merge_for_directions(hooks, treatments)
-            hooks.attachments.append(attachment)
+            hooks.join(attachment)
             undo.callback(hooks.leave, attachment)
 
     @property
@@ -107,13 +109,42 @@ class Handle:
         >>> with handle.unclipped():
         ...     _ = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
         """
-        factored = self._factored
-        with torch.no_grad(), spectra.without_autocast():
-            full = [t.gradients() if t.is_ready() else [] for t in factored]
+        self.spare_factors()
         yield
         with torch.no_grad(), spectra.without_autocast():
-            for t, before in zip(factored, full, strict=True):
-                t.spare(before)
+            for treatment in self._factored:
+                treatment.end_sparing()
+
+    @torch.no_grad()
+    def spare_factors(self) -> None:
+        """Leave the multipliers out of what happens to complete gradients until the next step.
+
+        For callbacks, between whose two ends no ``with`` can stand.
+        """
+        with spectra.without_autocast():
+            for treatment in self._factored:
+                treatment.begin_sparing()
+
+    @torch.no_grad()
+    def metrics(self) -> dict[str, float]:
+        """What the correction is doing, as numbers by name, for any logger.
+
+        For every weight, where they are known: ``kappa/NAME`` (as last looked at), ``penalty/NAME``
+        and ``gradient_share/NAME`` (the penalty's part of the sum of both gradients' norms),
+        ``spread/NAME`` of its factors (largest over smallest) and ``rewrites/NAME``. In all:
+        ``refused`` steps, ``steps`` and the ``seconds`` that they took beside the optimizer's own.
+
+        >>> from kappascope.corrections import NormPin
+        >>> model = torch.nn.Linear(2, 2)
+        >>> handle = NormPin().attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        >>> handle.metrics()
+        {'rewrites/weight': 0.0, 'refused': 0.0, 'steps': 0.0, 'seconds': 0.0}
+        """
+        found = {f"{k}/{t.weight.name}": v for t in self.treatments for k, v in t.metrics().items()}
+        found["refused"] = sum(self.refused.values())
+        found["steps"] = max((attachment.steps for attachment in self._attachments), default=0)
+        found["seconds"] = sum(attachment.seconds for attachment in self._attachments)
+        return {name: float(value) for name, value in found.items()}
 
     # Saving, loading, converting
 
@@ -318,6 +349,23 @@ def _refuse_clashes(new: Attachment) -> None:
                 clash = f"{rewrite.kind.__name__} rewrites {name} as a whole"
                 factors = f"{parts[True].kind.__name__} makes it of factors"
                 raise ValueError(f"{clash}, and {factors}; close {old.kind.__name__} first")
+
+
+def _refuse_sharded(new: Attachment) -> None:
+    """Refuse what cannot be done with a weight that is spread over processes as this one is."""
+    for treatment in (t for t in new.treatments if is_sharded(t.leaf)):
+        reason = None
+        if cast(Any, treatment.leaf).device_mesh.ndim > 1:
+            reason = "is spread over a mesh of more than one dimension"
+        elif treatment.weight.parametrization is not None:
+            reason = "is sharded and made of other tensors"
+        elif isinstance(treatment, TrainedFactors) and not treatment.module.is_elementwise:
+            reason = "is sharded, and its factors need the whole of it at every step"
+        if reason is not None:
+            problem = (
+                f"{treatment.weight.name} {reason}: {treatment.kind.__name__} cannot be attached"
+            )
+            raise ValueError(f"{problem}; leave it out of where=, or train it in one piece")
 
 
 def _refuse_without_rate(new: Attachment) -> None:

@@ -152,13 +152,24 @@ class SpectralPenalty(Correction):
             hinge = _Hinge.of(self.target, self.band, wanted, weight.matrix())
             memory = {"low": hinge.low, "high": hinge.high}
             yield DecoupledStep(
-                SpectralPenalty, weight, self._change, memory, _tracked, every=self.every
+                SpectralPenalty,
+                weight,
+                self._change,
+                memory,
+                _tracked,
+                every=self.every,
+                price=self._price,
             )
+
+    def _price(self, memory: State) -> Tensor:
+        """The penalty of what was last looked at."""
+        kappa = floored_condition_number(memory["values"])
+        return self.strength * _Hinge(memory["low"], memory["high"]).excess(kappa).square()
 
     def _change(self, matrix: Tensor, rate: float, memory: State) -> Tensor | None:
         hinge, warm = _Hinge(memory["low"], memory["high"]), memory.get("warm", {})
         found = tracking.extreme_triplets(matrix, warm)
-        memory |= {"warm": warm, "calls": memory.get("calls", 0) + 1}
+        memory |= {"warm": warm, "values": found.values}
         if not hinge.excess(floored_condition_number(found.values)).any():
             return None
         slopes = hinge.slopes(found, self.strength, self.clip * found.values[..., 0])
@@ -168,7 +179,10 @@ class SpectralPenalty(Correction):
 
 def _tracked(matrix: Tensor) -> State:
     """The form of what a penalty remembers of a matrix that it has looked at."""
-    return {"warm": tracking.memory_form(matrix), "calls": 0}
+    return {
+        "warm": tracking.memory_form(matrix),
+        "values": matrix.new_empty((*matrix.shape[:-2], 2), device="meta"),
+    }
 
 
 @final
@@ -214,7 +228,9 @@ class PaperPenalty(Correction):
             wanted = target_values(self.target, weight)
             hinge = _Hinge.of(self.target, self.band, wanted, weight.matrix())
             memory = {"low": hinge.low, "high": hinge.high}
-            yield AddedGradient(PaperPenalty, weight, self._gradient, memory, _measured)
+            yield AddedGradient(
+                PaperPenalty, weight, self._gradient, memory, _measured, price=self._price
+            )
 
     def _gradient(self, read: Callable[[], Tensor], memory: State) -> Tensor | None:
         calls = memory.get("calls", -1) + 1
@@ -230,6 +246,11 @@ class PaperPenalty(Correction):
         if not hinge.excess(floored_condition_number(found.values)).any():
             return None
         return found.combined(hinge.slopes(found, self.strength, self.clip))
+
+    def _price(self, memory: State) -> Tensor:
+        """The penalty of what was last measured."""
+        kappa = floored_condition_number(memory["ends"]["values"])
+        return self.strength * _Hinge(memory["low"], memory["high"]).excess(kappa).square()
 
 
 def _measured(matrix: Tensor) -> State:
@@ -309,7 +330,7 @@ class OrthogonalPenalty(Correction):
             yield DecoupledStep(OrthogonalPenalty, weight, self._change, {}, self._grown)
 
     def _grown(self, matrix: Tensor) -> State:
-        return _tracked(matrix) if self.spectral else {}
+        return {"warm": tracking.memory_form(matrix), "calls": 0} if self.spectral else {}
 
     def _change(self, matrix: Tensor, rate: float, memory: State) -> Tensor:
         warm = memory.get("warm", {})

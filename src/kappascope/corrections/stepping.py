@@ -9,9 +9,11 @@ the direction's gradient; before and after, the weight and the gradient that is 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
+from time import perf_counter
 from types import MethodType
 from typing import Any, TypeVar, cast
 
@@ -20,17 +22,22 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kappascope.corrections.attachment import Attachment, check_state, load_state, state_of
-from kappascope.corrections.factors import TrainedFactors
+from kappascope.corrections.decoupled import DecoupledStep
+from kappascope.corrections.factors import TrainedFactors, WeightMark
+from kappascope.corrections.replicas import Replicas
 from kappascope.corrections.treatments import (
     AddedGradient,
     OptimizerStep,
     Rewrite,
     State,
     Treatment,
+    is_surely_finite,
 )
 from kappascope.matrix import spectra
+from kappascope.model.sharded import is_sharded
 
 K = TypeVar("K", bound=Hashable)
+Writing = TypeVar("Writing", Rewrite, DecoupledStep)
 
 STATE_KEY = "kappascope"
 """Where ``optimizer.state_dict()`` has the states of what is attached, one for each correction.
@@ -48,6 +55,7 @@ class _Step:
     factored: dict[TrainedFactors, Attachment] = field(default_factory=dict)
     gradients: list[tuple[nn.Parameter, Tensor | None]] = field(default_factory=list)
     written: dict[TrainedFactors, Tensor] = field(default_factory=dict)  # by others, as they did
+    replicas: Replicas | None = None
     inside: list[TrainedFactors] = field(default_factory=list)  # with the direction in the model
 
     def keep_gradient(self, leaf: nn.Parameter) -> None:
@@ -78,6 +86,8 @@ class StepHooks:
         self.running: _Step | None = None
         self.depth = 0  # of calls of ``step`` within one another
         self.is_guarded = False
+        self.replicas: Replicas | None = None
+        self.is_alone: bool | None = None  # not known yet
         self.fitting: list[tuple[Attachment, State]] = []  # in a state that is being loaded
         self.hooks: list[Any] = [
             optimizer.register_step_pre_hook(self._before),
@@ -98,6 +108,11 @@ class StepHooks:
         owners = (getattr(hook, "__self__", None) for hook in hooks)
         return next((owner for owner in owners if isinstance(owner, cls)), None)
 
+    def join(self, attachment: Attachment) -> None:
+        """Take up what was attached."""
+        self.attachments.append(attachment)
+        self.is_alone = None
+
     def leave(self, attachment: Attachment) -> None:
         """Let go of an attachment, and of the optimizer after the last."""
         self.abandon()
@@ -115,8 +130,8 @@ class StepHooks:
         if _is_skipped(optimizer):
             return None
         args, kwargs, closure = _with_value(args, kwargs)
-        with torch.no_grad(), spectra.without_autocast():
-            self.running = step = _Step()
+        with self._timed(), torch.no_grad(), spectra.without_autocast():
+            self.running = step = _Step(replicas=self._replicas())
             self._admit(optimizer, step)
             added = self._add_gradients(step)
             self._pull_back(step, added)
@@ -142,15 +157,61 @@ class StepHooks:
                     one = OptimizerStep(attachment.steps + 1, group, factor)
                     step.acting.append((attachment, t, one))
 
+    def _replicas(self) -> Replicas | None:
+        """The other processes that train a copy, asked for before the first step; all start alike.
+
+        What was read from the weights when they were attached is that of the first process, whose
+        weights DDP has given to all.
+        """
+        if self.is_alone is None:
+            treatments = [t for attachment in self.attachments for t in attachment.treatments]
+            self.replicas = Replicas.of([t.leaf for t in treatments])
+            self.is_alone = self.replicas is None
+            if self.replicas is not None:
+                for t in treatments:
+                    begun = t.module.state() if isinstance(t, TrainedFactors) else t.memory
+                    kept = (t.begun or begun).keys() & begun.keys()
+                    self.replicas.send(begun[k] for k in sorted(kept) if torch.is_tensor(begun[k]))
+        return self.replicas
+
     def _add_gradients(self, step: _Step) -> dict[nn.Parameter, list[Tensor]]:
         """Add to gradients; give what is to be added where factors have to be considered."""
         added: dict[nn.Parameter, list[Tensor]] = {t.leaf: [] for t in step.factored}
-        for _, t, one in step.acting:
-            if not isinstance(t, AddedGradient) or t.leaf not in added:
-                t.before(one)
-            elif (gradient := t.added(one)) is not None:
+        penalties = [(t, one) for _, t, one in step.acting if isinstance(t, AddedGradient)]
+        for (t, one), found in zip(penalties, self._computed(step, penalties), strict=True):
+            gradient = t.taken(one, *found)
+            if gradient is not None and t.leaf in added:
                 added[t.leaf].append(gradient)
+            elif gradient is not None:
+                t.weight.add_gradient(gradient)
         return added
+
+    def _computed(
+        self, step: _Step, penalties: Sequence[tuple[AddedGradient, OptimizerStep]]
+    ) -> Iterator[tuple[int, Tensor | None]]:
+        """The gradients to add, each as the process to which the matrix belongs has it."""
+        replicas = step.replicas
+        if replicas is None:
+            yield from (t.computed() for t, _ in penalties)
+            return
+        sharded = any(is_sharded(t.leaf) for t, _ in penalties)
+        # a sharded matrix is gathered by all, so all compute, and hold one at a time
+        for some in ([one] for one in penalties) if sharded else [penalties]:
+            mine = [replicas.owns(t.leaf) for t, _ in some]
+            own = [
+                t.computed() if sharded or is_mine else (0, None)
+                for (t, _), is_mine in zip(some, mine, strict=True)
+            ]
+            said = [found[0] if is_mine else 0 for found, is_mine in zip(own, mine, strict=True)]
+            told = replicas.told(said, some[0][0].leaf.device) if some else []
+            for (t, _), status, (_, gradient) in zip(some, told, own, strict=True):
+                shared = None
+                if status == 1:
+                    dtype = torch.promote_types(t.leaf.dtype, torch.float32)
+                    form = torch.empty(t.weight.layout.shape, dtype=dtype, device=t.leaf.device)
+                    shared = form if gradient is None else gradient.to(dtype)
+                    replicas.send_owned(t.leaf, [shared])
+                yield status, shared
 
     def _pull_back(self, step: _Step, added: Mapping[nn.Parameter, list[Tensor]]) -> None:
         """Give the optimizer the gradients of directions, and none that is not finite."""
@@ -173,7 +234,8 @@ class StepHooks:
         answers = _answered(
             {("same", t): t.mark.same(t.leaf) for t in step.factored}
             | {("finite", leaf): t.finite_gradient() for leaf, t in last.items()}
-            | {("added", t): torch.as_tensor(t.was_finite) for t in penalties}
+            | {("added", t): torch.as_tensor(t.was_finite) for t in penalties},
+            step.replicas,
         )
         for penalty in penalties:
             penalty.was_finite = answers["added", penalty]
@@ -183,6 +245,11 @@ class StepHooks:
                 if t.adopt() and attachment.factors is not None:
                     attachment.factors.forget(t)
                 pull_back(t)
+        if step.replicas is not None:
+            # sums, and products of matrices
+            step.replicas.send(g for t in step.factored for g in t.pending)
+            made = [t.leaf.grad for t in step.factored if not t.module.is_elementwise]
+            step.replicas.send(gradient for gradient in made if gradient is not None)
         suspects = {leaf for leaf in last if not answers["finite", leaf]}
         self._withhold(step, {leaf for leaf in suspects if not last[leaf].has_finite_gradient()})
 
@@ -203,7 +270,7 @@ class StepHooks:
         if self.depth or (step := self.running) is None:
             return
         step.give_gradients_back()
-        with torch.no_grad(), spectra.without_autocast():
+        with self._timed(), torch.no_grad(), spectra.without_autocast():
             asked = self._rewrite(step)
             acting = {t for _, t, _ in step.acting}
             old: dict[TrainedFactors, list[Tensor]] = {}
@@ -212,8 +279,10 @@ class StepHooks:
                     old |= attachment.factors.step(acting)
             for factored in step.factored:
                 factored.leave()
+                self._make_equal(step, factored)
             products = {t: torch.isfinite(t.mark.image).all() for t in old}
-            answers = _answered({**asked, **products})
+            asked |= self._move(step)
+            answers = _answered({**asked, **products}, step.replicas)
             for attachment, t, one in step.acting:
                 if t in old:
                     continue
@@ -225,24 +294,61 @@ class StepHooks:
                     factored.write()  # the product to the bit, as a restart will find it
             for factored, before in old.items():
                 self._conclude(step.factored[factored], factored, before, answers[factored])
+                self._make_equal(step, factored)
         for attachment in self.attachments:
             attachment.steps += 1
         self.running = None
 
     def _rewrite(self, step: _Step) -> dict[Treatment, Tensor]:
         """Rewrite weights, and directions where there are factors; give what is to be asked."""
-        asked: dict[Treatment, Tensor] = {}
-        for _, t, one in step.acting:
-            if isinstance(t, Rewrite):
-                asked[t] = t.rewrite(one)
-        return asked
+        rewrites = [(t, one) for _, t, one in step.acting if isinstance(t, Rewrite)]
+        return self._divided(step, rewrites, Rewrite.rewrite)
+
+    def _move(self, step: _Step) -> dict[Treatment, Tensor]:
+        """Take the steps that penalties take on their own, of whole weights."""
+        moving = [(t, one) for _, t, one in step.acting if isinstance(t, DecoupledStep)]
+        return self._divided(step, moving, lambda t, one: torch.tensor(t.after(one)))
+
+    @staticmethod
+    def _divided(
+        step: _Step,
+        treatments: Sequence[tuple[Writing, OptimizerStep]],
+        act: Callable[[Writing, OptimizerStep], Tensor],
+    ) -> dict[Treatment, Tensor]:
+        """Let the process to which a weight belongs act on it, and give what it wrote to all."""
+        sharded = any(is_sharded(t.leaf) for t, _ in treatments)
+        if step.replicas is None or sharded or not treatments:
+            return {t: act(t, one) for t, one in treatments}
+        counts: list[int] = []
+        flags: list[int] = []
+        for t, one in treatments:
+            before, good = t.count, True
+            if step.replicas.owns(t.leaf):
+                good = bool(act(t, one))
+            counts.append(t.count - before)
+            flags.append(int(not good))
+        device = treatments[0][0].leaf.device
+        told = step.replicas.told([*counts, *flags], device)
+        written = {t.leaf: t for (t, _), n in zip(treatments, told, strict=False) if n}
+        for leaf, t in written.items():
+            step.replicas.send_owned(leaf, t.leaves)
+        bad = told[len(treatments) :]
+        return {t: torch.tensor(not b) for (t, _), b in zip(treatments, bad, strict=True)}
+
+    def _make_equal(self, step: _Step, t: TrainedFactors) -> None:
+        """Give all processes the same bits of what a product of matrices has made."""
+        if step.replicas is not None and not t.module.is_elementwise:
+            state = t.module.state()
+            tensors = [state[key] for key in sorted(state) if torch.is_tensor(state[key])]
+            step.replicas.send([t.leaf, t.direction, *tensors])
+            t.mark = WeightMark(t.leaf)
 
     def _conclude(
         self, attachment: Attachment, t: TrainedFactors, before: list[Tensor], good: bool
     ) -> None:
         """Take a step of factors back if the product is not finite; else do what is due then."""
         assert attachment.factors is not None
-        if not good and not t.leaf.isfinite().all():
+        if not good and not is_surely_finite(t.leaf):
             for factor, value in zip(t.module.factors, before, strict=True):
                 factor.copy_(value)
             attachment.factors.forget(t)
@@ -251,6 +357,13 @@ class StepHooks:
         elif t.module.settle(t.direction):
             attachment.factors.forget(t)
             t.write()
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        start = perf_counter()
+        yield
+        for attachment in self.attachments:
+            attachment.seconds += perf_counter() - start
 
     # When something goes wrong, or happens outside of a step
 
@@ -393,12 +506,15 @@ def _with_value(args: Any, kwargs: Any) -> tuple[Any, Any, _GivenValue | None]:
     return args, kwargs, given
 
 
-def _answered(questions: Mapping[K, Tensor]) -> dict[K, bool]:
-    """Wait once for all answers (on every device)."""
+def _answered(questions: Mapping[K, Tensor], replicas: Replicas | None) -> dict[K, bool]:
+    """Wait once for all answers (on every device), which are no if a replica says so."""
     answers: dict[K, bool] = {}
-    for device in {flag.device for flag in questions.values()}:
+    for device in {flag.device: None for flag in questions.values()}:
         here = {key: flag for key, flag in questions.items() if flag.device == device}
-        answers |= dict(zip(here, torch.stack(list(here.values())).tolist(), strict=True))
+        flags = torch.stack(list(here.values()))
+        if replicas is not None:
+            flags = replicas.all_agree(flags)
+        answers |= dict(zip(here, flags.tolist(), strict=True))
     return answers
 
 

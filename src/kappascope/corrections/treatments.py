@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from kappascope.corrections import _state
 from kappascope.matrix import spectra
+from kappascope.model.sharded import agreed, own_shard, whole
 from kappascope.model.weights import LiveWeight, precise
 
 State: TypeAlias = dict[str, Any]
@@ -61,7 +62,7 @@ class Treatment:
     follows_rate: bool = False  # whether it needs the learning rate of the weight
     acts_on_direction: bool = False  # on what factors multiply, where the weight has factors
     _memory: State
-    _memory_device: torch.device | None  # None: not known yet
+    _memory_home: tuple[torch.device, torch.dtype] | None  # None: not known yet
 
     def __init__(
         self,
@@ -79,14 +80,17 @@ class Treatment:
     @property
     def memory(self) -> State:
         """What has to survive a restart (references, warm starts), on the weight's device."""
-        if self._memory_device != self.leaf.device:
-            self._memory_device = self.leaf.device
-            self._memory = _on_device(self._memory, self._memory_device)
+        home = self.leaf.device, torch.promote_types(self.leaf.dtype, torch.float32)
+        if self._memory_home != home:
+            if self._memory_home is not None and self._memory_home[1] != home[1]:
+                # warm starts are of the type that the matrix had
+                self._memory = {k: v for k, v in self._memory.items() if k in self.begun}
+            self._memory, self._memory_home = _on_device(self._memory, home[0]), home
         return self._memory
 
     @memory.setter
     def memory(self, memory: State) -> None:
-        self._memory, self._memory_device = memory, None
+        self._memory, self._memory_home = memory, None
 
     def check_memory(self, memory: object) -> None:
         """Refuse a saved memory that is not one of this treatment of this weight."""
@@ -109,11 +113,15 @@ class Treatment:
 
     def has_finite_gradient(self) -> bool:
         """Whether the gradient that the optimizer is about to follow is finite, looked at anew."""
-        return all(leaf.grad is None or bool(leaf.grad.isfinite().all()) for leaf in self.leaves)
+        return all(leaf.grad is None or is_surely_finite(leaf.grad) for leaf in self.leaves)
 
     def after(self, step: OptimizerStep) -> bool:
         """Act when the weight has moved; False if the result would not have been finite."""
         return True
+
+    def metrics(self) -> dict[str, Tensor | float]:
+        """Numbers about the last step, by what they measure."""
+        return {}
 
 
 def _on_device(value: Any, device: torch.device) -> Any:
@@ -132,9 +140,19 @@ def is_finite(x: Tensor) -> Tensor:
     >>> is_finite(torch.tensor([3e38, 3e38])), is_finite(torch.tensor([torch.nan]))
     (tensor(True), tensor(False))
     """
+    x = own_shard(x)
     if x.dtype == torch.float64:
         return torch.isfinite(x).all()
     return torch.isfinite(x.sum(dtype=torch.float64))
+
+
+def is_surely_finite(x: Tensor) -> bool:
+    """Whether every entry is finite, of all shards; waited for.
+
+    >>> is_surely_finite(torch.tensor([3e38, torch.inf]))
+    False
+    """
+    return agreed(bool(torch.isfinite(own_shard(x)).all()), x)
 
 
 class AddedGradient(Treatment):
@@ -157,10 +175,14 @@ class AddedGradient(Treatment):
         gradient: Callable[[Callable[[], Tensor], State], Tensor | None],
         memory: State,
         grown: Callable[[Tensor], State] = lambda matrix: {},
+        *,
+        price: Callable[[State], Tensor] | None = None,
     ) -> None:
         super().__init__(kind, weight, memory, grown)
         self.gradient = gradient
+        self.price = price  # the penalty of every matrix, from what is remembered of it
         self.was_finite: Tensor | bool = True
+        self.sizes: tuple[Tensor, Tensor] | None = None  # of what was added, and of the rest
 
     def before(self, step: OptimizerStep) -> None:
         """Add the gradient, unless it is not finite or the weight has no decomposition."""
@@ -169,17 +191,39 @@ class AddedGradient(Treatment):
 
     def added(self, step: OptimizerStep) -> Tensor | None:
         """What to add to the gradient of the weight: zeros, should it not be finite."""
+        return self.taken(step, *self.computed())
+
+    def computed(self) -> tuple[int, Tensor | None]:
+        """The gradient, and what there is: 0 nothing, 1 a gradient, 2 no decomposition."""
         try:
             gradient = self.gradient(lambda: precise(self.weight.matrix()), self.memory)
         except spectra.LinAlgError:
-            self.was_finite = False
-            return None
+            return 2, None
+        return int(gradient is not None), gradient
+
+    def taken(self, step: OptimizerStep, status: int, gradient: Tensor | None) -> Tensor | None:
+        """What to add, from what was computed here or elsewhere."""
+        self.sizes, self.was_finite = None, status != 2
         if gradient is None:
-            self.was_finite = True
             return None
         self.was_finite = is_finite(gradient)
         scale = step.gradient_scale
-        return torch.where(self.was_finite, gradient if scale == 1.0 else gradient * scale, 0.0)
+        added = torch.where(self.was_finite, gradient if scale == 1.0 else gradient * scale, 0.0)
+        if (rest := self.leaf.grad) is not None and self.weight.parametrization is None:
+            self.sizes = torch.linalg.vector_norm(added), whole(torch.linalg.vector_norm(rest))
+        return added
+
+    def metrics(self) -> dict[str, Tensor | float]:
+        """Kappa and the penalty where they are known, and the share of the gradient."""
+        found: dict[str, Tensor | float] = {}
+        if (ends := self.memory.get("ends")) is not None:
+            found["kappa"] = (ends["values"][..., 0] / ends["values"][..., -1]).amax()
+            if self.price is not None:
+                found["penalty"] = self.price(self.memory).sum()
+        if self.sizes is None:
+            return found | {"gradient_share": 0.0}
+        added, rest = self.sizes
+        return found | {"gradient_share": added / (added + rest).clamp(min=1e-45)}
 
     def after(self, step: OptimizerStep) -> bool:
         """Whether the gradient was finite."""
@@ -208,6 +252,7 @@ class Rewrite(Treatment):
     ) -> None:
         super().__init__(kind, weight, memory, grown)
         self.rule, self.acts_on_direction = rule, acts_on_direction
+        self.count = 0  # of rewrites since it was attached
 
     def after(self, step: OptimizerStep) -> bool:
         """Write the new matrix, unless it would not be finite or the old one is not already."""
@@ -222,6 +267,7 @@ class Rewrite(Treatment):
             return torch.tensor(False, device=matrix.device)
         if new is None:
             return torch.tensor(True, device=matrix.device)
+        self.count += 1
         rounded = new.to(matrix.dtype)
         finite = is_finite(rounded)
         if self.weight.parametrization is None:
@@ -229,6 +275,10 @@ class Rewrite(Treatment):
         elif finite:  # what makes the weight need not give the same one back
             self.weight.write(rounded)
         return finite
+
+    def metrics(self) -> dict[str, Tensor | float]:
+        """How often the weight was rewritten since it was attached."""
+        return {"rewrites": self.count}
 
 
 def group_index(optimizer: Optimizer, leaf: Tensor) -> int | None:

@@ -19,6 +19,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from kappascope.model._parametrized import evaluating, parametrizations
 from kappascope.model.layouts import Layout, live_layout
 from kappascope.model.names import is_table, kind
+from kappascope.model.sharded import spread_like, whole
 from kappascope.model.tensors import tie_key
 
 Where: TypeAlias = str | Iterable[str] | Callable[[str], bool] | None
@@ -76,8 +77,8 @@ class LiveWeight:
 
     @torch.no_grad()
     def matrix(self) -> Float[Tensor, "*stack out in"]:
-        """The weight as a matrix, or as a stack of them."""
-        return self.layout.matrix(self.read().detach())
+        """The weight as a matrix, or as a stack of them; a sharded one is gathered."""
+        return self.layout.matrix(whole(self.read().detach()))
 
     @torch.no_grad()
     def write(self, matrix: Float[Tensor, "*stack out in"]) -> None:
@@ -85,7 +86,7 @@ class LiveWeight:
         _, module, attribute = self.uses[0]
         weight = self.layout.tensor(matrix)
         if (steps := self.parametrization) is None:
-            self.leaves[0].copy_(weight)
+            self.leaves[0].copy_(spread_like(weight, self.leaves[0]))
             return
         dtype = self.read().dtype
         with evaluating(steps):
@@ -115,7 +116,7 @@ class LiveWeight:
         """Add to the gradient of the weight, through whatever makes it."""
         with torch.enable_grad():
             weight = self.read()
-        flow = self.layout.tensor(gradient).to(weight.dtype)
+        flow = spread_like(self.layout.tensor(gradient).to(weight.dtype), weight)
         parts: Iterable[Tensor | None] = (flow,)
         if self.parametrization is not None:
             # grad and not backward: DDP watches what backward accumulates
@@ -155,13 +156,15 @@ def live_weights(model: nn.Module) -> list[LiveWeight]:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside ``torch.compile`` and DDP.
+    """The model inside ``torch.compile``, DDP and what Lightning's Fabric has set up.
 
     >>> unwrapped(nn.Linear(2, 2))
     Linear(in_features=2, out_features=2, bias=True)
     """
     while True:
         inner = getattr(model, "_orig_mod", None)
+        if inner is None:
+            inner = model._modules.get("_original_module")
         if inner is None and isinstance(model, nn.parallel.DistributedDataParallel):
             inner = model.module
         if inner is None:

@@ -1,0 +1,121 @@
+"""Copies of a model that several processes train stay equal to the bit."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import AdamW
+
+from correction_examples import EXAMPLES, perceptron
+from kappascope.corrections import Multipliers, NormPin, SingularValueMultipliers
+
+BROAD = [*EXAMPLES, Multipliers(rate=1.0), SingularValueMultipliers(every=3)]
+
+
+def broad() -> nn.Module:
+    """Large enough for one thread and two to give other bits."""
+    return nn.Sequential(nn.Linear(4, 160), nn.Tanh(), nn.Linear(160, 160), nn.Linear(160, 120))
+
+
+def rank(number: int, place: str) -> None:
+    """One of two processes; the corrections are attached before and after DDP wraps the model."""
+    import torch.distributed as dist
+
+    torch.set_num_threads(1 + number)
+    dist.init_process_group("gloo", init_method=f"file://{place}", rank=number, world_size=2)
+    for make, early, unused in ((perceptron, True, False), (broad, False, True)):
+        for correction in EXAMPLES if make is perceptron else BROAD:
+            torch.manual_seed(number)  # DDP broadcasts the first process's weights
+            model = make()
+            optimizer = AdamW(model.parameters(), lr=0.01)
+            handle = correction.attach(model, optimizer) if early else None
+            parallel = nn.parallel.DistributedDataParallel(model, find_unused_parameters=unused)
+            norm = model[0].weight.detach().norm()
+            handle = handle or correction.attach(parallel, optimizer)
+            generator = torch.Generator().manual_seed(number)
+            for _ in range(7):
+                optimizer.zero_grad()
+                parallel(torch.randn(8, 4, generator=generator)).square().mean().backward()
+                optimizer.step()
+            if isinstance(correction, NormPin):
+                torch.testing.assert_close(model[0].weight.detach().norm(), norm)
+            state = torch.cat([v.double().flatten() for v in model.state_dict().values()])
+            both = [torch.zeros_like(state) for _ in range(2)]
+            dist.all_gather(both, state)
+            if not torch.equal(*both):
+                raise AssertionError(f"{correction} differs by {(both[0] - both[1]).abs().max()}")
+            if handle.state_dict()["steps"] != [7] or handle.refused:
+                raise AssertionError(f"{correction} did not take its steps")
+    dist.barrier()
+    os._exit(0)  # one in thirty is aborted by gloo's threads if it ends as usual
+
+
+class Whole(nn.Module):
+    """A model that is called as one, as FSDP expects it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layers = nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), nn.Conv1d(1, 4, 3)
+        self.parts = nn.ModuleList(layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        *linear, last = self.parts
+        for layer in linear:
+            x = layer(x)
+        return last(x[:, None])
+
+
+def shard(number: int, place: str) -> None:
+    """One of two processes that share the weights of a model."""
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{place}", rank=number, world_size=2)
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
+    for correction in EXAMPLES:
+        alone, model = Whole(), Whole()
+        prepared = correction.prepare(model)
+        mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
+        fully_shard(model.parts[0], mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        first, second = (AdamW(m.parameters(), lr=0.02) for m in (alone, model))
+        if isinstance(correction, SingularValueMultipliers):
+            try:
+                prepared.attach(second)
+            except ValueError as error:
+                assert "is sharded, and its factors need the whole of it" in str(error)
+                continue
+            raise AssertionError("factors of singular values of shards were not refused")
+        handle, other = correction.attach(alone, first), prepared.attach(second)
+        saved = []
+        for step in range(6):
+            for m, optimizer in ((alone, first), (model, second)):
+                optimizer.zero_grad()
+                m(x).square().mean().backward()  # the same on both, so its average is the same
+                optimizer.step()
+            if step == 3:
+                saved.append((other.state_dict(), second.state_dict()))
+        for (name, p), q in zip(alone.named_parameters(), model.parameters(), strict=True):
+            found = q.full_tensor()
+            assert torch.allclose(found, p, rtol=1e-4, atol=1e-5), (correction, name, found - p)
+        assert handle.weights == other.weights and not other.refused
+        other.load_state_dict(saved[0][0])
+        other.close()
+    dist.barrier()
+    os._exit(0)
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+def test_shards_are_trained_as_the_whole_is_or_refused(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(shard, args=(str(tmp_path / "meeting"),), nprocs=2)
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+def test_two_processes_stay_equal_with_one_thread_and_two(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(rank, args=(str(tmp_path / "meeting"),), nprocs=2)

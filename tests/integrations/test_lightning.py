@@ -1,0 +1,132 @@
+"""Corrections in Lightning: a real ``Trainer``, automatic and by hand, and Fabric."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from correction_examples import perceptron, steps
+from kappascope.corrections import Correction, Hybrid, Multipliers, NormPin
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning's own, about loaders and loggers
+
+lightning = pytest.importorskip("lightning")
+CorrectionCallback = pytest.importorskip("kappascope.integrations.lightning").CorrectionCallback
+
+from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402  # once it is known to be there
+
+CORRECTIONS = [Multipliers(rate=1.0), Hybrid(), NormPin()]
+each = pytest.mark.parametrize("correction", CORRECTIONS, ids=lambda c: type(c).__name__)
+
+
+class Module(lightning.LightningModule):
+    """A perceptron that learns zero."""
+
+    def __init__(self, by_hand: bool = False) -> None:
+        super().__init__()
+        self.automatic_optimization = not by_hand
+        torch.manual_seed(0)
+        self.net = perceptron()
+
+    def training_step(self, batch: list[Tensor], index: int) -> Tensor:
+        loss = self.net(batch[0]).square().mean()
+        if not self.automatic_optimization:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=0.05)
+
+
+def data() -> DataLoader:
+    x = torch.randn(12, 4, generator=torch.Generator().manual_seed(1))
+    return DataLoader(TensorDataset(x), batch_size=4)
+
+
+def trainer(folder: Path, callback, **more):
+    return lightning.Trainer(
+        default_root_dir=folder, max_epochs=2, accelerator="cpu", logger=False,
+        enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[callback, ModelCheckpoint(folder, "{epoch}", save_top_k=-1)], **more,
+    )  # fmt: skip
+
+
+def by_loop(correction: Correction | None, clip: float | None = None) -> nn.Module:
+    """The same training without Lightning."""
+    model = Module()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    handle = correction.attach(model, optimizer) if correction else None
+    for (batch,) in (*data(), *data()):  # epochs
+        optimizer.zero_grad()
+        model.net(batch).square().mean().backward()
+        if clip is not None and handle is not None:
+            with handle.unclipped():
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+    return model
+
+
+def assert_same(model: nn.Module, other: nn.Module) -> None:
+    torch.testing.assert_close(model.state_dict(), other.state_dict(), rtol=0, atol=0)
+
+
+@each
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_trainer_trains_as_a_loop_does_and_resumes_to_the_bit(
+    correction, by_hand, tmp_path: Path
+) -> None:
+    whole, again, callback = Module(by_hand), Module(by_hand), CorrectionCallback(correction)
+    trainer(tmp_path, callback).fit(whole, data())
+    assert callback.handle is None
+    assert_same(whole, by_loop(correction))
+    half = tmp_path / "epoch=0.ckpt"
+    kept = torch.load(half, weights_only=False)["state_dict"]
+    assert kept.keys() == by_loop(None).state_dict().keys()
+    trainer(tmp_path, CorrectionCallback(correction)).fit(again, data(), ckpt_path=half)
+    assert_same(again, whole)
+
+
+def test_factors_are_spared_the_trainers_clip(tmp_path: Path) -> None:
+    model, correction = Module(), Multipliers(rate=1.0)
+    run = trainer(tmp_path, CorrectionCallback(correction), gradient_clip_val=0.05)
+    run.fit(model, data())
+    assert_same(model, by_loop(correction, clip=0.05))
+
+
+@each
+def test_fabrics_models_and_optimizers_are_unwrapped(correction) -> None:
+    fabric = lightning.Fabric(accelerator="cpu")
+    trained = []
+    for wrapped in (False, True):
+        torch.manual_seed(0)
+        model = perceptron()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        both = fabric.setup(model, optimizer) if wrapped else (model, optimizer)
+        with correction.attach(*both) as handle:
+            assert handle.weights == ("0.weight", "2.weight")
+            steps(*both, 4)
+        trained.append(model)
+    assert_same(*trained)
+
+
+def test_what_a_module_calls_its_optimizers_is_unwrapped(tmp_path: Path) -> None:
+    found = []
+
+    class Attaching(Module):
+        """Attaches by itself, to what Lightning gives it."""
+
+        def on_train_start(self) -> None:
+            found.append(NormPin().attach(self, self.optimizers()))
+
+    module = Attaching(by_hand=True)
+    norm = module.net[0].weight.detach().norm()
+    trainer(tmp_path, lightning.Callback()).fit(module, data())
+    torch.testing.assert_close(module.net[0].weight.detach().norm(), norm)
+    assert found[0].state_dict()["steps"] == [6]
