@@ -11,14 +11,23 @@ from torch.nn.utils import parametrizations
 from torch.optim import SGD, Optimizer
 
 from kappascope.corrections import (
+    ColumnNormPin,
     Correction,
     Hybrid,
+    MagnitudeDirection,
     Multipliers,
     NormPin,
     OrthogonalPenalty,
+    PaperPenalty,
+    QKClip,
+    RowNormPin,
+    SigmaMaxPenalty,
+    SingularValueBand,
     SingularValueBound,
     SingularValueMultipliers,
+    SpectralCap,
     SpectralDecay,
+    SpectralNormalization,
     SpectralPenalty,
     SVDCorrection,
 )
@@ -33,6 +42,8 @@ EXAMPLES: list[Correction] = [
     Multipliers(),
     Multipliers(rows=False, columns=False),
     SpectralPenalty(0.1, target=1.5),
+    PaperPenalty(0.1, target=1.5),
+    SigmaMaxPenalty(0.5, every=2),
     SVDCorrection(every=2),
     SingularValueMultipliers(every=3),
     OrthogonalPenalty(),
@@ -41,16 +52,35 @@ EXAMPLES: list[Correction] = [
     SingularValueBound(2.0),
     Hybrid(penalties=SpectralPenalty(0.1, target=1.5, every=2)),
     NormPin(),
+    RowNormPin(),
+    ColumnNormPin(),
+    MagnitudeDirection(),
+    SpectralNormalization(),
+    SpectralCap(),
+    SpectralCap(0.5, soft=True),
+    SingularValueBand(0.3, 0.9, every=2),
 ]
+FOR_ATTENTION: list[Correction] = [QKClip(tau=0.1, heads=2)]  # they act on queries and keys alone
 
 
 every = pytest.mark.parametrize("correction", EXAMPLES, ids=lambda c: type(c).__name__)
 
 
-MERGED = Multipliers, SingularValueMultipliers, Hybrid  # they put factors into the model
+MERGED = (  # they put factors into the model
+    Multipliers,
+    SingularValueMultipliers,
+    Hybrid,
+    MagnitudeDirection,
+    SpectralNormalization,
+)
 
 
-PENALTIES = SpectralPenalty, OrthogonalPenalty  # they reach a weight through what makes it
+PENALTIES = (
+    SpectralPenalty,
+    PaperPenalty,
+    OrthogonalPenalty,
+    SigmaMaxPenalty,
+)  # they reach a weight through what makes it
 
 
 class Tied(nn.Module):
@@ -66,6 +96,17 @@ class Tied(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.token(x.argmax(-1)) + x
         return self.head(self.second(self.first(hidden).relu()))
+
+
+class Attentive(nn.Module):
+    """Attention with queries, keys and values in one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, num_heads=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.attention(x, x, x)[0]
 
 
 def perceptron(bias: bool = True) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 from torch.optim import SGD
 
-from correction_examples import Tied, every, frozen, perceptron
+from correction_examples import Tied, every, frozen, perceptron, steps
+from kappascope import corrections
 from kappascope.corrections import (
     Multipliers,
     NormPin,
@@ -18,6 +20,7 @@ from kappascope.corrections import (
     SingularValueBound,
     SpectralPenalty,
 )
+from kappascope.refusal import Refusal
 
 
 def test_where_takes_names_patterns_and_tests() -> None:
@@ -44,8 +47,9 @@ def test_what_cannot_be_corrected_is_an_error_with_the_reason() -> None:
         NormPin().attach(model, optimizer, where="0.weight")
     with pytest.raises(ValueError, match="no optimizer has it"):
         NormPin().attach(perceptron(), optimizer)
-    with pytest.raises(ValueError, match="no weight to correct"):
+    with pytest.raises(ValueError, match="no weight to correct") as caught:
         NormPin().attach(nn.LayerNorm(3), optimizer)
+    assert isinstance(caught.value, Refusal)
     model = parametrizations.spectral_norm(nn.Linear(4, 4))
     with pytest.raises(ValueError, match="no inverse"):
         NormPin().attach(model, SGD(model.parameters()), where="weight")
@@ -53,6 +57,100 @@ def test_what_cannot_be_corrected_is_an_error_with_the_reason() -> None:
         Multipliers().attach(model, SGD(model.parameters()))
     with pytest.raises(ValueError, match="recurrent"):
         Multipliers().attach(rnn := nn.LSTM(2, 2), SGD(rnn.parameters()))
+
+
+@every
+def test_a_correction_that_finds_nothing_to_act_on_refuses(correction) -> None:
+    model = nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm(4))
+    with pytest.raises(Refusal, match=r"no weight to correct .*an embedding is looked up"):
+        correction.attach(model, SGD(model.parameters(), lr=0.1))
+
+
+def test_a_pattern_skips_what_a_name_may_not() -> None:
+    model = frozen()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for where in ("*.weight", re.compile(r"weight$"), lambda name: True, ["*"]):
+        with NormPin().attach(model, optimizer, where=where) as handle:
+            assert handle.weights == ("2.weight",)
+            assert handle.left_out == {"0.weight": "it is frozen"}
+    with pytest.raises(ValueError, match=r"0\.weight cannot be corrected: it is frozen"):
+        NormPin().attach(model, optimizer, where=["*", "0.weight"])
+
+
+def test_a_pattern_passes_over_what_is_no_map_and_a_name_takes_it() -> None:
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with NormPin().attach(model, optimizer, where="*") as handle:
+        assert handle.weights == ("1.weight",) and "embedding" in handle.left_out["0.weight"]
+    with NormPin().attach(model, optimizer, where="0.weight") as handle:
+        assert handle.weights == ("0.weight",)
+
+
+def test_what_is_excluded_is_left_out_whatever_selects_it() -> None:
+    model = perceptron()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for exclude in ("0.weight", "0.*", re.compile("^0"), lambda name, module: name[0] == "0"):
+        with NormPin().attach(model, optimizer, exclude=exclude) as handle:
+            assert handle.weights == ("2.weight",) and handle.left_out == {"0.weight": "excluded"}
+    with NormPin().attach(model, optimizer, where=["0.*", "2.*"], exclude="2.*") as handle:
+        assert handle.weights == ("0.weight",)
+    with pytest.raises(ValueError, match=r"no weight is called 'mlp\.\*'"):
+        NormPin().attach(model, optimizer, exclude="mlp.*")
+    with pytest.raises(TypeError, match="expected exclude= to be"):
+        NormPin().attach(model, optimizer, exclude=3)
+
+
+def test_settings_by_pattern_are_one_handle_and_the_first_that_fits_wins() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 4))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    norm, before = model[0].weight.detach().norm(), model(torch.ones(1, 4))
+    settings = {
+        "0.*": NormPin(),
+        re.compile("^[02]"): Multipliers(),
+        lambda name: name.startswith("3"): None,
+    }
+    handle = corrections.attach(model, optimizer, settings)
+    assert [(t.weight.name, t.kind) for t in handle.treatments] == [
+        ("0.weight", NormPin),
+        ("2.weight", Multipliers),
+    ]
+    assert handle.weights == ("0.weight", "2.weight")
+    assert handle.left_out == {"3.weight": "not selected"}
+    assert torch.equal(model(torch.ones(1, 4)), before)
+    steps(model, optimizer, 3)
+    trained = model(torch.ones(1, 4))
+    handle.close()
+    assert torch.equal(model(torch.ones(1, 4)), trained) and handle.difference == 0.0
+    assert set(model.state_dict()) == {f"{i}.{p}" for i in (0, 2, 3) for p in ("weight", "bias")}
+    torch.testing.assert_close(model[0].weight.detach().norm(), norm)
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_settings_of_one_correction_say_what_gets_another() -> None:
+    model = perceptron()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with NormPin().attach(model, optimizer, where={"0.*": Multipliers()}) as handle:
+        assert [t.kind for t in handle.treatments] == [NormPin, Multipliers] or [
+            t.kind for t in handle.treatments
+        ] == [Multipliers, NormPin]
+
+
+def test_settings_that_are_none_are_an_error_in_one_line() -> None:
+    model = perceptron()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for wrong, match in (
+        ({}, "expected corrections by pattern"),
+        (NormPin(), "expected corrections by pattern"),
+        ({"*": NormPin}, "expected a correction, as NormPin"),
+        ({5: NormPin()}, "expected where= to be a name or pattern"),
+    ):
+        with pytest.raises(TypeError, match=match):
+            corrections.attach(model, optimizer, wrong)
+    with pytest.raises(ValueError, match=r"no weight is called '\*\.mlp\.\*'"):
+        corrections.attach(model, optimizer, {"*.mlp.*": NormPin()})
+    with pytest.raises(corrections.analysis.NothingToCorrect):
+        corrections.attach(model, optimizer, {"*": None})
 
 
 class Vision(nn.Module):
@@ -66,6 +164,7 @@ class Vision(nn.Module):
         for name, shape in shapes.items():
             setattr(self, name, nn.Parameter(torch.randn(shape)))
         self.norm, self.embed, self.value = nn.LayerNorm((4, 8)), nn.Linear(4, 8), nn.Linear(8, 1)
+        nn.init.ones_(self.norm.bias)
 
 
 def test_what_is_no_map_is_left_out_unless_it_is_named() -> None:

@@ -30,6 +30,7 @@ from kappascope.corrections import (
     Hybrid,
     Multipliers,
     NormPin,
+    PaperPenalty,
     SingularValueBound,
     SingularValueMultipliers,
     SpectralDecay,
@@ -571,7 +572,7 @@ def test_metrics_are_numbers_by_name(correction) -> None:
 
 def test_metrics_tell_what_is_happening() -> None:
     model, optimizer, handle = trained(
-        Hybrid(Multipliers(rate=5.0), SpectralPenalty(0.1, target=1.5, every=1)), perceptron()
+        Hybrid(Multipliers(rate=5.0), PaperPenalty(0.1, target=1.5, every=1)), perceptron()
     )
     before = model[0].weight.detach().clone()
     optimizer.zero_grad()
@@ -579,7 +580,7 @@ def test_metrics_tell_what_is_happening() -> None:
     gradient, kappa = model[0].weight.grad.clone(), kappa_of(before)
     optimizer.step()
     found = handle.metrics()
-    penalty = SpectralPenalty(0.1, target=1.5)
+    penalty = PaperPenalty(0.1, target=1.5)
     leaf = before.clone().requires_grad_()
     penalty.penalty(leaf).backward()
     share = leaf.grad.norm() / (leaf.grad.norm() + gradient.norm())
@@ -589,6 +590,24 @@ def test_metrics_tell_what_is_happening() -> None:
     module = handle.treatments[-2].module
     spreads = [float(f.max() / f.min()) for f in module.factors]
     assert found["spread/0.weight"] == pytest.approx(max(spreads)) and max(spreads) > 1.001
+
+
+def test_metrics_of_a_penalty_that_steps_on_its_own_are_of_the_weight_it_moved() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(6, 6, bias=False)
+    optimizer = SGD(layer.parameters(), lr=0.0)
+    penalty = SpectralPenalty(0.1, target=1.5)
+    handle = penalty.attach(layer, optimizer)
+    layer.weight.grad = torch.ones_like(layer.weight)
+    optimizer.step()
+    found = handle.metrics()
+    assert found["kappa/weight"] == pytest.approx(float(kappa_of(layer.weight)), rel=1e-4)
+    expected = float(penalty.penalty(layer.weight.detach()))
+    assert found["penalty/weight"] == pytest.approx(expected, rel=1e-4)
+    assert found["gradient_share/weight"] == 0.0  # at a learning rate of zero it takes no step
+    optimizer.param_groups[0]["lr"] = 1e-6
+    optimizer.step()
+    assert 0.0 < handle.metrics()["gradient_share/weight"] < 1.0
 
 
 def test_metrics_count_rewrites() -> None:

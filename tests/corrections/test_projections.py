@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import math
 
 import pytest
 import torch
@@ -12,23 +12,19 @@ from torch import nn
 from torch.optim import SGD, AdamW
 
 from correction_examples import (
-    MODELS,
     idle,
     ill_conditioned,
     kappa_of,
     matrices,
-    steps,
     steps_on,
 )
 from kappascope.corrections import (
-    NormPin,
     SingularValueBound,
     SpectralDecay,
     SVDCorrection,
     banded,
     toward_spectrum,
 )
-from kappascope.lab.training import Matrix
 from kappascope.matrix import spectra
 
 
@@ -61,7 +57,7 @@ def test_the_svd_correction_moves_by_its_rate_when_it_is_time() -> None:
     known = torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64)
     layer = ill_conditioned(3, 3)
     before = torch.linalg.svdvals(layer.weight.detach())
-    idle(layer, SVDCorrection(every=4, rate=0.25, target=lambda _: known), 11)  # at 4 and at 8
+    idle(layer, SVDCorrection(every=4, step=0.25, target=lambda _: known), 11)  # at 4 and at 8
     expected = known + 0.75**2 * (before - known)
     torch.testing.assert_close(torch.linalg.svdvals(layer.weight.detach()), expected)
 
@@ -70,19 +66,61 @@ def test_the_svd_correction_returns_to_the_initial_spectrum() -> None:
     torch.manual_seed(0)
     layer, x = nn.Linear(4, 4, bias=False).double(), matrices(9, 4)
     initial, optimizer = torch.linalg.svdvals(layer.weight.detach()), SGD(layer.parameters(), 0.1)
-    with SVDCorrection(every=1, rate=1.0).attach(layer, optimizer):
+    with SVDCorrection(every=1, step=1.0).attach(layer, optimizer):
         steps_on(layer, optimizer, x, 5)
     torch.testing.assert_close(torch.linalg.svdvals(layer.weight.detach()), initial)
 
 
-@pytest.mark.parametrize("part", [slice(1), slice(1, None), slice(-2, None), slice(2, 4)])
+PARTS = [slice(1), slice(1, None), slice(-2, None), slice(2, 4), slice(0, None, 2)]
+
+
+@pytest.mark.parametrize("part", PARTS)
 def test_the_decay_shrinks_its_part_and_nothing_else(part: slice) -> None:
     layer = ill_conditioned()
     u, s, vt = torch.linalg.svd(layer.weight.detach())
     idle(layer, SpectralDecay(strength=0.5, part=part, every=2), 4)
     expected = s.clone()
-    expected[part] *= (1 - 0.1 * 0.5 * 2) ** 2
+    expected[part] *= math.exp(-0.1 * 0.5 * 4)
     torch.testing.assert_close(u.T @ layer.weight.detach() @ vt.T, torch.diag(expected))
+
+
+@pytest.mark.parametrize("part", PARTS)
+@given(strength=st.floats(0.01, 1e3), rate=st.floats(1e-4, 10.0))
+def test_the_decay_composes_whichever_steps_it_waits_for(part, strength, rate) -> None:
+    once, often = (
+        idle(ill_conditioned(), SpectralDecay(strength, part, every), 6, rate).weight.detach()
+        for every in (6, 1)
+    )
+    torch.testing.assert_close(once, often, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("part", PARTS)
+@given(strength=st.floats(0.01, 50.0), rate=st.floats(1e-4, 10.0))
+def test_the_decay_keeps_the_order_and_deletes_nothing(part, strength, rate) -> None:
+    layer = ill_conditioned()
+    u, s, vt = torch.linalg.svd(layer.weight.detach())
+    idle(layer, SpectralDecay(strength, part, every=1), 1, rate)
+    after = (u.T @ layer.weight.detach() @ vt.T).diagonal()
+    assert after[0] >= s[1] * (1 - 1e-9) or not {1} - set(range(6)[part])
+    untouched = [i for i in range(6) if i not in range(6)[part]]
+    torch.testing.assert_close(after[untouched], s[untouched])
+    for i in range(6)[part]:
+        below = [s[j] for j in untouched if j > i]
+        floor = below[0] if below else s[i] * math.exp(-strength * rate)
+        assert after[i] >= floor * (1 - 1e-9) - 1e-15 * s[0]
+
+
+def test_the_decay_follows_a_schedule_between_its_turns() -> None:
+    layer = ill_conditioned()
+    first = torch.linalg.svdvals(layer.weight.detach())[0]
+    optimizer = SGD(layer.parameters(), lr=0.1)
+    with SpectralDecay(0.5, every=3).attach(layer, optimizer):
+        for rate in (0.1, 0.2, 0.3):
+            optimizer.param_groups[0]["lr"] = rate
+            layer.weight.grad = torch.zeros_like(layer.weight)
+            optimizer.step()
+    after = torch.linalg.svdvals(layer.weight.detach())[0]
+    torch.testing.assert_close(after, first * math.exp(-0.5 * 0.6))
 
 
 @pytest.mark.parametrize("shape", [(6, 6), (4, 9), (9, 4), (150, 150), (120, 300)])
@@ -140,38 +178,27 @@ def test_the_bound_is_the_nearest_matrix_that_has_it() -> None:
         assert (found - weight).norm() <= (other - weight).norm() + 1e-12
 
 
-@pytest.mark.parametrize("shape", ["bias", "conv", "parametrized"])
-def test_the_pin_holds_the_norm(shape) -> None:
-    model = MODELS[shape]()
-    optimizer = AdamW(model.parameters(), lr=0.05)
-    layers = [m for m in model if hasattr(m, "weight")]
-    before = [m.weight.detach().norm() for m in layers]
-    twin = copy.deepcopy(model)
-    steps(twin, AdamW(twin.parameters(), lr=0.05), 5)
-    with NormPin().attach(model, optimizer):
-        steps(model, optimizer, 5)
-    after = [m.weight.detach().norm() for m in layers]
-    torch.testing.assert_close(after, before, rtol=1e-5, atol=0)
-    free = [m.weight.detach().norm() for m in twin if hasattr(m, "weight")]
-    assert any(abs(a - b) > 1e-3 for a, b in zip(free, before, strict=True))
-
-
-def test_pinning_one_matrix_of_a_stack_leaves_the_others_scale_to_them() -> None:
-    stack = Matrix(matrices(3, 4, 4))
-    norms = torch.linalg.matrix_norm(stack.weight.detach())
-    with NormPin().attach(stack, optimizer := SGD(stack.parameters(), lr=0.1)):
-        stack().square().sum().backward()
-        optimizer.step()
-    torch.testing.assert_close(torch.linalg.matrix_norm(stack.weight.detach()), norms)
-
-
-def test_a_pinned_norm_has_all_digits_of_the_weight() -> None:
-    assert abs(NormPin(0.1).corrected(matrices(3, 3)).norm() - 0.1) < 1e-16
-
-
 def test_a_bound_on_kappa_takes_one_decomposition(monkeypatch) -> None:
     taken, original = [], spectra.decomposition
     monkeypatch.setattr(spectra, "decomposition", lambda a: taken.append(1) or original(a))
-    found = SVDCorrection(rate=1.0, target=2.0).corrected(torch.diag(torch.tensor([4.0, 1.0])))
+    found = SVDCorrection(step=1.0, target=2.0).corrected(torch.diag(torch.tensor([4.0, 1.0])))
     assert len(taken) == 1
     assert torch.linalg.cond(found) == pytest.approx(2.0)
+
+
+def test_rate_is_an_older_name_of_the_step_of_the_svd_correction() -> None:
+    assert SVDCorrection(rate=0.5) == SVDCorrection(step=0.5)
+    assert SVDCorrection(20, 0.5) == SVDCorrection(step=0.5)
+    with pytest.raises(ValueError, match="expected step to be"):
+        SVDCorrection(rate=-1.0)
+
+
+def test_a_matrix_that_begins_at_zero_is_not_pulled_back_to_it() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    nn.init.zeros_(model[1].weight)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with SVDCorrection(every=1).attach(model, optimizer) as handle:
+        assert handle.weights == ("0.weight",)
+        assert "zero at first" in handle.left_out["1.weight"]
+    with SVDCorrection(every=1, target=10.0).attach(model, optimizer) as handle:
+        assert handle.weights == ("0.weight", "1.weight")

@@ -13,7 +13,17 @@ from torch import Tensor
 
 from hard_matrices import with_values
 from kappascope.matrix import tracking
-from kappascope.matrix.tracking import SVD_UP_TO, ExtremeTriplets, extreme_triplets, within
+from kappascope.matrix.tracking import (
+    SVD_UP_TO,
+    ExtremeTriplets,
+    bound_form,
+    extreme_triplets,
+    largest_form,
+    largest_triplet,
+    lies_between,
+    lifted,
+    within,
+)
 
 SHAPES = [(150, 150), (300, 120), (120, 300)]
 
@@ -212,3 +222,58 @@ def test_ends_are_the_outermost_triplets_and_know_how_far_they_are_off(
 def test_ends_of_a_matrix_that_is_not_finite_are_refused() -> None:
     with pytest.raises(RuntimeError, match="not finite"):
         tracking.ends(torch.full((120, 120), torch.nan), {})
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (5, 7), (3, 4, 6)])
+@pytest.mark.parametrize("scale", [1e-15, 1.0, 1e15])
+def test_the_largest_triplet_is_that_of_an_svd_while_the_matrix_moves(shape, scale) -> None:
+    memory: dict = {}
+    weight = scale * gaussian(*shape)
+    for step in range(6):
+        u, s, v = largest_triplet(weight, memory)
+        exact_s = torch.linalg.svdvals(weight.double())[..., 0]
+        torch.testing.assert_close(s.double(), exact_s, rtol=1e-4, atol=0)
+        image = (weight @ v[..., None])[..., 0]
+        torch.testing.assert_close(image, s[..., None] * u, rtol=0, atol=2e-3 * scale * 3)
+        weight = weight + 1e-2 * scale * gaussian(*shape, seed=step + 1)
+    form = largest_form(weight)
+    assert {k: (v.shape, v.dtype) for k, v in memory.items()} == {
+        k: (v.shape, v.dtype) for k, v in form.items()
+    }
+
+
+@pytest.mark.parametrize("shape", [(150, 150), (300, 120), (120, 300)])
+@given(low=st.floats(0.05, 0.9), high=st.floats(1.1, 10.0))
+@settings(max_examples=15)
+def test_what_is_proven_to_be_inside_is_inside(shape, low, high) -> None:
+    values = torch.linspace(1.0, 0.1, min(shape), dtype=torch.float64)
+    weight = with_values(values.numpy(), *shape).float()
+    s = torch.linalg.svdvals(weight.double())
+    truth = bool(s[0] <= high and s[-1] >= low)
+    near = min(abs(float(s[-1]) / low - 1), abs(float(s[0]) / high - 1)) < 1e-3
+    assert lies_between(weight, low, high) == truth or near
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("few", [1, 3, 8])
+def test_a_few_small_values_are_raised_and_the_rest_is_kept(shape, few) -> None:
+    values = torch.linspace(1.0, 0.2, min(shape), dtype=torch.float64)
+    values[-few:] = torch.logspace(-2, -4, few, dtype=torch.float64)
+    weight = with_values(values.numpy(), *shape).float()
+    memory: dict = {}
+    assert not within(weight, 50.0, memory)
+    found = lifted(weight, 50.0, 0.05, memory)
+    assert found is not None
+    s = torch.linalg.svdvals(found.double())
+    assert s[0] <= 50.0 * s[-1]
+    torch.testing.assert_close(s[: -few - 1], values[: -few - 1], rtol=1e-3, atol=0)
+    best = (values.clamp(min=1.05 / 50) - values).norm()  # with the slack
+    assert (found.double() - weight.double()).norm() <= 1.2 * best
+    form = bound_form(weight, 50.0)
+    assert (memory["top"].shape, memory["top"].dtype) == (form["top"].shape, form["top"].dtype)
+
+
+def test_many_small_values_are_left_to_the_svd() -> None:
+    values = torch.linspace(1.0, 1e-4, 150, dtype=torch.float64)
+    assert lifted(with_values(values.numpy(), 150, 150).float(), 11.0, 0.05, {}) is None
+    assert lifted(torch.eye(150), 5.0, 0.05, {}) is None  # a small kappa

@@ -12,42 +12,61 @@ weight: known`` is the oracle of the paper's experiments). ``None`` is the defau
 states; it needs no oracle.
 """
 
-from kappascope.corrections.correction import Correction
+from kappascope.corrections import mup
+from kappascope.corrections.caps import SingularValueBand, SpectralCap
+from kappascope.corrections.correction import Correction, attach
+from kappascope.corrections.directions import MagnitudeDirection, SpectralNormalization
 from kappascope.corrections.handle import Handle
 from kappascope.corrections.hybrid import Hybrid
 from kappascope.corrections.multipliers import Multipliers, SingularValueMultipliers, scaled
 from kappascope.corrections.penalties import (
     OrthogonalPenalty,
+    PaperPenalty,
+    SigmaMaxPenalty,
     SpectralPenalty,
     condition_penalty,
 )
+from kappascope.corrections.pins import ColumnNormPin, NormPin, RowNormPin
 from kappascope.corrections.projections import (
-    NormPin,
     SingularValueBound,
     SpectralDecay,
     SVDCorrection,
     banded,
     toward_spectrum,
 )
+from kappascope.corrections.qk_clip import QKClip
+from kappascope.corrections.starts import orthogonal_start
 from kappascope.corrections.targets import Target
 from kappascope.matrix.components import floored_condition_number
 
 __all__ = [
+    "ColumnNormPin",
     "Correction",
     "Handle",
     "Hybrid",
+    "MagnitudeDirection",
     "Multipliers",
     "NormPin",
     "OrthogonalPenalty",
+    "PaperPenalty",
+    "QKClip",
+    "RowNormPin",
     "SVDCorrection",
+    "SigmaMaxPenalty",
+    "SingularValueBand",
     "SingularValueBound",
     "SingularValueMultipliers",
+    "SpectralCap",
     "SpectralDecay",
+    "SpectralNormalization",
     "SpectralPenalty",
     "Target",
+    "attach",
     "banded",
     "condition_penalty",
     "floored_condition_number",
+    "mup",
+    "orthogonal_start",
     "scaled",
     "toward_spectrum",
 ]

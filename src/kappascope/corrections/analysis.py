@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from typing import TypeAlias, TypeVar
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kappascope.corrections.gauge import FreeSides, free_sides
+from kappascope.corrections.selection import MeantWeights, Where
 from kappascope.model.tensors import refuse_meta
-from kappascope.model.weights import (
-    LiveWeight,
-    Where,
-    live_weights,
-    name_test,
-    unwrapped,
-    why_no_map,
-)
+from kappascope.model.weights import LiveWeight, live_weights, unwrapped, why_no_map
+from kappascope.refusal import Refusal
+
+Chosen = TypeVar("Chosen")
+Objection: TypeAlias = Callable[[LiveWeight, "AnalysedModel"], str | None]
+
+
+class NothingToCorrect(Refusal, ValueError):  # noqa: N818 - it refuses, as its parent does
+    """A model, or what was selected of it, has no weight that a correction could act on.
+
+    >>> raise NothingToCorrect(2, "LayerNorm", "no weight to correct (no matrix)", "pass another")
+    Traceback (most recent call last):
+    kappascope.corrections.analysis.NothingToCorrect: LayerNorm: no weight to correct (no ...
+    """
 
 
 class AnalysedModel:
@@ -51,33 +59,48 @@ class AnalysedModel:
         return self._owners.get(id(leaf))
 
     def selected(
-        self, where: Where, objection: Callable[[LiveWeight, AnalysedModel], str | None]
-    ) -> tuple[list[LiveWeight], dict[str, str]]:
-        """Choose the weights to correct, with the reasons why the others are left out.
+        self,
+        settings: Sequence[tuple[Where | None, Chosen, Objection | None]],
+        exclude: Where | None = None,
+    ) -> tuple[list[tuple[LiveWeight, Chosen]], dict[str, str]]:
+        """Choose for every weight the first setting that means it; or say why it is left out.
 
-        What ``where`` names must be possible; without it, what cannot be corrected is left out.
+        A setting is what it means, what is chosen for that, and what may object to a weight
+        (``None``: the weight is left alone). What is meant by its name must be possible; a pattern,
+        and ``None``, which means everything, skip what is not.
         """
         names = [name for weight in self.weights for name, *_ in weight.uses]
-        is_named = name_test(where, names)
+        meant = [
+            where if where is None else MeantWeights.of(where, names) for where, *_ in settings
+        ]
+        excluded = exclude if exclude is None else MeantWeights.of(exclude, names, "exclude=")
         chosen, left_out = [], {}
         for weight in self.weights:
-            if not any(is_named(name) for name, *_ in weight.uses):
+            uses = [weight if each is None else each.uses(weight) for each in meant]
+            first = next((i for i, found in enumerate(uses) if found is not None), None)
+            if excluded is not None and excluded.uses(weight) is not None:
+                left_out[weight.name] = "excluded"
+                continue
+            if first is None or (objection := settings[first][2]) is None:
                 left_out[weight.name] = "not selected"
                 continue
+            its_uses, where = uses[first], meant[first]
+            named = where is not None and where.names_it(weight)
             reason = self._why_untrained(weight)
-            if reason is None and where is None:
-                reason = why_no_map(weight)
+            if reason is None and not named and its_uses is not None:
+                reason = why_no_map(its_uses)
             reason = reason or objection(weight, self)
             if reason is None:
-                chosen.append(weight)
-            elif where is None:
+                chosen.append((weight, settings[first][1]))
+            elif not named:
                 left_out[weight.name] = reason
             else:
                 refusal = f"{weight.name} cannot be corrected: {reason}"
                 raise ValueError(f"{refusal}; leave it out of where=")
         if not chosen:
             why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items()) or "no matrix"
-            raise ValueError(f"{type(self.model).__name__} has no weight to correct ({why})")
+            wrong, advice = f"no weight to correct ({why})", "choose others by where="
+            raise NothingToCorrect(2, type(self.model).__name__, wrong, advice)
         return chosen, left_out
 
     def _why_untrained(self, weight: LiveWeight) -> str | None:

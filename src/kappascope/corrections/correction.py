@@ -24,17 +24,11 @@ from torch.optim import Optimizer
 from kappascope.corrections.analysis import AnalysedModel
 from kappascope.corrections.handle import Handle
 from kappascope.corrections.optimizers import understood_optimizers
+from kappascope.corrections.selection import MeantWeights, Where
 from kappascope.corrections.targets import understood_target
 from kappascope.corrections.treatments import Treatment
 from kappascope.matrix import spectra
-from kappascope.model.weights import (
-    LiveWeight,
-    Where,
-    live_weights,
-    name_test,
-    precise,
-    unwrapped,
-)
+from kappascope.model.weights import LiveWeight, live_weights, precise, unwrapped
 
 Allowed: TypeAlias = Mapping[str, tuple[Callable[[Any], bool], str]]
 """What an argument may be, by its name: a test, and the words for it."""
@@ -52,7 +46,7 @@ def _is_index(part: Any) -> bool:
 
 
 _LEAST = math.ulp(0.0)  # the least number above zero
-_SIZES = "strength", "rate", "weight_decay", "band", "slack"
+_SIZES = "strength", "rate", "step", "weight_decay", "band", "slack"
 
 
 class Correction(ABC):
@@ -100,7 +94,12 @@ class Correction(ABC):
         """Why a weight cannot be corrected, beyond what holds for all corrections."""
         return None
 
-    def prepare(self, model: nn.Module, where: Where = None) -> PreparedCorrection:
+    def prepare(
+        self,
+        model: nn.Module,
+        where: Where | Settings | None = None,
+        exclude: Where | None = None,
+    ) -> PreparedCorrection:
         """Choose a model and its weights now; ``attach(optimizer)`` when it is sharded.
 
         A name that no weight has is an error at once.
@@ -108,17 +107,28 @@ class Correction(ABC):
         if not isinstance(model, nn.Module):
             raise TypeError(f"expected a module to correct; got {type(model).__name__}")
         inner = unwrapped(model)
-        name_test(where, [name for one in live_weights(inner) for name, *_ in one.uses])
-        return PreparedCorrection(self, inner, where)
+        names = [name for one in live_weights(inner) for name, *_ in one.uses]
+        for meant in where if isinstance(where, Mapping) else [where]:
+            if meant is not None:
+                MeantWeights.of(meant, names)
+        if exclude is not None:
+            MeantWeights.of(exclude, names, "exclude=")
+        return PreparedCorrection(self, inner, where, exclude)
 
     def attach(
-        self, model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], where: Where = None
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer],
+        where: Where | Settings | None = None,
+        exclude: Where | None = None,
     ) -> Handle:
-        """Correct the weights that ``where`` selects, until the handle is closed.
+        """Correct the weights that ``where`` selects, but not ``exclude``, until the handle closes.
 
-        ``where`` is a name or pattern (``"blocks.*.weight"``), several, or a test of a name. By
-        default it is every matrix that an optimizer trains, except what is no map: embeddings and
-        other tables, norm layers, biases. The handle's ``left_out`` has the reasons.
+        Both are a name or pattern (``"blocks.*.weight"``), a compiled regular expression, a test of
+        a name or of (name, module), or several of these. A name has to be possible; a pattern skips
+        what is not, and the handle's ``left_out`` has the reasons. By default it is every matrix
+        that an optimizer trains, except what is no map: embeddings and other tables, norm layers,
+        biases. A mapping, as in :func:`attach`, says what gets another correction than this one.
 
         >>> from torch.optim import SGD
         >>> from kappascope.corrections import NormPin
@@ -127,14 +137,65 @@ class Correction(ABC):
         ...     handle.weights, handle.left_out
         (('1.weight',), {'0.weight': 'an embedding is looked up, not multiplied'})
         """
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"expected a module to correct; got {type(model).__name__}")
-        optimizers = understood_optimizers(optimizer)
-        analysed = AnalysedModel(model, optimizers)
-        weights, left_out = analysed.selected(where, self.objection)
-        treatments = [t for weight in weights for t in self.treatments(weight, analysed)]
-        names = tuple(weight.name for weight in weights)
-        return Handle.attached(names, left_out, analysed, treatments)
+        settings = [*where.items(), (None, self)] if isinstance(where, Mapping) else [(where, self)]
+        return _attached(model, optimizer, settings, exclude)
+
+
+Settings: TypeAlias = Mapping[Any, Correction | None]
+"""Corrections by what they are for: a pattern, or whatever else ``where=`` takes."""
+
+
+def attach(
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer],
+    settings: Settings,
+    exclude: Where | None = None,
+) -> Handle:
+    """Attach several corrections at once, each to the weights that its pattern means: one handle.
+
+    A weight gets the correction of the *first* pattern that fits it, or none if that is ``None``;
+    what no pattern fits is left out. Patterns are whatever ``where=`` takes.
+
+    >>> from torch.optim import SGD
+    >>> from kappascope.corrections import NormPin, SpectralDecay
+    >>> model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    >>> settings = {"0.*": NormPin(), "*": SpectralDecay()}
+    >>> with attach(model, SGD(model.parameters(), lr=0.1), settings) as handle:
+    ...     [(t.weight.name, t.kind.__name__) for t in handle.treatments]
+    [('0.weight', 'NormPin'), ('2.weight', 'SpectralDecay')]
+    """
+    if not isinstance(settings, Mapping) or not settings:
+        expected = "corrections by pattern, as {'*.mlp.*': NormPin()}"
+        raise TypeError(f"expected {expected}; got {type(settings).__name__}")
+    return _attached(model, optimizer, list(settings.items()), exclude)
+
+
+def _attached(
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer],
+    settings: Sequence[tuple[Where | None, Correction | None]],
+    exclude: Where | None,
+) -> Handle:
+    """Choose the weights, ask the corrections what happens to them, and install that."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a module to correct; got {type(model).__name__}")
+    optimizers = understood_optimizers(optimizer)
+    for _, correction in settings:
+        if not (correction is None or isinstance(correction, Correction)):
+            raise TypeError(f"expected a correction, as NormPin(); got {type(correction).__name__}")
+    analysed = AnalysedModel(model, optimizers)
+    chosen, left_out = analysed.selected(
+        [(where, each, None if each is None else each.objection) for where, each in settings],
+        exclude,
+    )
+    treatments = [
+        treatment
+        for weight, correction in chosen
+        if correction is not None
+        for treatment in correction.treatments(weight, analysed)
+    ]
+    names = tuple(weight.name for weight, _ in chosen)
+    return Handle.attached(names, left_out, analysed, treatments)
 
 
 @dataclass(frozen=True)
@@ -152,11 +213,12 @@ class PreparedCorrection:
 
     correction: Correction
     model: nn.Module
-    where: Where
+    where: Where | Settings | None
+    exclude: Where | None = None
 
     def attach(self, optimizer: Optimizer | Sequence[Optimizer]) -> Handle:
         """Correct the weights that were chosen, as the model has them now."""
-        return self.correction.attach(self.model, optimizer, self.where)
+        return self.correction.attach(self.model, optimizer, self.where, self.exclude)
 
 
 def why_not_merged(weight: LiveWeight) -> str | None:
@@ -183,6 +245,19 @@ def why_not_written(weight: LiveWeight) -> str | None:
     if weight.writable():
         return None
     return "it is made of other tensors, and its making has no inverse for every matrix"
+
+
+def has_zero_matrix(weight: LiveWeight) -> bool:
+    """Whether a matrix of the weight is zero, as some are initialised: it has no scale or spectrum.
+
+    >>> from kappascope.model.weights import live_weights
+    >>> layer = nn.Linear(2, 2)
+    >>> has_zero_matrix(live_weights(layer)[0]), layer.weight.data.zero_().sum().item()
+    (False, 0.0)
+    >>> has_zero_matrix(live_weights(layer)[0])
+    True
+    """
+    return bool((weight.matrix() == 0).all(-1).all(-1).any())
 
 
 _Form = TypeVar("_Form", bound=Callable[..., Tensor])

@@ -12,7 +12,7 @@ from torch import Tensor
 from kappascope.corrections.analysis import AnalysedModel
 from kappascope.corrections.correction import Allowed, Correction, pure_form, why_not_merged
 from kappascope.corrections.multipliers import Multipliers
-from kappascope.corrections.penalties import SpectralPenalty
+from kappascope.corrections.penalties import PaperPenalty, SpectralPenalty
 from kappascope.corrections.treatments import Treatment
 from kappascope.model.weights import LiveWeight
 
@@ -35,11 +35,14 @@ class Hybrid(Correction):
 
     allowed: ClassVar[Allowed] = {
         "multipliers": (lambda part: isinstance(part, Multipliers), "Multipliers(...)"),
-        "penalties": (lambda part: isinstance(part, SpectralPenalty), "SpectralPenalty(...)"),
+        "penalties": (
+            lambda part: isinstance(part, SpectralPenalty | PaperPenalty),
+            "SpectralPenalty(...)",
+        ),
     }
 
     multipliers: Multipliers = Multipliers()  # noqa: RUF009  # frozen: one for all will do
-    penalties: SpectralPenalty = SpectralPenalty(clip=0.01, every=5)  # noqa: RUF009  # frozen
+    penalties: SpectralPenalty | PaperPenalty = SpectralPenalty(clip=0.01, every=5)  # noqa: RUF009  # frozen
 
     @pure_form
     def penalty(self, weight: Float[Tensor, "*stack out in"]) -> Float[Tensor, "*stack"]:

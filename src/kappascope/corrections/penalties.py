@@ -1,7 +1,8 @@
-"""Corrections that add a penalty on the shape of the spectrum to the loss, by its gradient."""
+"""Corrections that add a penalty on singular values to the loss, by its closed gradient."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, final
@@ -13,6 +14,7 @@ from torch import Tensor
 from kappascope import theory
 from kappascope.corrections.analysis import AnalysedModel
 from kappascope.corrections.correction import Correction, pure_form
+from kappascope.corrections.decoupled import DecoupledStep
 from kappascope.corrections.targets import Target, target_values, target_values_of_matrix
 from kappascope.corrections.treatments import AddedGradient, State, Treatment
 from kappascope.matrix import tracking
@@ -36,7 +38,8 @@ def condition_penalty(
     tensor(0.)
     """
     wanted = (condition_number + 1).log()
-    return _Hinge(wanted, wanted).slope(tracking.extreme_triplets(weight), strength, clip)
+    found = tracking.extreme_triplets(weight)
+    return found.combined(_Hinge(wanted, wanted).slopes(found, strength, clip))
 
 
 @dataclass(frozen=True)
@@ -46,18 +49,44 @@ class _Hinge:
     low: Tensor
     high: Tensor
 
+    @classmethod
+    def of(cls, target: Target, band: float, wanted: Tensor | None, weight: Tensor) -> _Hinge:
+        """The limits that a target sets for a weight, of which a spectrum may be ``wanted``."""
+        if wanted is not None:
+            middle = (floored_condition_number(wanted) + 1).log()
+            return cls(middle - band, middle + band)
+        bound = target if isinstance(target, float) else _null(weight)
+        high = torch.tensor(bound + 1.0, dtype=torch.float64, device=weight.device).log()
+        return cls(torch.zeros_like(high), high)
+
+    def _nearest(self, x: Tensor) -> Tensor:
+        return torch.minimum(torch.maximum(x, self.low.to(x)), self.high.to(x))
+
     def excess(self, kappa: Tensor) -> Tensor:
         x = (kappa + 1).log()
-        return x - torch.minimum(torch.maximum(x, self.low.to(x)), self.high.to(x))
+        return x - self._nearest(x)
 
-    def slope(self, found: tracking.ExtremeTriplets, strength: float, clip: float) -> Tensor:
-        """Gradient of ``strength * excess**2``, its Frobenius norm at most ``clip``."""
+    def slopes(
+        self, found: tracking.ExtremeTriplets, strength: float, clip: Tensor | float
+    ) -> Tensor:
+        """The derivatives of ``strength * excess**2`` with respect to the first and last value.
+
+        Their norm, which is that of the gradient, is at most ``clip``.
+        """
         kappa, last = floored_condition_number(found.values), found.values[..., -1] + SIGMA_FLOOR
         slope = 2 * strength * self.excess(kappa) / (kappa + 1)  # with respect to kappa
         # d kappa / d s1 = 1 / sd and d kappa / d sd = -kappa / sd
         at_first, at_last = slope / last, -slope * kappa / last
-        shrink = (clip / torch.hypot(at_first, at_last)).clamp(max=1.0)
-        return found.combined(torch.stack([shrink * at_first, shrink * at_last], dim=-1))
+        size = torch.hypot(at_first, at_last)
+        shrink = torch.where(size > clip, clip / size, 1.0)
+        return torch.stack([shrink * at_first, shrink * at_last], dim=-1)
+
+    def room(self, found: tracking.ExtremeTriplets, slopes: Tensor) -> Tensor:
+        """By how many times the slopes both values may move before kappa is at its limit."""
+        first, last = found.values[..., 0], found.values[..., -1] + SIGMA_FLOOR
+        limit = self._nearest((floored_condition_number(found.values) + 1).log()).expm1()
+        closing = slopes[..., 0] - limit * slopes[..., 1]
+        return torch.where(closing == 0, torch.inf, (first - limit * last) / closing)
 
 
 class _Priced(torch.autograd.Function):
@@ -81,14 +110,19 @@ class SpectralPenalty(Correction):
 
     Limits: kappa at most ``target`` if that is a number, or what 19 of 20 random matrices of its
     shape stay below if ``None``; within ``band`` (of the logarithm) of the target's kappa if there
-    is a spectrum to compare with. The gradient is the closed one on the extreme singular pair, of
-    norm at most ``clip``, with the pair tracked by :mod:`kappascope.matrix.tracking`; ``every`` so
-    many steps it is looked at anew and the old one used in between. The paper's penalty is
-    ``SpectralPenalty(0.005, target=lambda weight: known_singular_values, band=0.0)``.
+    is a spectrum to compare with. The gradient is the closed one on the extreme singular pair
+    (tracked by :mod:`kappascope.matrix.tracking`), of norm at most ``clip`` times the largest
+    singular value.
+
+    It is taken as a step of its own, ``every`` so many steps with as many times the learning rate
+    (:mod:`kappascope.corrections.decoupled`): the pair is always that of the weight it acts on, and
+    no step carries kappa beyond the limit it goes to, so the smallest singular value never becomes
+    the largest, at whatever scale and learning rate. The paper's own form, which does all of
+    that otherwise, is :class:`PaperPenalty`.
 
     >>> weight = torch.diag(torch.tensor([8.0, 1.0])).requires_grad_()
-    >>> SpectralPenalty(1.0, target=2.0).penalty(weight).backward()
-    >>> weight.grad        # smaller the largest, larger the smallest, clipped to norm 1
+    >>> SpectralPenalty(1.0, target=2.0, clip=0.125).penalty(weight).backward()
+    >>> weight.grad        # smaller the largest, larger the smallest, of norm 1
     tensor([[ 0.1240, 0.0000],
             [ 0.0000, -0.9923]])
     """
@@ -102,20 +136,101 @@ class SpectralPenalty(Correction):
     @pure_form
     def penalty(self, weight: Float[Tensor, "*stack out in"]) -> Float[Tensor, "*stack"]:
         """The penalty of each matrix; its backward is the clipped closed gradient."""
-        hinge = self._hinge(target_values_of_matrix(self.target, weight), weight)
+        wanted = target_values_of_matrix(self.target, weight)
+        hinge = _Hinge.of(self.target, self.band, wanted, weight)
         found = tracking.extreme_triplets(weight.detach())
         value = self.strength * hinge.excess(floored_condition_number(found.values)).square()
+        slopes = hinge.slopes(found, self.strength, self.clip * found.values[..., 0])
         return _Priced.apply(  # type: ignore[no-untyped-call]  # torch gives it none
-            weight, value, hinge.slope(found, self.strength, self.clip)
+            weight, value, found.combined(slopes)
         )
 
-    def _hinge(self, wanted: Tensor | None, weight: Tensor) -> _Hinge:
-        if wanted is not None:
-            middle = (floored_condition_number(wanted) + 1).log()
-            return _Hinge(middle - self.band, middle + self.band)
-        bound = self.target if isinstance(self.target, float) else _null(weight)
-        high = torch.tensor(bound + 1.0, dtype=torch.float64, device=weight.device).log()
-        return _Hinge(torch.zeros_like(high), high)
+    def treatments(self, weight: LiveWeight, model: AnalysedModel) -> Iterator[Treatment]:
+        """Take steps along the gradient of the penalty, unless its strength is zero."""
+        if self.strength:
+            wanted = target_values(self.target, weight)
+            hinge = _Hinge.of(self.target, self.band, wanted, weight.matrix())
+            memory = {"low": hinge.low, "high": hinge.high}
+            yield DecoupledStep(
+                SpectralPenalty,
+                weight,
+                self._change,
+                memory,
+                _tracked,
+                every=self.every,
+                price=self._price,
+            )
+
+    def _price(self, memory: State) -> Tensor:
+        """The penalty of what was last looked at."""
+        kappa = floored_condition_number(memory["values"])
+        return self.strength * _Hinge(memory["low"], memory["high"]).excess(kappa).square()
+
+    def _change(self, matrix: Tensor, rate: float, memory: State) -> Tensor | None:
+        hinge, warm = _Hinge(memory["low"], memory["high"]), memory.get("warm", {})
+        found = tracking.extreme_triplets(matrix, warm)
+        memory |= {"warm": warm, "values": found.values}
+        if not hinge.excess(floored_condition_number(found.values)).any():
+            return None
+        slopes = hinge.slopes(found, self.strength, self.clip * found.values[..., 0])
+        distance = hinge.room(found, slopes).clamp(min=0.0, max=rate)
+        return found.combined(-distance[..., None] * slopes)
+
+
+def _tracked(matrix: Tensor) -> State:
+    """The form of what a penalty remembers of a matrix that it has looked at."""
+    return {
+        "warm": tracking.memory_form(matrix),
+        "values": matrix.new_empty((*matrix.shape[:-2], 2), device="meta"),
+    }
+
+
+@final
+@dataclass(frozen=True)
+class PaperPenalty(Correction):
+    """Add the paper's penalty on kappa to the gradient: its formula and clip to the letter.
+
+    The gradient of ``strength * excess**2`` (as of :class:`SpectralPenalty`, without a band) is
+    added to that of the weight, its Frobenius norm at most ``clip`` whatever the scale of the
+    weight, and goes through the optimizer. This is what experiment 4 measures. On a weight of usual
+    size one step can throw the smallest singular value past the largest, so for use rather than
+    for comparison take :class:`SpectralPenalty`. ``every`` so many steps the singular pair is
+    looked at anew and the old one used in between.
+
+    >>> weight = torch.diag(torch.tensor([8.0, 1.0])).requires_grad_()
+    >>> PaperPenalty(1.0, target=2.0).penalty(weight).backward()
+    >>> weight.grad
+    tensor([[ 0.1240, 0.0000],
+            [ 0.0000, -0.9923]])
+    """
+
+    strength: float = 0.005
+    target: Target = None
+    band: float = 0.0
+    clip: float = 1.0
+    every: int = 1
+
+    @pure_form
+    def penalty(self, weight: Float[Tensor, "*stack out in"]) -> Float[Tensor, "*stack"]:
+        """The penalty of each matrix; its backward is the clipped closed gradient."""
+        wanted = target_values_of_matrix(self.target, weight)
+        hinge = _Hinge.of(self.target, self.band, wanted, weight)
+        found = tracking.extreme_triplets(weight.detach())
+        value = self.strength * hinge.excess(floored_condition_number(found.values)).square()
+        slopes = hinge.slopes(found, self.strength, self.clip)
+        return _Priced.apply(  # type: ignore[no-untyped-call]  # torch gives it none
+            weight, value, found.combined(slopes)
+        )
+
+    def treatments(self, weight: LiveWeight, model: AnalysedModel) -> Iterator[Treatment]:
+        """Add the gradient of the penalty, unless its strength is zero."""
+        if self.strength:
+            wanted = target_values(self.target, weight)
+            hinge = _Hinge.of(self.target, self.band, wanted, weight.matrix())
+            memory = {"low": hinge.low, "high": hinge.high}
+            yield AddedGradient(
+                PaperPenalty, weight, self._gradient, memory, _measured, price=self._price
+            )
 
     def _gradient(self, read: Callable[[], Tensor], memory: State) -> Tensor | None:
         calls = memory.get("calls", -1) + 1
@@ -130,27 +245,16 @@ class SpectralPenalty(Correction):
         )
         if not hinge.excess(floored_condition_number(found.values)).any():
             return None
-        return hinge.slope(found, self.strength, self.clip)
-
-    def treatments(self, weight: LiveWeight, model: AnalysedModel) -> Iterator[Treatment]:
-        """Add the gradient of the penalty, unless its strength is zero."""
-        if self.strength:
-            hinge = self._hinge(target_values(self.target, weight), weight.matrix())
-            memory = {"low": hinge.low, "high": hinge.high}
-            yield AddedGradient(
-                SpectralPenalty, weight, self._gradient, memory, _measured, price=self._price
-            )
+        return found.combined(hinge.slopes(found, self.strength, self.clip))
 
     def _price(self, memory: State) -> Tensor:
         """The penalty of what was last measured."""
-        excess = _Hinge(memory["low"], memory["high"]).excess(
-            floored_condition_number(memory["ends"]["values"])
-        )
-        return self.strength * excess.square()
+        kappa = floored_condition_number(memory["ends"]["values"])
+        return self.strength * _Hinge(memory["low"], memory["high"]).excess(kappa).square()
 
 
 def _measured(matrix: Tensor) -> State:
-    """The form of what a spectral penalty remembers of a matrix that it has measured."""
+    """The form of what the paper's penalty remembers of a matrix that it has measured."""
     *stack, rows, columns = matrix.shape
     shapes = {"left": (*stack, rows, 2), "values": (*stack, 2), "right": (*stack, columns, 2)}
     ends = {name: matrix.new_empty(shape, device="meta") for name, shape in shapes.items()}
@@ -169,7 +273,9 @@ class OrthogonalPenalty(Correction):
     """Add ``strength * |W'W - I|_F^2`` (or ``|WW' - I|``, of a wide matrix) to the loss.
 
     With ``spectral``, the spectral norm instead, not squared: SRIP (Bansal et al. 2018), whose
-    gradient lies on one extreme singular pair. Either gradient has norm at most ``clip``.
+    gradient lies on one extreme singular pair. Either gradient has norm at most ``clip`` times that
+    of the weight, and is taken as a step of its own (:mod:`kappascope.corrections.decoupled`) that
+    carries no singular value past one.
 
     >>> OrthogonalPenalty(1.0).penalty(torch.diag(torch.tensor([2.0, 1.0])))
     tensor(9.)
@@ -184,38 +290,96 @@ class OrthogonalPenalty(Correction):
     @pure_form
     def penalty(self, weight: Float[Tensor, "*stack out in"]) -> Float[Tensor, "*stack"]:
         """The penalty of each matrix; its backward is the clipped gradient."""
-        value, gradient = self._priced(weight.detach(), None)
+        value, gradient, _ = self._priced(weight.detach(), None)
         return _Priced.apply(  # type: ignore[no-untyped-call]  # torch gives it none
             weight, value, gradient
         )
 
-    def _priced(self, weight: Tensor, memory: State | None) -> tuple[Tensor, Tensor]:
+    def _priced(self, weight: Tensor, memory: State | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The value, its clipped gradient, and how far along it no singular value passes one."""
         form = self._spectral if self.spectral else self._frobenius
-        value, gradient = form(weight, memory)
-        size = torch.linalg.matrix_norm(gradient)
-        return value, gradient * (self.clip / size).clamp(max=1.0)[..., None, None]
+        value, gradient, room = form(weight, memory)
+        size, norm = torch.linalg.matrix_norm(gradient), torch.linalg.matrix_norm(weight)
+        shrink = torch.where(size > 0, self.clip * norm / size, 1.0).clamp(max=1.0)
+        return value, gradient * shrink[..., None, None], room / shrink
 
-    def _frobenius(self, weight: Tensor, memory: State | None) -> tuple[Tensor, Tensor]:
+    def _frobenius(self, weight: Tensor, memory: State | None) -> tuple[Tensor, Tensor, Tensor]:
         w = weight if weight.shape[-2] >= weight.shape[-1] else weight.mT
-        rest = w.mT @ w - torch.eye(w.shape[-1]).to(w)
+        square = w.mT @ w
+        rest = square - torch.eye(w.shape[-1]).to(w)
         gradient = 4 * self.strength * w @ rest
         value = self.strength * rest.square().sum((-2, -1))
-        return value, gradient if w is weight else gradient.mT
+        # s - r s (s^2 - 1) is on the same side of one as s if r s (s + 1) is at most one; the
+        # largest row sum of W'W is above the largest s^2
+        largest = square.abs().sum(-1).amax(-1).sqrt()
+        room = 1 / (4 * self.strength * largest * (largest + 1))
+        return value, gradient if w is weight else gradient.mT, room
 
-    def _spectral(self, weight: Tensor, memory: State | None) -> tuple[Tensor, Tensor]:
+    def _spectral(self, weight: Tensor, memory: State | None) -> tuple[Tensor, Tensor, Tensor]:
         found = tracking.extreme_triplets(weight, memory)
         rest = found.values.square() - 1
         farther = torch.nn.functional.one_hot(rest.abs().argmax(-1), 2).to(rest)
         slope = 2 * self.strength * found.values * rest.sign() * farther
-        return self.strength * rest.abs().amax(-1), found.combined(slope)
+        distance = ((found.values - 1).abs() * farther).sum(-1)
+        room = distance / slope.abs().sum(-1)
+        return self.strength * rest.abs().amax(-1), found.combined(slope), room
 
     def treatments(self, weight: LiveWeight, model: AnalysedModel) -> Iterator[Treatment]:
-        """Add the gradient of the penalty, unless its strength is zero."""
+        """Take steps along the gradient of the penalty, unless its strength is zero."""
         if self.strength:
-            yield AddedGradient(OrthogonalPenalty, weight, self._gradient, {}, self._tracked)
+            yield DecoupledStep(OrthogonalPenalty, weight, self._change, {}, self._grown)
 
-    def _tracked(self, matrix: Tensor) -> State:
-        return tracking.memory_form(matrix) if self.spectral else {}
+    def _grown(self, matrix: Tensor) -> State:
+        return {"warm": tracking.memory_form(matrix), "calls": 0} if self.spectral else {}
 
-    def _gradient(self, read: Callable[[], Tensor], memory: State) -> Tensor:
-        return self._priced(read(), memory)[1]
+    def _change(self, matrix: Tensor, rate: float, memory: State) -> Tensor:
+        warm = memory.get("warm", {})
+        _, gradient, room = self._priced(matrix, warm)
+        if self.spectral:
+            memory |= {"warm": warm, "calls": memory.get("calls", 0) + 1}
+        return -room.nan_to_num(posinf=rate).clamp(max=rate)[..., None, None] * gradient
+
+
+@final
+@dataclass(frozen=True)
+class SigmaMaxPenalty(Correction):
+    """Add ``strength / 2 * sigma_1**2`` to the loss: spectral norm regularization.
+
+    Yoshida and Miyato (2017) penalise the largest singular value alone, since it bounds by how much
+    a layer can amplify a change of its input. The gradient is ``strength sigma_1 u1 v1'``; followed
+    on its own for a time r, ``every`` so many steps as many times the learning rate, it
+    multiplies the value by ``exp(-strength r)``, which is what is done here: no step can pass zero.
+    Unlike :class:`SpectralDecay` it does not stop where the second value is met.
+
+    >>> SigmaMaxPenalty(1.0).penalty(torch.diag(torch.tensor([4.0, 1.0])))
+    tensor(8.)
+    """
+
+    strength: float = 0.01
+    every: int = 1
+
+    @pure_form
+    def penalty(self, weight: Float[Tensor, "*stack out in"]) -> Float[Tensor, "*stack"]:
+        """The penalty of each matrix; its backward is the closed gradient."""
+        u, s, v = tracking.largest_triplet(weight.detach())
+        gradient = (self.strength * s)[..., None, None] * (u[..., None] * v[..., None, :])
+        return _Priced.apply(  # type: ignore[no-untyped-call]  # torch gives it none
+            weight, self.strength / 2 * s.square(), gradient
+        )
+
+    def treatments(self, weight: LiveWeight, model: AnalysedModel) -> Iterator[Treatment]:
+        """Take steps along the gradient of the penalty, unless its strength is zero."""
+        if self.strength:
+            yield DecoupledStep(
+                SigmaMaxPenalty, weight, self._change, {}, self._grown, every=self.every
+            )
+
+    def _grown(self, matrix: Tensor) -> State:
+        return {"warm": tracking.largest_form(matrix), "calls": 0}
+
+    def _change(self, matrix: Tensor, rate: float, memory: State) -> Tensor:
+        warm = memory.get("warm", {})
+        u, s, v = tracking.largest_triplet(matrix, warm)
+        memory |= {"warm": warm, "calls": memory.get("calls", 0) + 1}
+        lost = s * -math.expm1(-self.strength * rate)
+        return -(lost[..., None] * u)[..., None] * v[..., None, :]

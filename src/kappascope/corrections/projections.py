@@ -1,9 +1,10 @@
-"""Corrections that rewrite a weight after a step: its norm or its singular values."""
+"""Corrections that rewrite the singular values of a weight after a step."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 from typing import final
 
@@ -12,7 +13,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kappascope.corrections.analysis import AnalysedModel
-from kappascope.corrections.correction import Correction, pure_form, why_not_written
+from kappascope.corrections.correction import (
+    Correction,
+    has_zero_matrix,
+    pure_form,
+    why_not_written,
+)
 from kappascope.corrections.targets import Target, target_values, target_values_of_matrix
 from kappascope.corrections.treatments import OptimizerStep, Rewrite, State, Treatment
 from kappascope.matrix import spectra, tracking
@@ -65,63 +71,29 @@ def banded(
 
 @final
 @dataclass(frozen=True)
-class NormPin(Correction):
-    """Hold the Frobenius norm at its initial value, or at ``norm``: no scale is learned.
-
-    The remedy opposite to :class:`Multipliers`. A zero matrix has no norm to be held at, and in 16
-    bits nothing changes before the norm is off by half of a last place: 0.4 % in bfloat16.
-
-    >>> NormPin(norm=2.0).corrected(torch.eye(4) * 3)[0]
-    tensor([1., 0., 0., 0.])
-    """
-
-    norm: float | None = None
-
-    @pure_form
-    def corrected(self, weight: Tensor) -> Float[Tensor, "*stack out in"]:
-        """The weight with that norm; without a norm, as it is."""
-        if self.norm is None:
-            return weight
-        return _pinned(weight, torch.tensor(self.norm, dtype=torch.float64, device=weight.device))
-
-    def objection(self, weight: LiveWeight, model: AnalysedModel) -> str | None:
-        """Why the weight cannot be rewritten, if that is so."""
-        return why_not_written(weight)
-
-    def treatments(self, weight: LiveWeight, model: AnalysedModel) -> Iterator[Treatment]:
-        """Rewrite the weight with the norm it has now, or the one that was given."""
-        norm = torch.linalg.matrix_norm(weight.matrix().double())
-        norm = norm if self.norm is None else torch.full_like(norm, self.norm)
-        yield Rewrite(NormPin, weight, self._rewritten, {"norm": norm}, acts_on_direction=True)
-
-    def _rewritten(self, matrix: Tensor, step: OptimizerStep, memory: State) -> Tensor:
-        return _pinned(precise(matrix), memory["norm"])
-
-
-def _pinned(weight: Tensor, norm: Tensor) -> Tensor:
-    now = torch.linalg.matrix_norm(weight.double())
-    factor = torch.where((now > 0) & (norm > 0), norm / torch.where(now > 0, now, 1.0), 1.0)
-    return weight * factor.to(weight)[..., None, None]
-
-
-@final
-@dataclass(frozen=True)
 class SVDCorrection(Correction):
-    """Every so many steps, move the singular values a part of the way to the target's.
+    """Every so many steps, move the singular values a part of the way, ``step``, to the target's.
 
     Without a target these are the initial ones: training turns the matrix but cannot reshape it
-    for long. A number bounds kappa: the nearest spectrum that has it is the target. Singular
-    vectors are kept.
+    for long, and a matrix that begins at zero is left out. A number bounds kappa: the nearest
+    spectrum that has it is the target. Singular vectors are kept. (``rate`` is an older name of
+    ``step``; elsewhere a rate is a multiple of the learning rate, which plays no part here.)
 
-    >>> SVDCorrection(rate=0.5, target=lambda weight: torch.tensor([4.0, 1.0])).corrected(
+    >>> SVDCorrection(step=0.5, target=lambda weight: torch.tensor([4.0, 1.0])).corrected(
     ...     torch.diag(torch.tensor([3.0, 1.0])))
     tensor([[3.5000, 0.0000],
             [0.0000, 1.0000]])
     """
 
     every: int = 20
-    rate: float = 0.1
+    step: float = 0.1
     target: Target = None
+    rate: InitVar[float | None] = None
+
+    def __post_init__(self, rate: float | None) -> None:
+        if rate is not None:
+            object.__setattr__(self, "step", rate)
+        super().__post_init__()
 
     @pure_form
     def corrected(self, weight: Tensor) -> Float[Tensor, "*stack out in"]:
@@ -131,21 +103,23 @@ class SVDCorrection(Correction):
     def _moved(self, weight: Tensor, wanted: Tensor | None) -> Tensor:
         if isinstance(self.target, float):
             u, s, vt = spectra.decomposition(weight)
-            return _moved(u, s, vt, banded(s, self.target), self.rate)
-        return weight if wanted is None else toward_spectrum(weight, wanted, self.rate)
+            return _moved(u, s, vt, banded(s, self.target), self.step)
+        return weight if wanted is None else toward_spectrum(weight, wanted, self.step)
 
     def objection(self, weight: LiveWeight, model: AnalysedModel) -> str | None:
-        """Why the weight cannot be rewritten, if that is so."""
+        """Why the weight cannot be rewritten, or has no spectrum to be kept at, if that is so."""
+        if self.target is None and has_zero_matrix(weight):
+            return "it is zero at first, and would be pulled back to that; pass a target"
         return why_not_written(weight)
 
     def treatments(self, weight: LiveWeight, model: AnalysedModel) -> Iterator[Treatment]:
-        """Rewrite the weight every so many steps, unless the rate is zero."""
+        """Rewrite the weight every so many steps, unless the step is zero."""
         target = spectra.singular_values if self.target is None else self.target
         wanted, rank = target_values(target, weight), min(weight.matrix().shape[-2:])
         if wanted is not None and wanted.shape[-1] != rank:
             its = f"{weight.name} has {rank} singular values"
             raise ValueError(f"{its}, the target {wanted.shape[-1]}; choose by where=")
-        if self.rate:
+        if self.step:
             memory = {} if wanted is None else {"values": wanted}
             yield Rewrite(SVDCorrection, weight, self._rewritten, memory)
 
@@ -160,11 +134,14 @@ class SVDCorrection(Correction):
 class SpectralDecay(Correction):
     """Weight decay of some singular values only; ``part`` says which, counted from the largest.
 
-    After the step, those are multiplied by ``1 - learning rate * strength``, all at once ``every``
-    so many steps. The default acts on the largest (Yoshida and Miyato 2017); ``slice(1, None)`` on
-    all others, ``slice(-8, None)`` on the eight smallest.
+    Decay composes: ``every`` so many steps those values are multiplied by ``exp(-strength * r)``
+    with r the sum of the learning rates of the steps since the last time, so how often it acts
+    does not matter, a schedule is followed, and no value reaches zero. A value is *held* at the
+    next one that does not decay: the largest falls to the second and no further, for below that
+    another direction would be the largest. The default acts on the largest (Yoshida and Miyato
+    2017); ``slice(1, None)`` on all others, ``slice(-8, None)`` on the eight smallest.
 
-    >>> SpectralDecay(strength=0.5).corrected(torch.diag(torch.tensor([4.0, 1.0])))
+    >>> SpectralDecay(strength=math.log(2)).corrected(torch.diag(torch.tensor([4.0, 1.0])))
     tensor([[2., 0.],
             [0., 1.]])
     """
@@ -175,13 +152,23 @@ class SpectralDecay(Correction):
 
     @pure_form
     def corrected(self, weight: Tensor) -> Float[Tensor, "*stack out in"]:
-        """The weight after a decay by ``strength``."""
+        """The weight after a decay by ``strength``: a step with a learning rate of one."""
         return self._decayed(weight, self.strength)
 
     def _decayed(self, weight: Tensor, amount: float) -> Tensor:
         u, s, vt = spectra.decomposition(weight)
-        lost = u[..., self.part] * (min(amount, 1.0) * s[..., None, self.part])
-        return weight - lost @ vt[..., self.part, :]  # not rebuilt: what stays is not rounded
+        decaying = set(range(s.shape[-1])[self.part])
+        lost = []
+        for i in sorted(decaying):
+            value = s[..., i] * math.exp(-amount)
+            held_at = next((j for j in range(i, s.shape[-1]) if j not in decaying), None)
+            if held_at is not None:
+                value = torch.maximum(value, s[..., held_at])
+            lost.append(s[..., i] - value)
+        if not lost:
+            return weight
+        change = u[..., self.part] * torch.stack(lost, -1)[..., None, :]
+        return weight - change @ vt[..., self.part, :]  # not rebuilt: what stays is not rounded
 
     def objection(self, weight: LiveWeight, model: AnalysedModel) -> str | None:
         """Why the weight cannot be rewritten, if that is so."""
@@ -190,14 +177,18 @@ class SpectralDecay(Correction):
     def treatments(self, weight: LiveWeight, model: AnalysedModel) -> Iterator[Treatment]:
         """Rewrite the weight every so many steps, unless the strength is zero."""
         if self.strength:
-            treatment = Rewrite(SpectralDecay, weight, self._rewritten, {})
+            due = torch.zeros((), dtype=torch.float64)  # learning rates that wait for their turn
+            treatment = Rewrite(SpectralDecay, weight, self._rewritten, {"due": due})
             treatment.follows_rate = True
             yield treatment
 
     def _rewritten(self, matrix: Tensor, step: OptimizerStep, memory: State) -> Tensor | None:
+        memory["due"] = memory["due"] + step.learning_rate
         if step.index % self.every:
             return None
-        return self._decayed(precise(matrix), step.learning_rate * self.strength * self.every)
+        amount = self.strength * float(memory["due"])
+        memory["due"] = torch.zeros_like(memory["due"])
+        return self._decayed(precise(matrix), amount)
 
 
 @final
@@ -207,7 +198,9 @@ class SingularValueBound(Correction):
 
     A weight beyond the bound is replaced by the nearest one a little (``slack``) inside of it; the
     weight is not re-initialised and no parameter is added. Of a large weight two Cholesky
-    factorizations prove that nothing has to be done, and the SVD is taken only where they fail.
+    factorizations prove that nothing has to be done. Where they fail, the few values that are too
+    small are found by inverse iteration and raised (from a kappa of 10 on), which is proven again;
+    the SVD is taken only where that does not do. What all of it costs is in docs/corrections.md.
 
     It holds of the weight as it is stored: where rounding might break it (in 16 bits, or of a kappa
     in the thousands) the stored weight is looked at, and what would be beyond the bound is taken
@@ -233,6 +226,10 @@ class SingularValueBound(Correction):
         wide = precise(matrix)
         if tracking.within(wide, self.kappa, memory):
             return None
+        if not self._rounding_matters(matrix):
+            few = tracking.lifted(wide, self.kappa, self.slack, memory)
+            if few is not None:
+                return few
         wide = wide.double() if self._rounding_matters(matrix) else wide
         u, s, vt = spectra.decomposition(wide)
         if bool((s[..., 0] <= self.kappa * s[..., -1]).all()):

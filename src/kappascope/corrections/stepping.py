@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kappascope.corrections.attachment import Attachment, check_state, load_state, state_of
+from kappascope.corrections.decoupled import DecoupledStep
 from kappascope.corrections.factors import TrainedFactors, WeightMark
 from kappascope.corrections.replicas import Replicas
 from kappascope.corrections.treatments import (
@@ -36,6 +37,7 @@ from kappascope.matrix import spectra
 from kappascope.model.sharded import is_sharded
 
 K = TypeVar("K", bound=Hashable)
+Writing = TypeVar("Writing", Rewrite, DecoupledStep)
 
 STATE_KEY = "kappascope"
 """Where ``optimizer.state_dict()`` has the states of what is attached, one for each correction.
@@ -277,12 +279,17 @@ class StepHooks:
                 factored.leave()
                 self._make_equal(step, factored)
             products = {t: t.mark.image for t in old}
+            asked |= self._move(step)
             answers = _answered({**asked, **products}, step.replicas)
             for attachment, t, one in step.acting:
                 if t in old:
                     continue
                 if not (answers[t] if t in asked else t.after(one)):
                     attachment.refuse(t)
+            for factored in step.factored:  # what was moved after the product was written
+                if factored.mark.version != factored.leaf._version:
+                    factored.adopt()
+                    factored.write()  # the product to the bit, as a restart will find it
             for factored, before in old.items():
                 self._conclude(step.factored[factored], factored, before, answers[factored])
                 self._make_equal(step, factored)
@@ -293,23 +300,38 @@ class StepHooks:
     def _rewrite(self, step: _Step) -> dict[Treatment, Tensor]:
         """Rewrite weights, and directions where there are factors; give what is to be asked."""
         rewrites = [(t, one) for _, t, one in step.acting if isinstance(t, Rewrite)]
-        sharded = any(is_sharded(t.leaf) for t, _ in rewrites)
-        if step.replicas is None or sharded or not rewrites:
-            return {t: t.rewrite(one) for t, one in rewrites}
-        counts, flags = [], []
-        for t, one in rewrites:
+        return self._divided(step, rewrites, Rewrite.rewrite)
+
+    def _move(self, step: _Step) -> dict[Treatment, Tensor]:
+        """Take the steps that penalties take on their own, of whole weights."""
+        moving = [(t, one) for _, t, one in step.acting if isinstance(t, DecoupledStep)]
+        return self._divided(step, moving, lambda t, one: torch.tensor(t.after(one)))
+
+    @staticmethod
+    def _divided(
+        step: _Step,
+        treatments: Sequence[tuple[Writing, OptimizerStep]],
+        act: Callable[[Writing, OptimizerStep], Tensor],
+    ) -> dict[Treatment, Tensor]:
+        """Let the process to which a weight belongs act on it, and give what it wrote to all."""
+        sharded = any(is_sharded(t.leaf) for t, _ in treatments)
+        if step.replicas is None or sharded or not treatments:
+            return {t: act(t, one) for t, one in treatments}
+        counts: list[int] = []
+        flags: list[int] = []
+        for t, one in treatments:
             before, good = t.count, True
             if step.replicas.owns(t.leaf):
-                good = bool(t.rewrite(one))
+                good = bool(act(t, one))
             counts.append(t.count - before)
             flags.append(int(not good))
-        device = rewrites[0][0].leaf.device
+        device = treatments[0][0].leaf.device
         told = step.replicas.told([*counts, *flags], device)
-        written = {t.leaf: t for (t, _), n in zip(rewrites, told, strict=False) if n}
+        written = {t.leaf: t for (t, _), n in zip(treatments, told, strict=False) if n}
         for leaf, t in written.items():
             step.replicas.send_owned(leaf, t.leaves)
-        bad = told[len(rewrites) :]
-        return {t: torch.tensor(not b) for (t, _), b in zip(rewrites, bad, strict=True)}
+        bad = told[len(treatments) :]
+        return {t: torch.tensor(not b) for (t, _), b in zip(treatments, bad, strict=True)}
 
     def _make_equal(self, step: _Step, t: TrainedFactors) -> None:
         """Give all processes the same bits of what a product of matrices has made."""

@@ -1,4 +1,4 @@
-"""The nearest orthogonal matrix by products alone: Newton and Schulz's iteration, as Muon uses it.
+"""Singular values by products alone: Newton and Schulz's iteration, as Muon uses it, and a cap.
 
 One odd polynomial, 3.4445 x - 4.7750 x^3 + 2.0315 x^5 (Jordan 2024, as in ``torch.optim.Muon``),
 is applied several times, to matrices or to their singular values.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from kappascope.matrix import tracking
 
 FIRST, THIRD, FIFTH = 3.4445, -4.7750, 2.0315  # the coefficients of x, x^3 and x^5
 
@@ -46,3 +48,44 @@ def newton_schulz(values: Tensor, steps: int = 5) -> Tensor:
         square = values**2
         values = values * (FIRST + square * (FIFTH * square + THIRD))
     return values
+
+
+LEAST_SOFT_PART = 0.8  # of the largest value, left by one soft cap; below 0.766 it is not monotone
+
+
+def softly_capped(
+    stack: Float[Tensor, "*stack out in"], limit: Float[Tensor, "*stack"]
+) -> Float[Tensor, "*stack out in"]:
+    """Bring the largest singular value down to a limit by products alone, smaller ones hardly.
+
+    Every value goes through ``x - a x^3`` and then ``x + a x^3``, together ``x - 3 a^2 x^5`` and
+    higher terms (Newhouse et al. 2025), with the a that takes the largest to the limit, which power
+    iteration knows to about a millionth. Far above it that is done several times. What is within
+    the limit stays as it is.
+
+    >>> softly_capped(torch.diag(torch.tensor([1.1, 0.1])), torch.tensor(1.0))
+    tensor([[1.0000, 0.0000],
+            [0.0000, 0.1000]])
+    """
+    wide = stack if stack.shape[-2] <= stack.shape[-1] else stack.mT
+    _, largest, _ = tracking.largest_triplet(wide, {})
+    limit = limit.to(largest)
+    while bool((largest > limit).any()):
+        goal = torch.maximum(limit, LEAST_SOFT_PART * largest)
+        strength = _soft_strength((goal / largest).double()) / largest.double().square()
+        a = torch.where(largest > limit, strength, 0.0).to(wide)[..., None, None]
+        for sign in (-1, 1):
+            wide = wide + sign * a * ((wide @ wide.mT) @ wide)
+        largest = torch.where(largest > limit, goal, largest)
+    return wide if stack.shape[-2] <= stack.shape[-1] else wide.mT
+
+
+def _soft_strength(part: Float[Tensor, "*stack"]) -> Float[Tensor, "*stack"]:
+    """The a at which one goes to ``part`` through ``x - a x^3`` and ``x + a x^3``, by bisection."""
+    low, high = torch.zeros_like(part), torch.full_like(part, 1 / 3)
+    for _ in range(60):  # halvings: down to float64's rounding
+        a = (low + high) / 2
+        first = 1 - a
+        too_far = first + a * first**3 < part
+        low, high = torch.where(too_far, low, a), torch.where(too_far, a, high)
+    return low

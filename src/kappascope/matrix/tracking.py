@@ -31,7 +31,13 @@ FRESH_SETTLES_BELOW = 1.0  # by one of this very matrix
 STALE_FAILS_ABOVE = 2.0  # in the first step by an earlier one: a second step would seldom do
 MAX_STEPS = 12  # of a call; a matrix whose smallest values are equal has no vector to settle on
 MIN_FIRST_STEPS = 8  # of the first call: it starts from random vectors
-SQUARE_MARGINS = (1.02, 1.2)  # on the largest square as found from below; tried in turn
+LIFTED_VECTORS = 16  # of which up to half are raised
+LIFTING_ITERATIONS = 4  # by which a value half as large as the next ones is settled
+MIN_LIFTED_KAPPA = 10.0  # below, the nearest matrix within a bound lowers the largest values too
+MAX_POWER_STEPS = 60  # of a block towards the largest value; an SVD costs about as much
+POWER_SETTLES_BELOW = 1e-3  # residual of the first triplet; the value's error is of its square
+RESOLVED_SQUARES = 0.1  # error of a square beside the smallest one, up to which it is told apart
+SQUARE_MARGINS = (1.02, 1.06, 1.2)  # on the largest square as found from below; tried in turn
 # Calls that factorize at once after a stale factorization was of no use. Twice as many each time,
 # and one less whenever one was of use.
 MIN_FRESH_CALLS, MAX_FRESH_CALLS = 16, 128
@@ -162,6 +168,77 @@ def _unit_columns(x: Float[Tensor, "*stack n 1"]) -> Float[Tensor, "*stack n 1"]
     return x / torch.linalg.vector_norm(x, dim=-2, keepdim=True)
 
 
+def largest_triplet(
+    matrix: Float[Tensor, "*stack out in"], memory: State | None = None
+) -> tuple[Float[Tensor, "*stack out"], Float[Tensor, "*stack"], Float[Tensor, "*stack in"]]:
+    """The first singular triplet ``u, s, v``; with a ``memory``, from where the last call left it.
+
+    Without a memory, for stacks and for small matrices it is that of an SVD. With one it comes from
+    a small block of vectors, multiplied by ``A'A`` until the residual is below a thousandth of the
+    value, which then lies closer still; where that takes too long, from an SVD.
+
+    >>> u, s, v = largest_triplet(torch.diag(torch.tensor([3.0, 2.0, 1.0])))
+    >>> s, u.abs(), v.abs()
+    (tensor(3.), tensor([1., 0., 0.]), tensor([1., 0., 0.]))
+    """
+    if memory is None or matrix.ndim > 2 or min(matrix.shape) <= SVD_UP_TO:
+        return _first_of_svd(matrix)
+    scale = 1.0 if 0.1 < float(torch.linalg.vector_norm(matrix)) < 1e6 else _largest(matrix)
+    if not math.isfinite(scale):  # before the memory takes it up
+        raise spectra.LinAlgError("a matrix that is not finite has no singular values")
+    a = matrix.detach() if scale == 1.0 else matrix.detach() / scale
+    tall = a if a.shape[0] >= a.shape[1] else a.mT
+    block = memory["top"].to(a) if "top" in memory else _random_blocks(tall)["top"]
+    for _ in range(MAX_POWER_STEPS):
+        block = torch.linalg.qr((block @ tall.mT @ tall).mT)[0].mT
+        image = block @ tall.mT
+        u, s, wt = spectra.decomposition(image.mT)
+        block = wt @ block
+        left, value, right = u[:, 0], s[0], block[0]
+        rest = torch.linalg.vector_norm(left @ tall - value * right)
+        if bool(rest <= POWER_SETTLES_BELOW * value):
+            memory["top"] = block
+            ends = (left, right) if tall is a else (right, left)
+            return ends[0], value * scale, ends[1]
+    memory["top"] = block
+    return _first_of_svd(matrix)
+
+
+def _first_of_svd(matrix: Float[Tensor, "*stack out in"]) -> tuple[Tensor, Tensor, Tensor]:
+    u, s, vt = spectra.decomposition(matrix)
+    return u[..., 0], s[..., 0], vt[..., 0, :]
+
+
+def largest_form(matrix: Float[Tensor, "*stack out in"]) -> State:
+    """What the memory of :func:`largest_triplet` holds after a call: a tensor by shape and type.
+
+    >>> largest_form(torch.ones(200, 100))["top"].shape
+    torch.Size([4, 100])
+    """
+    if matrix.ndim > 2 or min(matrix.shape) <= SVD_UP_TO:
+        return {}
+    return {"top": matrix.new_empty((BLOCK_SIZE, min(matrix.shape)), device="meta")}
+
+
+def lies_between(matrix: Float[Tensor, "*stack out in"], low: float, high: float) -> bool:
+    """Whether all singular values are proven to lie between two values, cheaply.
+
+    ``high^2 - W'W`` and ``W'W - low^2`` have Cholesky factorizations only if they do. Small
+    matrices and stacks are left to the SVD.
+
+    >>> lies_between(torch.eye(200), 0.5, 2.0), lies_between(torch.eye(200), 1.5, 2.0)
+    (True, False)
+    """
+    if matrix.ndim > 2 or min(matrix.shape) <= SVD_UP_TO:
+        return False
+    tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.mT
+    ratio = high / low if low else 1.0
+    square = gram(_in_digits_for_squares(tall / high, ratio))
+    if _blas.Cholesky.of(-square, -1.0).indefinite:
+        return False
+    return not low or not _blas.Cholesky.of(square, 1 / ratio**2).indefinite
+
+
 def within(matrix: Float[Tensor, "*stack out in"], kappa: float, memory: State) -> bool:
     """Tell whether every condition number is proven to be at most ``kappa``, cheaply.
 
@@ -174,16 +251,67 @@ def within(matrix: Float[Tensor, "*stack out in"], kappa: float, memory: State) 
     """
     if matrix.ndim > 2 or min(matrix.shape) <= SVD_UP_TO:
         return False
-    a = _in_digits_for_squares(matrix if matrix.shape[0] >= matrix.shape[1] else matrix.mT, kappa)
-    square, largest = gram(a), _largest_square(a, memory)
+    tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.mT
+    # most weights are far inside, which fewer digits can prove sooner
+    resolved = 0.99 * math.sqrt(RESOLVED_SQUARES / (len(tall) * torch.finfo(tall.dtype).eps))
+    if 1 < resolved < kappa and _proven(tall, resolved, memory, tall.dtype):
+        return True
+    return _proven(_in_digits_for_squares(tall, kappa), kappa, memory, tall.dtype)
+
+
+def _proven(a: Float[Tensor, "q p"], kappa: float, memory: State, kept: torch.dtype) -> bool:
+    square, largest = gram(a), _largest_square(a, memory, kept)
 
     def positive(lower: Float[Tensor, "p p"], shift: float) -> bool:
         return not _blas.Cholesky.of(lower, shift).indefinite
 
-    return any(
-        positive(-square, -margin * largest) and positive(square, margin * largest / kappa**2)
-        for margin in SQUARE_MARGINS
-    )
+    for margin in SQUARE_MARGINS:
+        if not positive(square, margin * largest / kappa**2):
+            return False  # nor with a larger margin
+        if positive(-square, -margin * largest):
+            return True
+    return False
+
+
+def lifted(
+    matrix: Float[Tensor, "*stack out in"], kappa: float, slack: float, memory: State
+) -> Float[Tensor, "*stack out in"] | None:
+    """The few singular values raised that keep kappa above a bound, if that is proven to do.
+
+    The smallest triplets come from inverse iteration by one Cholesky factorization, values below
+    the bound are raised to a little (``slack``) inside of it, and :func:`within` has to prove the
+    result. The nearest matrix would also lower the largest values, by a part of about
+    ``1 / kappa**2``, so small kappas are left to the SVD, as is all for which this does not do.
+
+    >>> weight = torch.diag(torch.cat([torch.ones(199), torch.tensor([1e-3])]))
+    >>> float(lifted(weight, 20.0, 0.05, {})[-1, -1])
+    0.053...
+    """
+    if matrix.ndim > 2 or min(matrix.shape) <= SVD_UP_TO or kappa < MIN_LIFTED_KAPPA:
+        return None
+    tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.mT
+    a = _in_digits_for_squares(tall, kappa)
+    square, largest = gram(a), _largest_square(a, memory, tall.dtype)
+    factor = _blas.Cholesky.of(square, -torch.finfo(a.dtype).eps * largest)
+    above = (margin * largest for margin in SQUARE_MARGINS)
+    bound = next((b for b in above if not _blas.Cholesky.of(-square, -b).indefinite), None)
+    if factor.indefinite or bound is None:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randn(a.shape[1], LIFTED_VECTORS, generator=generator, dtype=torch.float64)
+    block = drawn.to(a)
+    for _ in range(LIFTING_ITERATIONS):
+        block = torch.linalg.qr(factor.solve(block.contiguous()))[0]
+    u, s, wt = spectra.decomposition(a @ block)
+    floor = math.sqrt(bound) * (1 + slack) / kappa
+    low = int((s < floor).sum())
+    if not 0 < low <= LIFTED_VECTORS // 2:  # of the others the block is too poor
+        return None
+    change = (u[:, -low:] * (floor - s[-low:])) @ (wt[-low:] @ block.mT)
+    new = tall + change.to(tall)
+    if not within(new, kappa, memory):
+        return None
+    return new if tall is matrix else new.mT
 
 
 def bound_form(matrix: Float[Tensor, "*stack out in"], kappa: float) -> State:
@@ -195,22 +323,22 @@ def bound_form(matrix: Float[Tensor, "*stack out in"], kappa: float) -> State:
     if matrix.ndim > 2 or min(matrix.shape) <= SVD_UP_TO:
         return {}
     blank = matrix.new_empty((max(matrix.shape), min(matrix.shape)), device="meta")
-    return {"top": _in_digits_for_squares(blank, kappa)[:BLOCK_SIZE]}
+    return {"top": blank[:BLOCK_SIZE]}
 
 
 def _in_digits_for_squares(a: Float[Tensor, "q p"], kappa: float) -> Float[Tensor, "q p"]:
     """In a type to compare squares in: of the digits, as many as kappa^2 has are lost."""
-    return a if kappa**2 * len(a) * torch.finfo(a.dtype).eps < 0.1 else a.double()
+    return a if kappa**2 * len(a) * torch.finfo(a.dtype).eps < RESOLVED_SQUARES else a.double()
 
 
-def _largest_square(a: Float[Tensor, "q p"], memory: State) -> float:
+def _largest_square(a: Float[Tensor, "q p"], memory: State, kept: torch.dtype) -> float:
     """About the largest eigenvalue of A'A, from below, by a block of vectors kept warm."""
     block = memory["top"].to(a) if "top" in memory else _random_blocks(a)["top"]
-    for _ in range(3 if "top" in memory else 8):
+    for _ in range(2 if "top" in memory else 8):
         block = torch.linalg.qr((block @ a.mT @ a).mT)[0].mT
     largest = float(torch.linalg.matrix_norm(block @ a.mT, 2)) ** 2
     if math.isfinite(largest):
-        memory["top"] = block
+        memory["top"] = block.to(kept)
     return largest
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from torch import Tensor
 from torch.optim import SGD
 
-from kappascope.corrections import Correction, Hybrid, Multipliers, SpectralPenalty, SVDCorrection
+from kappascope.corrections import Correction, Hybrid, Multipliers, PaperPenalty, SVDCorrection
 from kappascope.lab.claims import Above, Below, Between, Claim, Measure, no_mean
 from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import sheet, spectrum_lines, strips, tail
@@ -35,12 +35,12 @@ from kappascope.matrix.components import Components
 def strategies(spectrum: Tensor) -> dict[str, Correction | None]:
     """Give the paper's settings; an oracle tells the spectral ones what is to be learned."""
     multipliers = Multipliers(rate=0.1, weight_decay=0.0)
-    spectral = SpectralPenalty(0.005, target=lambda weight: spectrum, band=0.0)
+    spectral = PaperPenalty(0.005, target=lambda weight: spectrum)
     return {
         "standard": None,
         "multipliers": multipliers,
         "spectral": spectral,
-        "svd": SVDCorrection(every=20, rate=0.1, target=lambda weight: spectrum),
+        "svd": SVDCorrection(every=20, step=0.1, target=lambda weight: spectrum),
         "hybrid": Hybrid(multipliers, spectral),
     }
 

@@ -37,7 +37,7 @@ FREE: dict[str, c.Correction | None] = {
     "orthogonal": c.OrthogonalPenalty(),
     "srip": c.OrthogonalPenalty(spectral=True),
     "svd": c.SVDCorrection(),  # towards the spectrum of the start
-    "re-projection": c.SVDCorrection(rate=1.0),
+    "re-projection": c.SVDCorrection(step=1.0),
     "decay": c.SpectralDecay(),
     "bound": c.SingularValueBound(kappa=20.0 * SIZE),  # a Gaussian matrix exceeds it once in 10
     "value multipliers": c.SingularValueMultipliers(),
@@ -48,11 +48,11 @@ FREE: dict[str, c.Correction | None] = {
 def oracle(spectrum: Tensor) -> dict[str, c.Correction]:
     """Make the corrections that are told the singular values to be learned."""
     target = lambda weight: spectrum  # noqa: E731 - as corrections take it
-    penalty = c.SpectralPenalty(target=target, band=0.0)
+    penalty = c.PaperPenalty(target=target)
     return {
         "penalty": penalty,
         "svd": c.SVDCorrection(target=target),
-        "re-projection": c.SVDCorrection(rate=1.0, target=target),
+        "re-projection": c.SVDCorrection(step=1.0, target=target),
         "hybrid": c.Hybrid(c.Multipliers(), penalty),
     }
 

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kappascope.corrections import Multipliers, SpectralPenalty
+from kappascope.corrections import Multipliers, PaperPenalty
 from kappascope.lab.claims import Above, Below, Between, Claim, Measure
 from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import sheet, spectrum_lines, strips
@@ -59,7 +59,7 @@ def arms(origin: Tensor, spectrum: Tensor) -> Iterator[tuple[tuple[str, str], Ar
         multipliers = Multipliers(rate=float(level), weight_decay=0.0)
         yield ("multiplier rate", level), partial(fit, origin, multipliers)
     for level in SWEEPS["penalty"]:
-        penalty = SpectralPenalty(float(level), target=lambda weight: spectrum, band=0.0)
+        penalty = PaperPenalty(float(level), target=lambda weight: spectrum)
         yield ("penalty", level), partial(fit, origin, penalty)
 
 
