@@ -9,7 +9,7 @@ from torch.optim import SGD, AdamW
 
 from correction_examples import matrices, perceptron, steps
 from kappascope.corrections import MagnitudeDirection, RowNormPin, SpectralNormalization
-from kappascope.lab.networks import Matrix
+from kappascope.lab.training import Matrix
 
 
 def test_the_direction_keeps_its_norm_while_the_weight_changes_its_own() -> None:

@@ -11,7 +11,7 @@ from torch.optim import SGD, AdamW
 
 from correction_examples import MODELS, matrices, perceptron, steps
 from kappascope.corrections import ColumnNormPin, NormPin, RowNormPin
-from kappascope.lab.networks import Matrix
+from kappascope.lab.training import Matrix
 
 
 @pytest.mark.parametrize("shape", ["bias", "conv", "parametrized"])
