@@ -7,8 +7,9 @@
 
 A GPT of width d with 4 layers and heads of 64 learns random text, 2,048 tokens a step. Steps of
 training and readings of the monitor are timed in turn in one process, in CPU time: a reading is
-what ``Monitor`` does in its hooks at a step that is due, and the hooks of the other steps are
-counted, too. The results go to ``benchmarks/results/monitor.json``.
+what ``Monitor`` does in its hooks at a step that is due. What its hooks cost at the other steps is
+a figure of its own, near the noise of the timing, and not in the other shares. The results go to
+``benchmarks/results/monitor.json``.
 """
 
 from __future__ import annotations
