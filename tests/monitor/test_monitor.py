@@ -391,6 +391,58 @@ class TestEveryWayToStep:
             for _, found in Run.read(folder).series("weight", "frobenius_norm"):
                 assert found == pytest.approx(norm, rel=1e-5)
 
+    @pytest.mark.parametrize("first", ["monitor", "correction"])
+    def test_the_signal_is_that_of_the_whole_weight_where_factors_are_trained(
+        self, first: str, tmp_path: Path
+    ) -> None:
+        torch.manual_seed(0)
+        model = nn.Linear(11, 11, bias=False)
+        optimizer = SGD(model.parameters(), lr=0.1)
+        attach = [
+            lambda: corrections.Multipliers(rate=1.0).attach(model, optimizer),
+            lambda: monitored(tmp_path, every=1).attach(model, optimizer),
+        ]
+        handles = [each() for each in (attach if first == "correction" else attach[::-1])]
+        expected = []
+        for x, _ in batches(4):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+            u, _, vt = torch.linalg.svd(model.weight.detach().double())  # read after the step
+            assert model.weight.grad is not None
+            expected.append(float(u[:, 0] @ model.weight.grad.double() @ vt[0]))
+        for handle in handles:
+            handle.close()
+        run = Run.read(tmp_path)
+        found = [value for _, value in run.series("weight", "signal", 0.0)]
+        # a correction that came later may add to the first gradient after the monitor has seen it
+        assert len(found) == 3 + (first == "correction")
+        assert found == pytest.approx(expected[-len(found) :], rel=1e-3)
+        spread = [value for _, value in run.series("weight", "correction_spread")]
+        assert len(spread) == 4 and spread[-1] > 1
+
+    def test_a_step_that_raised_within_a_step_does_not_end_the_record(self, tmp_path: Path) -> None:
+        class Twice(SGD):
+            fails = False
+
+            def step(self, closure: Any = None) -> Any:
+                result = super().step(closure)
+                if self.fails:
+                    raise KeyError("inside")
+                return result
+
+        model = nn.Linear(11, 11)
+        optimizer = Twice(model.parameters(), lr=0.1)
+        with monitored(tmp_path, every=1).attach(model, optimizer) as monitor:
+            train(model, optimizer, batches(2))
+            optimizer.fails = True
+            with pytest.raises(KeyError):
+                train(model, optimizer, batches(1))
+            optimizer.fails = False
+            train(model, optimizer, batches(2))
+            assert monitor.step == 4
+        assert "step" not in vars(optimizer)
+
 
 class Syncs(TorchDispatchMode):
     """Count the reads of a tensor's value by the host."""

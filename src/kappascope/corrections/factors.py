@@ -397,7 +397,7 @@ class TrainedFactors(Treatment):
     def metrics(self) -> dict[str, Tensor | float]:
         """The largest factor over the smallest, on the side where they differ most."""
         sides = [factor.abs() for factor in self.module.factors]
-        return {"spread": max(float(side.amax() / side.amin()) for side in sides)}
+        return {"spread": torch.stack([side.amax() / side.amin() for side in sides]).amax()}
 
     # Gradients
 

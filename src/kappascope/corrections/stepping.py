@@ -94,11 +94,11 @@ class StepHooks:
             optimizer.register_state_dict_post_hook(self._save),
             optimizer.register_load_state_dict_pre_hook(self._check_loaded),
             optimizer.register_load_state_dict_post_hook(self._load),
-            _Around(optimizer, "step", self._guarded),
+            MethodWrapper(optimizer, "step", self._guarded),
         ]
         for name in ("train", "eval"):  # in which a schedule-free optimizer moves the weights
             if callable(getattr(optimizer, name, None)):
-                self.hooks.append(_Around(optimizer, name, self._in_directions))
+                self.hooks.append(MethodWrapper(optimizer, name, self._in_directions))
 
     @classmethod
     def of(cls, optimizer: Optimizer) -> StepHooks | None:
@@ -122,7 +122,7 @@ class StepHooks:
     # Before the optimizer steps
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        self.depth = self.depth + 1 if _has_steps_within(optimizer) else 1
+        self.depth = self.depth + 1 if has_steps_within(optimizer) else 1
         if self.depth > 1:
             return None
         self.abandon()  # a step that raised where nobody noticed
@@ -435,8 +435,46 @@ class StepHooks:
         self.fitting = []
 
 
-class _Around:
-    """A method of one optimizer with something around it, until it is removed."""
+def whole_gradients(optimizer: Optimizer) -> dict[int, Tensor | None]:
+    """Gradients of whole weights, by ``id``, where a step in progress has those of directions.
+
+    >>> whole_gradients(torch.optim.SGD([nn.Parameter(torch.ones(1))]))
+    {}
+    """
+    hooks = StepHooks.of(optimizer)
+    step = None if hooks is None else hooks.running
+    if step is None:
+        return {}
+    factored = {id(t.leaf) for t in step.factored}
+    kept = reversed(step.gradients)  # the first that was kept of each is the user's
+    return {id(leaf): gradient for leaf, gradient in kept if id(leaf) in factored}
+
+
+def correction_metrics(optimizer: Optimizer) -> dict[str, dict[str, Tensor | float]]:
+    """What the corrections of an optimizer's weights are doing, by weight and quantity.
+
+    >>> correction_metrics(torch.optim.SGD([nn.Parameter(torch.ones(1))]))
+    {}
+    """
+    hooks, found = StepHooks.of(optimizer), dict[str, dict[str, Tensor | float]]()
+    for attachment in () if hooks is None else hooks.attachments:
+        for t in attachment.treatments:
+            own = found.setdefault(t.weight.name, {})
+            own |= {f"correction_{name}": value for name, value in t.metrics().items()}
+            own["correction_refused"] = float(attachment.refused[t.weight.name])
+    return found
+
+
+class MethodWrapper:
+    """A method of one optimizer with something around it, until it is removed.
+
+    >>> optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))])
+    >>> wrapper = MethodWrapper(optimizer, "step", lambda call: "not taken")
+    >>> optimizer.step()
+    'not taken'
+    >>> wrapper.remove()
+    >>> optimizer.step()
+    """
 
     def __init__(self, optimizer: Optimizer, name: str, around: Callable[..., Any]) -> None:
         self.optimizer, self.name, self.own = optimizer, name, vars(optimizer).get(name)
@@ -531,8 +569,12 @@ def _flags(questions: Sequence[Tensor]) -> Tensor:
     return torch.cat(parts)
 
 
-def _has_steps_within(optimizer: Optimizer) -> bool:
-    """Whether a step may call another that runs hooks, of a class above; none of torch's does."""
+def has_steps_within(optimizer: Optimizer) -> bool:
+    """Whether a step may call another that runs hooks, of a class above; none of torch's does.
+
+    >>> has_steps_within(torch.optim.AdamW([nn.Parameter(torch.ones(1))]))
+    False
+    """
     steps: list[Any] = [vars(kind).get("step") for kind in type(optimizer).__mro__]
     # AdamW and Adam have hooks of their own around the same function
     return len({step.__wrapped__ for step in steps if getattr(step, "hooked", False)}) > 1

@@ -17,10 +17,9 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from importlib import import_module
-from inspect import currentframe
 from pathlib import Path
-from traceback import walk_stack
 from typing import Any, NoReturn, TypeAlias, cast
 
 import torch
@@ -28,6 +27,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
+from kappascope.corrections.stepping import (
+    MethodWrapper,
+    correction_metrics,
+    has_steps_within,
+    whole_gradients,
+)
 from kappascope.matrix import spectra
 from kappascope.model.weights import Where
 from kappascope.monitor._ranks import Ranks
@@ -169,6 +174,7 @@ class Monitor:
         self._calls = list(self._counts)
         self._overflows: list[Tensor | None] = [None] * len(self._optimizers)
         self._captured: list[Captured | None] = [None] * len(self._optimizers)
+        self._depths = [0] * len(self._optimizers)  # of steps within one another
         self._meter = Meter(self.quantities, self.spectra_every)
         self._latest: dict[str, dict[str, Any]] = {}
         self._facts: dict[str, dict[str, Any]] = {}
@@ -245,6 +251,9 @@ class Monitor:
         self._undo.callback(gradients.remove)
         after = optimizer.register_step_post_hook(lambda *given: self._after(k, given))
         self._undo.callback(after.remove)
+        if has_steps_within(optimizer):
+            outermost = MethodWrapper(optimizer, "step", partial(self._outermost, k))
+            self._undo.callback(outermost.remove)
         # before what corrections do, and after it, whoever was attached first
         _hooks(optimizer, "pre").move_to_end(before.id, last=False)
         self._ids.append((before.id, gradients.id, after.id))
@@ -371,9 +380,17 @@ class Monitor:
 
     # --- around a step ----------------------------------------------------------------------------
 
+    def _outermost(self, k: int, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Take a step that may call others; whatever happens in it, the next one is a first."""
+        self._depths[k] = 0
+        return step(*args, **kwargs)
+
     def _before(self, k: int, given: tuple[Any, ...]) -> None:
         """Remember the weights before anybody else touches them, if a reading is due after."""
-        if self._is_paused or _is_within_a_step(given[0]):
+        if not has_steps_within(given[0]):
+            self._depths[k] = 0  # the last step may have raised
+        self._depths[k] += 1
+        if self._is_paused or self._depths[k] > 1:
             return
         self._captured[k] = None
         began = time.perf_counter()
@@ -391,7 +408,7 @@ class Monitor:
     def _gradients(self, k: int, given: tuple[Any, ...]) -> None:
         """Remember the gradients, which an optimizer may change, last before it uses them."""
         captured = self._captured[k] if k < len(self._captured) else None
-        if self._is_paused or captured is None or _is_within_a_step(given[0]):
+        if self._is_paused or captured is None or self._depths[k] > 1:
             return
         if next(reversed(_hooks(given[0], "pre"))) != self._ids[k][1]:
             return  # somebody came later, and may add to them: not what is used; see _after
@@ -402,15 +419,18 @@ class Monitor:
         self._spent += time.perf_counter() - began
 
     def _capture_gradients(self, k: int, captured: Captured) -> None:
+        whole = whole_gradients(self._optimizers[k])  # where a correction trains factors
         for key, tensor in self._stepped(k, captured.items):
-            if tensor.grad is not None:
+            gradient = whole.get(id(tensor), tensor.grad)
+            if gradient is not None:
                 captured.stepped.add(key)
-                if tensor.grad.layout == torch.strided and self.quantities & GRADIENT_PARTS:
-                    captured.gradients[key] = tensor.grad.detach().clone()
+                if gradient.layout == torch.strided and self.quantities & GRADIENT_PARTS:
+                    captured.gradients[key] = gradient.detach().clone()
 
     def _after(self, k: int, given: tuple[Any, ...]) -> None:
         """Count a finished step; take the reading that is due."""
-        if self._is_paused or _is_within_a_step(given[0]):
+        self._depths[k] = max(0, self._depths[k] - 1)
+        if self._is_paused or self._depths[k]:
             return
         began = time.perf_counter()
         with self._contained("a step was not recorded"):
@@ -599,7 +619,24 @@ class Monitor:
             source.gathered(None)
         if captured is not None:
             alerts += self._nobody_steps(step)
+            for name, quantities in self._of_corrections(k).items():
+                readings[name] = readings.get(name, {}) | quantities
         return readings, alerts
+
+    def _of_corrections(self, k: int) -> dict[str, dict[str, Any]]:
+        """What corrections that are attached to the same optimizer tell of its weights."""
+        told = correction_metrics(self._optimizers[k])
+        tensors = {
+            (name, quantity): value
+            for name, quantities in told.items()
+            for quantity, value in quantities.items()
+            if isinstance(value, Tensor)
+        }
+        numbers = on_host(tensors)
+        return {
+            name: {q: float(numbers.get((name, q), value)) for q, value in quantities.items()}
+            for name, quantities in told.items()
+        }
 
     def _rules(self, k: int, stepped: Mapping[str, Tensor]) -> dict[str, Rule]:
         """How an optimizer steps each parameter, with the tensors of its state."""
@@ -765,19 +802,3 @@ def _undisturbed() -> Iterator[None]:
 def _hooks(optimizer: Optimizer, which: str) -> OrderedDict[int, Any]:
     """The hooks before or after a step, in the order in which they run."""
     return cast("OrderedDict[int, Any]", getattr(optimizer, f"_optimizer_step_{which}_hooks"))
-
-
-_HOOKED_STEP = Optimizer.profile_hook_step(lambda optimizer: None).__code__
-"""The code that runs the hooks around every ``step``, of whichever class."""
-
-
-def _is_within_a_step(optimizer: Optimizer) -> bool:
-    """Whether this ``step`` was called by another ``step`` of the same optimizer.
-
-    That takes a class whose own step and whose parent's both run hooks; the stack tells.
-    """
-    steps: list[Any] = [vars(kind).get("step") for kind in type(optimizer).__mro__]
-    if len({step.__wrapped__ for step in steps if getattr(step, "hooked", False)}) < 2:
-        return False
-    frames = (frame for frame, _ in walk_stack(currentframe()) if frame.f_code is _HOOKED_STEP)
-    return sum(frame.f_locals["self"] is optimizer for frame in frames) > 1
