@@ -6,7 +6,7 @@ first part is a Gaussian matrix that moves by a stated fraction of its norm in r
 every step: 2e-4, as a slow optimizer moves a layer, and 1e-3, at which the smallest singular
 vectors turn so fast that most steps need a factorization of their own.
 
-    OMP_NUM_THREADS=1 python benchmarks/corrections.py [pairs] [gpt] [bound] [--out FILE]
+    OMP_NUM_THREADS=1 python benchmarks/corrections.py [pairs] [gpt] [small] [bound] [--out FILE]
 
 geotorch is compared where it is installed (pip install --no-deps geotorch).
 """
@@ -23,7 +23,14 @@ import torch
 from measuring import cpu_seconds, environment
 from torch import Tensor, nn
 
-from kappascope.corrections import Hybrid, Multipliers, SingularValueBound, SpectralPenalty
+from kappascope.corrections import (
+    Hybrid,
+    Multipliers,
+    NormPin,
+    SingularValueBound,
+    SpectralCap,
+    SpectralPenalty,
+)
 from kappascope.matrix import tracking
 
 Result = dict[str, Any]
@@ -177,6 +184,32 @@ def gpt(rounds: int, batch: int = 16) -> Iterator[Result]:
         }
 
 
+def small(rounds: int) -> Iterator[Result]:
+    """The share of a step of 512 tokens that pins, penalties and the bound add, step by step."""
+    torch.manual_seed(0)
+    plain = GPT()
+    arms: dict[str, Any] = {"plain": None, "NormPin": NormPin()}
+    arms |= {"SpectralPenalty": SpectralPenalty(every=5), "SpectralCap": SpectralCap()}
+    arms["SingularValueBound"] = SingularValueBound()
+    runs = {name: training(copy.deepcopy(plain), c, batch=4) for name, c in arms.items()}
+    for run in runs.values():
+        run()
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds * 5):
+        for name, run in runs.items():
+            times[name].append(cpu_seconds(run))
+    for name in list(runs)[1:]:
+        ratios = [a / b for a, b in zip(times[name], times["plain"], strict=True)]
+        shares = [statistics.median(ratios[step::5]) - 1 for step in range(5)]
+        yield {
+            "correction": name,
+            "step_ms": 1e3 * statistics.median(times["plain"]),
+            "share": statistics.mean(shares),
+            "largest_share": max(shares),
+            "tokens": 4 * 128,
+        }
+
+
 # --- a hard bound ---------------------------------------------------------------------------------
 
 
@@ -242,7 +275,7 @@ def shown(result: Result) -> str:
 def main() -> None:
     """Measure, print, keep."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", default=["pairs", "gpt", "bound"])
+    parser.add_argument("parts", nargs="*", default=["pairs", "gpt", "small", "bound"])
     default = Path(__file__).parent / "results" / "corrections.json"
     parser.add_argument("--out", type=Path, default=default)
     options = parser.parse_args()
@@ -251,6 +284,7 @@ def main() -> None:
     parts: dict[str, Callable[[], Iterator[Result]]] = {
         "pairs": lambda: (penalty_step(*setting) for setting in walks),
         "gpt": lambda: gpt(rounds=16),
+        "small": lambda: small(rounds=6),
         "bound": lambda: bound(1024, rounds=12),
     }
     kept = json.loads(options.out.read_text()) if options.out.exists() else {}

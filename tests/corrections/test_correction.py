@@ -72,8 +72,10 @@ class TestEveryCorrection:
     """What holds for each correction, the next one included."""
 
     @pytest.fixture
-    def model(self, shape: str) -> nn.Module:
+    def model(self, correction: Correction, shape: str) -> nn.Module:
         torch.manual_seed(0)
+        if shape == "recurrent" and isinstance(correction, MERGED):
+            pytest.skip("recurrent layers keep references to their weights: refused with that")
         return MODELS[shape]()
 
     @pytest.fixture
@@ -136,6 +138,9 @@ class TestEveryCorrection:
     ) -> None:
         with correction.attach(model, optimizer) as handle:
             assert all(handle.left_out.values())
+        if shape == "language model":
+            assert {"token.weight"} <= set(handle.left_out) <= {"token.weight", "lm_head.weight"}
+            return
         left = {"frozen": {"0.weight"}, "tied": {"token.weight"}}.get(shape, set())
         made, invertible = MADE.get(shape, (set(), True))
         if isinstance(correction, MERGED) or not (invertible or isinstance(correction, PENALTIES)):
