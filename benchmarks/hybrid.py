@@ -18,8 +18,10 @@ The rule was not fixed beforehand. Three grids came before it, with these findin
   0.94 at rate 0.1), since a clip of 1 throws the smallest singular value far past its goal;
 - strength x clip: strength hardly matters, a smaller clip costs less.
 
-Learning rates, limit, the clip as what is chosen, and the 5 % were set after these; with 2 % the
-rule would choose a clip of 1e-3. *Block-diagonal* and *spiked* targets (48 x 48) were looked at
+Learning rates, limit, the clip as what is chosen, and the 5 % were set after these. The penalty was
+then added to the gradient, its clip absolute, and the rule chose 0.01 (1e-3 with 2 %). Since it
+takes bounded steps of its own, with a clip relative to the largest singular value, the rule chooses
+the largest of the three, 0.1. *Block-diagonal* and *spiked* targets (48 x 48) were looked at
 meanwhile, so they are listed as seen and are no check.
 
     OMP_NUM_THREADS=1 python benchmarks/hybrid.py [--out FILE]

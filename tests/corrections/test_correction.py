@@ -49,6 +49,11 @@ from kappascope.matrix.components import Components, errors
 from kappascope.refusal import Refusal
 
 
+def adam(model: nn.Module) -> AdamW:
+    """Its usual eps is zero in float16."""
+    return AdamW(model.parameters(), lr=0.05, eps=1e-4)
+
+
 def test_every_correction_has_an_example() -> None:
     assert {type(e) for e in (*EXAMPLES, *FOR_ATTENTION)} == set(Correction.__subclasses__())
 
@@ -71,13 +76,15 @@ class TestEveryCorrection:
     """What holds for each correction, the next one included."""
 
     @pytest.fixture
-    def model(self, shape: str) -> nn.Module:
+    def model(self, correction: Correction, shape: str) -> nn.Module:
         torch.manual_seed(0)
+        if shape == "recurrent" and isinstance(correction, MERGED):
+            pytest.skip("recurrent layers keep references to their weights: refused with that")
         return MODELS[shape]()
 
     @pytest.fixture
     def optimizer(self, model: nn.Module) -> Optimizer:
-        return AdamW(model.parameters(), lr=0.05)
+        return adam(model)
 
     def test_attaching_changes_no_output(self, correction, model, optimizer) -> None:
         before = answers(model)
@@ -120,7 +127,7 @@ class TestEveryCorrection:
         correction.attach(model, optimizer).close()
         twin = copy.deepcopy(model)
         steps(model, optimizer)
-        steps(twin, AdamW(twin.parameters(), lr=0.05))
+        steps(twin, adam(twin))
         torch.testing.assert_close(model.state_dict(), twin.state_dict(), rtol=0, atol=0)
 
     def test_attaching_twice_is_an_error(self, correction, model, optimizer) -> None:
@@ -135,6 +142,12 @@ class TestEveryCorrection:
     ) -> None:
         with correction.attach(model, optimizer) as handle:
             assert all(handle.left_out.values())
+        if shape == "language model":
+            assert {"token.weight"} <= set(handle.left_out) <= {"token.weight", "lm_head.weight"}
+            return
+        if shape == "batch norm":  # which undoes one factor of the matrix before it
+            assert set(handle.left_out) <= {"0.weight"}
+            return
         left = {"frozen": {"0.weight"}, "tied": {"token.weight"}}.get(shape, set())
         made, invertible = MADE.get(shape, (set(), True))
         if isinstance(correction, MERGED) or not (invertible or isinstance(correction, PENALTIES)):
@@ -155,7 +168,7 @@ class TestEveryCorrection:
 
         torch.manual_seed(5)
         other = MODELS[shape]()
-        fresh = AdamW(other.parameters(), lr=0.05)
+        fresh = adam(other)
         again = {"m": other, "o": fresh, "h": correction.attach(other, fresh)}
         again["s"] = torch.optim.lr_scheduler.ExponentialLR(fresh, 0.9)
         file.seek(0)
@@ -183,13 +196,13 @@ class TestEveryCorrection:
         torch.manual_seed(3)
         other = MODELS[shape]()
         start = copy.deepcopy(other.state_dict())
-        late = AdamW(other.parameters(), lr=0.05)
+        late = adam(other)
         first, second = correction.attach(model, optimizer), correction.attach(other, late)
         steps(other, late, 2)  # it has factors of its own
         for handle, one in ((first, model), (second, other)):
             one.load_state_dict(start)
             if handle.factor_optimizers:
-                late.load_state_dict(AdamW(other.parameters(), lr=0.05).state_dict())
+                late.load_state_dict(adam(other).state_dict())
                 steps(one, optimizer if one is model else late, 3)
                 assert all(torch.isfinite(v).all() for v in one.state_dict().values())
         holds_what_was = isinstance(correction, MagnitudeDirection | SpectralNormalization)

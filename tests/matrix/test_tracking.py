@@ -22,6 +22,7 @@ from kappascope.matrix.tracking import (
     largest_triplet,
     lies_between,
     lifted,
+    lowered,
     within,
 )
 
@@ -277,3 +278,15 @@ def test_many_small_values_are_left_to_the_svd() -> None:
     values = torch.linspace(1.0, 1e-4, 150, dtype=torch.float64)
     assert lifted(with_values(values.numpy(), 150, 150).float(), 11.0, 0.05, {}) is None
     assert lifted(torch.eye(150), 5.0, 0.05, {}) is None  # a small kappa
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (7, 4), (4, 7), (3, 6, 4), (150, 120)])
+@pytest.mark.parametrize("scale", [1e-20, 1.0, 1e20])
+def test_values_above_a_limit_are_lowered_to_it_and_no_other_moves(shape, scale) -> None:
+    weight = scale * gaussian(*shape)
+    u, s, vt = torch.linalg.svd(weight.double(), full_matrices=False)
+    limit = s[..., 1]
+    found = lowered(weight, limit).double()
+    expected = (u * torch.minimum(s, limit[..., None])[..., None, :]) @ vt
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * scale)
+    assert torch.equal(lowered(weight, 2 * s[..., 0]), weight)

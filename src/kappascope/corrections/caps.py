@@ -31,13 +31,15 @@ class SpectralCap(Correction):
 
     With ``by_shape`` the limit is ``cap * sqrt(out / in)``, at which unit inputs (by root mean
     square) have outputs of about that size whatever the widths (Yang et al. 2023). The hard cap
-    replaces every singular value above it by the limit, which gives the nearest matrix within it; a
-    Cholesky factorization proves that nothing has to be done, and the SVD is taken only where that
-    fails. So that it does not fail at every step, values are taken a little (``slack``) inside.
-    The ``soft`` cap applies an odd polynomial to the singular values by products of
-    matrices alone, as Newton and Schulz's iteration does (Newhouse et al. 2025): the largest
-    comes down to the limit (to a thousandth), those near it a little and small ones not at all.
-    Of a large weight that takes no SVD, which pays on a GPU.
+    replaces every singular value above it by the limit, which gives the nearest matrix within it.
+    Of a large weight a Cholesky factorization proves that nothing has to be done; where it fails,
+    eigenvectors of the Gram matrix are taken. So that it does not fail at every step, values are
+    taken a little (``slack``) inside.
+
+    The ``soft`` cap applies an odd polynomial to the singular values by products of matrices alone,
+    as Newton and Schulz's iteration does (Newhouse et al. 2025): the largest comes down to the
+    limit (to a thousandth), those near it a little and small ones not at all. Of a large weight
+    that takes no factorization, which pays on a GPU.
 
     >>> SpectralCap(2.0).corrected(torch.diag(torch.tensor([4.0, 1.0])))
     tensor([[2., 0.],
@@ -62,7 +64,7 @@ class SpectralCap(Correction):
         limit = torch.full_like(weight[..., 0, 0], self._limit(self.cap, weight))
         if self.soft:
             return softly_capped(weight, limit)
-        return _clamped(weight, torch.zeros_like(limit), limit)
+        return tracking.lowered(weight, limit)
 
     def _limit(self, cap: float, weight: Tensor) -> float:
         rows, columns = weight.shape[-2:]
@@ -89,12 +91,15 @@ class SpectralCap(Correction):
             return None
         if self.soft:
             return softly_capped(wide, limit.to(wide))
-        _, largest, _ = tracking.largest_triplet(wide)
-        if bool((largest <= limit).all()):
-            return None
         inner = limit / (1 + self.slack)
-        beyond = torch.where(largest > limit, inner, limit)  # others of a stack are left alone
-        return _clamped(wide, torch.zeros_like(limit), beyond)
+        if matrix.ndim == 2 and min(matrix.shape) > tracking.SVD_UP_TO:
+            return tracking.lowered(wide, inner)  # nothing else was proven above
+        beyond = torch.where(_is_beyond(wide, limit), inner, torch.inf)  # others are left alone
+        return tracking.lowered(wide, beyond) if bool(beyond.isfinite().any()) else None
+
+
+def _is_beyond(weight: Tensor, limit: Tensor) -> Tensor:
+    return tracking.largest_triplet(weight)[1] > limit
 
 
 def _clamped(weight: Tensor, low: Tensor, high: Tensor) -> Tensor:

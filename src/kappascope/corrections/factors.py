@@ -458,7 +458,7 @@ class TrainedFactors(Treatment):
             first.add_(other)
         found = self._with_unclipped(self.of_factors(first))
         self.pending = found if scale == 1.0 else [g / scale for g in found]
-        self.leaf.grad = first
+        self.leaf.grad = first.contiguous()  # as LBFGS expects it
 
     def finite_gradient(self) -> Tensor:
         """Numbers that are finite if the gradient is: the factors' gradients are sums over it."""

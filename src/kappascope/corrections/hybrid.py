@@ -42,7 +42,7 @@ class Hybrid(Correction):
     }
 
     multipliers: Multipliers = Multipliers()  # noqa: RUF009  # frozen: one for all will do
-    penalties: SpectralPenalty | PaperPenalty = SpectralPenalty(clip=0.01, every=5)  # noqa: RUF009  # frozen
+    penalties: SpectralPenalty | PaperPenalty = SpectralPenalty(clip=0.1, every=5)  # noqa: RUF009  # frozen
 
     @pure_form
     def penalty(self, weight: Float[Tensor, "*stack out in"]) -> Float[Tensor, "*stack"]:

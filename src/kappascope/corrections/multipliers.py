@@ -39,12 +39,13 @@ def scaled(
 class Multipliers(Correction):
     """Learn a factor for every row and column, ``diag(r) W diag(c)``, all one at first.
 
-    Without rows and columns, one factor for the matrix. Factors take ``rate`` times the learning
-    rate of their weight, and a weight decay that keeps products of factors from drifting
-    (2e-3 as in Velikanov et al. 2026). Where another parameter undoes a factor it is left out
-    (:mod:`kappascope.corrections.gauge`) unless ``gauge``, which takes all. They count in no
-    gradient norm, and ``with handle.unclipped(): ...`` around a clip of the weights spares them its
-    effect.
+    Without rows and columns, one factor for the matrix. As published (Velikanov et al. 2026)
+    factors enter linearly, not by their logarithm, and have a weight decay of 2e-3 that keeps
+    products of them from drifting. They take ``rate`` times the learning rate of their weight; a
+    tenth is that of the paper's experiment 4, and the best in ``benchmarks/hybrid.py``. Where
+    another parameter undoes a factor it is left out (:mod:`kappascope.corrections.gauge`) unless
+    ``gauge``, which takes all. They count in no gradient norm, and ``with handle.unclipped(): ...``
+    around a clip of the weights spares them its effect.
 
     >>> Multipliers().corrected(torch.ones(2, 3), rows=torch.tensor([1.0, 2.0]))
     tensor([[1., 1., 1.],

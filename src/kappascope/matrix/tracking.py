@@ -239,6 +239,33 @@ def lies_between(matrix: Float[Tensor, "*stack out in"], low: float, high: float
     return not low or not _blas.Cholesky.of(square, 1 / ratio**2).indefinite
 
 
+def lowered(
+    matrix: Float[Tensor, "*stack out in"], limit: Float[Tensor, "*stack"]
+) -> Float[Tensor, "*stack out in"]:
+    """The singular values above a limit replaced by it: the nearest matrix within that.
+
+    The Gram matrix of the shorter side tells the largest values as well as an SVD does, several
+    times sooner, and only their vectors are needed.
+
+    >>> lowered(torch.diag(torch.tensor([4.0, 1.0])), torch.tensor(2.0))
+    tensor([[2., 0.],
+            [0., 1.]])
+    """
+    tall = matrix if matrix.shape[-2] >= matrix.shape[-1] else matrix.mT
+    scale = tall.abs().amax((-2, -1)).clamp(min=torch.finfo(tall.dtype).tiny)
+    if not bool(torch.isfinite(scale).all()):
+        raise spectra.LinAlgError("a matrix that is not finite has no singular values")
+    a = tall / scale[..., None, None]
+    squares, v = torch.linalg.eigh(a.mT @ a)
+    values = squares.clamp(min=0).sqrt() * scale[..., None]
+    ceiling = limit.to(values)[..., None]
+    lost = torch.where(values > ceiling, 1 - ceiling / values, 0.0)
+    some = lost.reshape(-1, lost.shape[-1]).any(0)  # of a stack, those that one matrix has lost
+    top = v[..., some]
+    new = tall - ((tall @ top) * lost[..., None, some]) @ top.mT
+    return new if tall is matrix else new.mT
+
+
 def within(matrix: Float[Tensor, "*stack out in"], kappa: float, memory: State) -> bool:
     """Tell whether every condition number is proven to be at most ``kappa``, cheaply.
 
