@@ -83,7 +83,9 @@ class QKClip(Correction):
     def treatments(self, weight: LiveWeight, model: AnalysedModel) -> Iterator[Treatment]:
         """Rewrite query and key after every step, each by its part of what is due."""
         rule = _Clip(self, weight, self._layers(weight, model))
-        yield Rewrite(QKClip, weight, rule, {})
+        rewrite = Rewrite(QKClip, weight, rule, {})
+        rewrite.beside = tuple(_biases(weight))
+        yield rewrite
 
     def _layers(self, weight: LiveWeight, model: AnalysedModel) -> list[_Heads]:
         """The attention layers in which the weight is a query or key."""
@@ -153,7 +155,7 @@ class _Clip:
             return None
         wide = precise(matrix)
         for bias in _biases(self.weight):
-            bias.mul_(factor.to(bias))
+            bias.detach().mul_(factor.to(bias))
         return wide * factor.to(wide)[:, None]
 
 

@@ -329,7 +329,7 @@ class StepHooks:
         told = step.replicas.told([*counts, *flags], device)
         written = {t.leaf: t for (t, _), n in zip(treatments, told, strict=False) if n}
         for leaf, t in written.items():
-            step.replicas.send_owned(leaf, t.leaves)
+            step.replicas.send_owned(leaf, (*t.leaves, *t.beside))
         bad = told[len(treatments) :]
         return {t: torch.tensor(not b) for (t, _), b in zip(treatments, bad, strict=True)}
 

@@ -60,6 +60,7 @@ class Treatment:
     """
 
     follows_rate: bool = False  # whether it needs the learning rate of the weight
+    beside: tuple[Tensor, ...] = ()  # what it writes beside the weight, as a bias
     acts_on_direction: bool = False  # on what factors multiply, where the weight has factors
     _memory: State
     _memory_home: tuple[torch.device, torch.dtype] | None  # None: not known yet
