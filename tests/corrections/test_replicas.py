@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
-from correction_examples import EXAMPLES, perceptron
-from kappascope.corrections import Multipliers, NormPin, SingularValueMultipliers
+from correction_examples import EXAMPLES, Attentive, perceptron
+from kappascope.corrections import Multipliers, NormPin, QKClip, SingularValueMultipliers
 
 BROAD = [*EXAMPLES, Multipliers(rate=1.0), SingularValueMultipliers(every=3)]
 
@@ -27,14 +27,22 @@ def rank(number: int, place: str) -> None:
 
     torch.set_num_threads(1 + number)
     dist.init_process_group("gloo", init_method=f"file://{place}", rank=number, world_size=2)
-    for make, early, unused in ((perceptron, True, False), (broad, False, True)):
-        for correction in EXAMPLES if make is perceptron else BROAD:
+    kinds = (
+        (perceptron, EXAMPLES, True, False),
+        (broad, BROAD, False, True),
+        (Attentive, [QKClip(tau=0.05, heads=2)], True, False),  # which scales biases too
+    )
+    for make, corrections, early, unused in kinds:
+        for correction in corrections:
             torch.manual_seed(number)  # DDP broadcasts the first process's weights
             model = make()
+            if make is Attentive:
+                model.attention.in_proj_bias.data.normal_()
             optimizer = AdamW(model.parameters(), lr=0.01)
             handle = correction.attach(model, optimizer) if early else None
             parallel = nn.parallel.DistributedDataParallel(model, find_unused_parameters=unused)
-            norm = model[0].weight.detach().norm()
+            pinned = next(model.parameters())
+            norm = pinned.detach().norm()
             handle = handle or correction.attach(parallel, optimizer)
             generator = torch.Generator().manual_seed(number)
             for _ in range(7):
@@ -42,7 +50,7 @@ def rank(number: int, place: str) -> None:
                 parallel(torch.randn(8, 4, generator=generator)).square().mean().backward()
                 optimizer.step()
             if isinstance(correction, NormPin):
-                torch.testing.assert_close(model[0].weight.detach().norm(), norm)
+                torch.testing.assert_close(pinned.detach().norm(), norm)
             state = torch.cat([v.double().flatten() for v in model.state_dict().values()])
             both = [torch.zeros_like(state) for _ in range(2)]
             dist.all_gather(both, state)

@@ -7,8 +7,8 @@ import torch
 
 from kappascope.matrix.tracking import ends
 from kappascope.monitor.updates import (
+    alignment,
     along_ends,
-    cosine,
     decoupled_decay,
     predicted_change,
     turn,
@@ -36,7 +36,7 @@ def test_a_zero_weight_and_a_zero_step_have_no_ratios() -> None:
     zero = torch.zeros(3, 3)
     assert update_quantities(zero, zero, torch.ones(3, 3), zero, 0.1)[0] == {}
     assert along_ends(zero, ends(torch.eye(3), {})) == {}
-    assert cosine(zero, torch.ones(3, 3)) is None
+    assert alignment(zero, torch.ones(3, 3)) is None
 
 
 @pytest.mark.parametrize("shape", [(40, 30), (30, 40), (150, 120), (120, 150)])

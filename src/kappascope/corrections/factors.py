@@ -369,13 +369,20 @@ class TrainedFactors(Treatment):
         one; otherwise factors are kept, and the direction is what has this product with them.
         """
         was_loaded, self.was_loaded = self.was_loaded, False
-        if _is_equal(self.leaf, self.module(self.direction)):
+        product = self.module(self.direction)
+        if _is_equal(self.leaf, product):
             self.mark = WeightMark(self.leaf)
             return False
         found = None if was_loaded else self.module.undone(self.leaf.detach(), self.direction)
         if found is None:
             self.restart()
             return True
+        if self.weight.layout.matrix(found).ndim > 2:  # a stack, in which each is for itself
+            layout = self.weight.layout
+            new, old = (layout.matrix(each) for each in (found, self.direction))
+            same = layout.matrix(self.leaf.detach()) == layout.matrix(product)
+            is_kept = same.flatten(-2).all(-1)[..., None, None]
+            found = layout.tensor(torch.where(is_kept, old, new))
         self.direction = found
         self.mark = WeightMark(self.leaf)
         return False

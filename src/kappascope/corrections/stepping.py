@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
+from itertools import chain
 from time import perf_counter
 from types import MethodType
 from typing import Any, TypeVar, cast
@@ -327,9 +328,11 @@ class StepHooks:
             flags.append(int(not good))
         device = treatments[0][0].leaf.device
         told = step.replicas.told([*counts, *flags], device)
-        written = {t.leaf: t for (t, _), n in zip(treatments, told, strict=False) if n}
-        for leaf, t in written.items():
-            step.replicas.send_owned(leaf, (*t.leaves, *t.beside))
+        written: dict[nn.Parameter, Treatment] = {
+            t.leaf: t for (t, _), n in zip(treatments, told, strict=False) if n
+        }
+        for leaf, writer in written.items():
+            step.replicas.send_owned(leaf, chain(writer.leaves, writer.beside))
         bad = told[len(treatments) :]
         return {t: torch.tensor(not b) for (t, _), b in zip(treatments, bad, strict=True)}
 

@@ -153,7 +153,7 @@ class Meter:
             found |= updates.along_ends(moved, ends)
         if here.momentum is not None:
             if here.gradient is not None:
-                aligned = updates.cosine(here.momentum, here.gradient)
+                aligned = updates.alignment(here.momentum, here.gradient)
                 found |= {} if aligned is None else {"momentum_alignment_gradient": aligned}
             if ends is not None:
                 shares = updates.along_ends(here.momentum, ends)

@@ -124,11 +124,11 @@ def turn(before: Float[Tensor, "n k"], after: Float[Tensor, "n k"]) -> float:
     return math.asin(min(1.0, float(outside)))
 
 
-def cosine(a: Tensor, b: Tensor) -> float | None:
+def alignment(a: Tensor, b: Tensor) -> float | None:
     """The cosine of the angle between two tensors; None where one has no direction.
 
     >>> import torch
-    >>> cosine(torch.ones(2), torch.tensor([1.0, 0.0])), cosine(torch.ones(2), torch.zeros(2))
+    >>> alignment(torch.ones(2), torch.tensor([1.0, 0.0])), alignment(torch.ones(2), torch.zeros(2))
     (0.707..., None)
     """
     a, b = precise(a).flatten(), precise(b).flatten()
