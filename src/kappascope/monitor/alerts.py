@@ -121,7 +121,7 @@ def _symptoms(found: Readings, past: _Past) -> Iterator[tuple[str, str]]:
     if share is not None:
         past.swallowed = past.swallowed + 1 if share > SWALLOWED_ABOVE else 0
         if past.swallowed >= 2:
-            told = f"{share:.0%} of its entries did not move, two readings in a row"
+            told = f"{share * 100:.0f} % of the entries did not move, two readings in a row"
             finer = found.get("swallowed_in_float32")
             hears = finer is not None and finer < HEARD_BELOW
             yield "swallowed", told + (": float32 weights would hear it" if hears else "")

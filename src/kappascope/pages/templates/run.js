@@ -31,7 +31,9 @@ const scale = (curves) => {
   const above = values.filter((y) => y > 0);
   const logarithmic = 2 * above.length > values.length && values.every((y) => y >= 0) && !curves.some(({ linear }) => linear);
   const [low, high] = ends(logarithmic ? above : values);
-  return { logarithmic, range: logarithmic ? [low, high] : [Math.min(0, low), Math.max(0, high) || (low < 0 ? 0 : 1)], empty: !values.length };
+  const narrow = low > high / 2; // zero is far below, and would press the curve flat
+  const range = logarithmic || narrow ? [low, high] : [Math.min(0, low), Math.max(0, high) || (low < 0 ? 0 : 1)];
+  return { logarithmic, range, empty: !values.length };
 };
 
 const frame = (home, high) => {
