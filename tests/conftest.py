@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import inspect
+import os
 from collections.abc import Callable
 from typing import Any, get_args, get_origin
 
@@ -13,8 +14,11 @@ from beartype import BeartypeConf
 from beartype.door import die_if_unbearable
 from hypothesis import settings
 
-settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
-settings.load_profile("untimed")
+# A busy machine is no failure. In continuous integration the examples are the same in every run, so
+# that a failure belongs to a change; `HYPOTHESIS_PROFILE=search` looks for new ones, and many.
+settings.register_profile("untimed", deadline=None, derandomize="CI" in os.environ)
+settings.register_profile("search", deadline=None, max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "untimed"))
 
 
 # --- shapes ---------------------------------------------------------------------------------------
