@@ -3,7 +3,7 @@
 Does a correction of scale or shape help a language model, at what cost, and what does it do to
 kappa? Ten arms: AdamW, or Muon for the matrices of the blocks with AdamW for the rest; alone, or
 with multipliers, spectral penalty, Hybrid or singular-value bound as they come. The effort of
-tuning is the same for all: five learning rates at one seed. Then five fresh seeds at the rate with
+tuning is the same for all: five learning rates at one seed. Then eight fresh seeds at the rate with
 the lowest validation loss, start and batches the same in every arm. A larger model confirms. Last,
 training at rates that are too high, with and without warmup: does kappa foretell what goes wrong?
 """
@@ -55,7 +55,7 @@ MAIN: Setting = {"steps": 1000, "warmup": 100, "layers": 2, "width": 64}
 LARGE: Setting = {"steps": 400, "warmup": 40, "layers": 4, "width": 128}
 HIGH: Setting = {"steps": 300, "layers": 2, "width": 64}
 WARMUPS = (0, 100)  # steps, at constant rates that are too high
-SEEDS = {"tune": 1, "compare": 5, "confirm": 5, "warmup": 8}
+SEEDS = {"tune": 1, "compare": 8, "confirm": 8, "warmup": 8}
 MILLISECONDS = {"alone": 14, "multipliers": 18, "penalty": 27, "hybrid": 23, "bound": 34}
 
 
