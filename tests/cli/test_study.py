@@ -25,7 +25,7 @@ def test_a_study_tunes_compares_and_shows_its_tables(run, tmp_path: Path) -> Non
         ("tune", 0), *(("compare", seed) for seed in range(8))
     }  # fmt: skip
     assert "seconds" not in {row["component"] for row in rows}
-    assert pq.read_table(tmp_path / "times.parquet").num_rows == 6
+    assert pq.read_table(tmp_path / "times.parquet").num_rows == 10
     page = (tmp_path / "report.html").read_text()
     assert "Real networks" in page and "In the end." in page and "Printed figures" not in page
     assert "toy.learns" in page

@@ -256,7 +256,8 @@ class Claim:
     exist, if it does not; the claim is then ill-posed. ``quotes`` names the printed figures of a
     sentence that are means which do not exist (:func:`no_mean`): they are told about on their own,
     and the measures judge the sentence on medians. ``mended`` marks a rule that is younger than
-    rows it was judged on.
+    rows it was judged on. ``judged_on`` names the experiments or studies whose rows decide, if
+    they are not those of the claim's own page.
 
     ``answers`` names the items of the review that the claim answers (``kappascope.paper.review``),
     ``teaches`` the lessons that stand on it (``kappascope.paper.lessons``), each with the verdict
@@ -286,6 +287,7 @@ class Claim:
     presumes: Callable[[Table], str | None] | None = None
     quotes: QuotedMean | None = None
     mended: Mended | None = None
+    judged_on: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
     teaches: Mapping[str, Outcome] = field(default_factory=dict)
 

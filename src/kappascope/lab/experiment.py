@@ -240,7 +240,7 @@ def verdicts(experiments: Iterable[Experiment], rows: Table) -> dict[str, list[d
         page = []
         for claim in experiment.claims:
             try:
-                verdict = judge(claim, rows if claim.experiment == "all" else own, least)
+                verdict = judge(claim, _rows_of(claim, rows, own), least)
             except Exception as error:
                 about = claim.id, claim.experiment, claim.sentence, claim.source
                 why = f"Not measured: {_reason(error)}"
@@ -248,6 +248,17 @@ def verdicts(experiments: Iterable[Experiment], rows: Table) -> dict[str, list[d
             page.append(asdict(verdict))
         pages.append(page)
     return {"figures": figures, "claims": with_printed_means(corrected(pages), figures)}
+
+
+def _rows_of(claim: Claim, rows: Table, own: Table) -> Table:
+    """Select the rows that decide a claim: its page's, those it names, or all."""
+    if not claim.judged_on:
+        return rows if claim.experiment == "all" else own
+    chosen = rows.where(experiment=claim.judged_on)
+    if not len(chosen):
+        names = " and ".join(claim.judged_on)
+        raise LookupError(f"it is judged on the trials of {names}, which this run does not have")
+    return chosen
 
 
 def _checked(figure: Printed, rows: Table) -> dict[str, Any]:

@@ -209,6 +209,36 @@ def mean(values: ArrayLike) -> Estimate:
     return Estimate(float(np.mean(finite)), None, None, finite.size, "mean", heavy, missing)
 
 
+def over_seeds(values: ArrayLike, what: str = "mean difference") -> Estimate:
+    """Estimate the mean with Student's interval, from three values on, if all are finite.
+
+    It is for what is not skewed, such as differences of losses that are means over many samples,
+    or medians over many matrices on a logarithmic scale: there seeds enter in many small ways. What
+    is skewed, such as the largest of many kappas, has a median.
+
+    >>> print(over_seeds([0.1, 0.2, 0.3]))
+    mean difference 0.2 [-0.0484, 0.448] (n = 3)
+    >>> print(over_seeds([0.0, 0.0, 0.0]))
+    mean difference 0 [0, 0] (n = 3; zero width: 3 of 3 values are equal)
+    >>> print(over_seeds([0.1, 0.2]))
+    mean difference 0.15 (n = 2; no interval: fewer than 3 seeds)
+    """
+    finite, missing = _finite(values)
+    n = finite.size
+    value = float(finite.mean()) if n else math.nan
+    if n < 3 or missing:
+        reason = f"{missing} runs diverged" if missing else "fewer than 3 seeds"
+        return Estimate(value, None, None, n, what, reason, missing)
+    error = float(scipy.stats.sem(finite))
+
+    def at(level: float) -> Ends:
+        reach = float(scipy.stats.t.isf((1 - level) / 2, n - 1)) * error
+        return value - reach, value + reach
+
+    equal = None if error else f"zero width: {n} of {n} values are equal"
+    return Estimate(value, *at(LEVEL), n, what, equal, at=at)
+
+
 def proportion(hits: int, n: int) -> Estimate:
     """Estimate the share of ``n`` trials that are hits, with Clopper and Pearson's interval.
 
