@@ -47,7 +47,7 @@ def numbers(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
 
 
 def read(path: Path) -> Any:
-    return gguf.read(CheckpointFile.at(path))
+    return gguf.read_gguf(CheckpointFile.at(path))
 
 
 def test_plain_numbers_come_back_as_they_were(tmp_path: Path) -> None:

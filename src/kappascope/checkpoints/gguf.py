@@ -122,7 +122,7 @@ _CONFIG = {
 }
 
 
-def read(file: CheckpointFile) -> FileContents:
+def read_gguf(file: CheckpointFile) -> FileContents:
     """Return what a GGUF file holds; its numbers are read when they are asked for."""
     header = _Header(file)
     settings, entries = header.settings(), []

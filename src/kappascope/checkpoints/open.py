@@ -185,14 +185,14 @@ def _load(real: Path, name: str) -> tuple[FileContents, str]:
     named = name.endswith(".safetensors")
     # Of a header's length alone, or a part of it, nothing can be told but that it is cut off.
     if form == "safetensors" or (named and (form == "unknown" or len(head) <= 8)):
-        return FileContents(safetensors.read(file), {}), "safetensors"
+        return FileContents(safetensors.read_safetensors(file), {}), "safetensors"
     if form == "unknown":
         return _oldest(file), _FORMATS["pickle"]
     if named:
         what = {"zip": "zip archive", "gguf": "GGUF file"}.get(form, form)
         raise Malformed(f"not a safetensors file but a {what}", "give it the name it should have")
     if form == "gguf":
-        return gguf.read(file), _FORMATS[form]
+        return gguf.read_gguf(file), _FORMATS[form]
     read = torchfiles.zipped if form == "zip" else torchfiles.legacy
     return read(file), _FORMATS[form]
 
