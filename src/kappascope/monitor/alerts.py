@@ -27,6 +27,7 @@ DEAD_BELOW, ALIVE_ABOVE = 0.01, 0.1  # of the median row norm; it was the latter
 LARGE_UPDATE = 0.03  # of the weight in one step; early steps may be so large, ...
 LARGE_UPDATE_FACTOR = 4.0  # ... but not so many times the median of the last eight readings
 UNRESOLVED_FACTOR = 10.0  # over the first κ: in 16 bits many a matrix is near the limit
+WHY_RANKS_FALL = "look at its decay and its learning rate"
 SWALLOWED_ABOVE = 0.5  # of the entries, at two readings in a row
 
 
@@ -50,7 +51,7 @@ class Watch:
     >>> list(watch.reading(0, {"w": {"frobenius_norm": 1.0}, "v": {}}))
     []
     >>> [alert.text for alert in watch.reading(50, {"w": {"non_finite": 3.0}, "v": {}})]
-    ['w: 3 entries are NaN or infinite (step 50)']
+    ['w: 3 entries are NaN or infinite: look at the last batches, ... and the scaling (step 50)']
     """
 
     told: set[tuple[str, str]] = field(default_factory=set)
@@ -100,20 +101,21 @@ def _remember(found: Readings, past: _Past) -> None:
 
 def _symptoms(found: Readings, past: _Past) -> Iterator[tuple[str, str]]:
     if found.get("non_finite"):
-        yield "non-finite", f"{found['non_finite']:,.0f} entries are NaN or infinite"
+        told = f"{plural(int(found['non_finite']), 'entry is', 'entries are')} NaN or infinite"
+        yield "non-finite", f"{told}: look at the last batches, the learning rate and the scaling"
         return
     first = past.first
     began, low = first.get("condition_number", 0.0), found.get("condition_number_low", 0.0)
     if first.get("resolved") and low > UNRESOLVED_FACTOR * began and not _is_resolved(found):
         told = f"κ rose from {number(began)} to {number(low)} or more"
-        yield "unresolved", f"{told}, beyond what its dtype resolves"
+        yield "unresolved", f"{told}, beyond what its dtype resolves: look at what still feeds it"
     least = _least_row(found)
     if first.get("least_row", 0.0) > ALIVE_ABOVE and least < DEAD_BELOW:
         told = f"a row has fallen to {number(least)} of the others"
         yield "dead-row", f"{told}: look at what feeds it, and at its decay"
     if found.get("dead_rows"):
         told = plural(int(found["dead_rows"]), "row")
-        yield "dead-row", f"no gradient has reached {told} for some readings: look at its inputs"
+        yield "dead-row", f"no gradient has reached {told} for three readings: look at these units"
     yield from _collapse(found, past)
     yield from _runaway(found, past)
     yield from _too_large(found, past)
@@ -141,17 +143,18 @@ def _is_resolved(found: Readings) -> bool:
 def _collapse(found: Readings, past: _Past) -> Iterator[tuple[str, str]]:
     rank, began = found.get("effective_rank"), past.first.get("effective_rank", 0.0)
     if rank is not None and rank < COLLAPSED_SHARE * began:
-        yield "rank-collapse", f"its effective rank fell from {began:.0f} to {rank:.0f}"
+        told = f"its effective rank fell from {began:.0f} to {rank:.0f}"
+        yield "rank-collapse", f"{told}: {WHY_RANKS_FALL}"
     stable, began = found.get("stable_rank"), past.first.get("stable_rank", 0.0)
     if stable is None or began < 4 or "row_norms" not in found:
         return  # the product of a head that specializes has few directions, and is healthy
     told = f"its stable rank fell from {number(began)} to {number(stable)}"
     if stable < RANK_ONE_BELOW:
-        yield "rank-collapse", f"{told}: one direction is all that is left"
+        yield "rank-collapse", f"{told}, one direction is all that is left: {WHY_RANKS_FALL}"
     elif len(past.ranks) == FALLING_READINGS and past.readings > 2 * FALLING_READINGS:
         falls = stable < FALLING_SHARE * past.ranks[0] and stable < COLLAPSED_SHARE * began
         if falls:
-            yield "rank-collapse", f"{told}, most of it within the last readings"
+            yield "rank-collapse", f"{told}, most of it lately: {WHY_RANKS_FALL}"
 
 
 def _runaway(found: Readings, past: _Past) -> Iterator[tuple[str, str]]:
