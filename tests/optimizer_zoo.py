@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.optim import Optimizer
 
 from kappascope.lab import optimizers as ours
-from kappascope.matrix.orthogonal import orthogonalized
+from kappascope.matrix.orthogonal import MUON, orthogonalized
 
 
 class Specimen(NamedTuple):
@@ -197,7 +197,7 @@ class HandMuon(ByHand):
         return g.lerp(buffer, mu) if group["nesterov"] else buffer
 
     def orthogonal(self, average: Tensor, group: dict[str, Any]) -> Tensor:
-        return orthogonalized(average.flatten(1), self.iterations).view_as(average)
+        return orthogonalized(average.flatten(1), (MUON,) * self.iterations).view_as(average)
 
     def scale(self, p: Tensor) -> float:
         return max(1.0, len(p) / p[0].numel()) ** 0.5

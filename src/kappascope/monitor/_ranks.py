@@ -54,6 +54,6 @@ class Ranks:
         """What every process has, for the first of them; None for the others."""
         if self.count == 1:
             return [value]
-        found: list[Any] | None = [None] * self.count if self.is_first else None
-        dist.gather_object(value, found)
-        return found
+        values: list[Any] | None = [None] * self.count if self.is_first else None
+        dist.gather_object(value, values)
+        return values

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
+from kappascope.corrections.optimizers import understood_optimizers
 from kappascope.corrections.stepping import (
     MethodWrapper,
     correction_metrics,
@@ -34,6 +35,7 @@ from kappascope.corrections.stepping import (
     whole_gradients,
 )
 from kappascope.matrix import spectra
+from kappascope.model.sharded import is_sharded
 from kappascope.model.weights import Where
 from kappascope.monitor._ranks import Ranks
 from kappascope.monitor.alerts import Watch
@@ -46,7 +48,6 @@ from kappascope.monitor.summary import MAX_KEYS, aggregated, histograms
 from kappascope.monitor.survey import (
     Item,
     Survey,
-    inner_optimizer,
     masters,
     on_host,
     signature,
@@ -153,22 +154,21 @@ class Monitor:
             raise TypeError(f"expected a module to watch; got {type(model).__name__}")
         if self._survey is not None:
             raise ValueError("the monitor is attached already; make another, or close it first")
-        several = [] if optimizer is None else optimizer
-        several = several if isinstance(several, Sequence) else [several]
-        self._optimizers = [inner_optimizer(each) for each in several]
-        found = watched(model, self.where, self.exclude)  # what is wrong with where= is told now
-        self._begin(found)
+        has_none = optimizer is None or optimizer == []
+        self._optimizers = [] if has_none else understood_optimizers(optimizer)
+        survey = watched(model, self.where, self.exclude)  # what is wrong with where= is told now
+        self._begin(survey)
         with self._contained("the record cannot be begun"):
-            self._open(found, step)
+            self._open(survey, step)
         for k, each in enumerate(self._optimizers):
             self._hook(k, each)
         with self._contained("the first reading failed"):
-            self._read(list(found.items), None, 0)
+            self._read(list(survey.items), None, 0)
         self._spent, self._since = 0.0, time.perf_counter()
         return self
 
-    def _begin(self, found: Survey) -> None:
-        self._survey = found
+    def _begin(self, survey: Survey) -> None:
+        self._survey = survey
         self._ranks = Ranks.joined(self._number)
         self._counts = [0] * max(len(self._optimizers), 1)
         self._calls = list(self._counts)
@@ -190,9 +190,9 @@ class Monitor:
         self._last = {}
         self._masters: dict[str, Tensor] = {}
         with self._contained("float32 copies of the weights cannot be told"):
-            self._masters = masters(found, self._optimizers)
+            self._masters = masters(survey, self._optimizers)
 
-    def _open(self, found: Survey, step: int | None) -> None:
+    def _open(self, survey: Survey, step: int | None) -> None:
         cut, last = "", 0
         if self._ranks.is_first:
             resumed = is_run(self.folder)
@@ -207,12 +207,12 @@ class Monitor:
             self._recorder = Recorder(self.folder)
         begun = step if step is not None else last
         if self._ranks.count > 1 and step is None:
-            told = [begun]
-            torch.distributed.broadcast_object_list(told)
-            begun = told[0]
+            shared = [begun]
+            torch.distributed.broadcast_object_list(shared)
+            begun = shared[0]
         self._counts = [begun] * len(self._counts)
         self._calls = list(self._counts)
-        self._facts = self._all_facts(found)
+        self._facts = self._all_facts(survey)
         options = {
             "norms_every": self.norms_every,
             "spectra_every": self.spectra_every,
@@ -223,15 +223,15 @@ class Monitor:
         }
         if self._recorder is not None:
             start = {"kind": "start", "step": begun, "version": VERSION, "time": time.time()}
-            start |= {"model": type(found.model).__name__, "every": self.every, "options": options}
-            start |= {"matrices": self._facts, "skipped": dict(found.skipped), "cut": cut}
+            start |= {"model": type(survey.model).__name__, "every": self.every, "options": options}
+            start |= {"matrices": self._facts, "skipped": dict(survey.skipped), "cut": cut}
             start |= {"optimizers": [type(o).__name__ for o in self._optimizers]}
             self._write(start | {"resumed": bool(cut)})
-        for name in stepped_twice(found, self._optimizers):
+        for name in stepped_twice(survey, self._optimizers):
             text = f"{name}: more than one optimizer or group steps it"
             self._alert(self._watch.once(begun, "stepped-twice", name, text))
 
-    def _all_facts(self, found: Survey) -> dict[str, dict[str, Any]]:
+    def _all_facts(self, survey: Survey) -> dict[str, dict[str, Any]]:
         vectors = {
             name: {
                 "kind": "vector",
@@ -239,10 +239,10 @@ class Monitor:
                 "shape": list(p.shape),
                 "dtype": str(p.dtype).removeprefix("torch."),
             }
-            for name, p in found.parameters.items()
+            for name, p in survey.parameters.items()
             if p.ndim < 2
         }
-        return found.facts() | vectors
+        return survey.facts() | vectors
 
     def _hook(self, k: int, optimizer: Optimizer) -> None:
         before = optimizer.register_step_pre_hook(lambda *given: self._before(k, given))
@@ -487,8 +487,8 @@ class Monitor:
         """The number of the last optimizer that steps a part of an item; the first if none does."""
         assert self._survey is not None
         owners = stepped_parameters(self._optimizers)
-        found = [owners[id(p)][0] for p in self._survey.leaves(item) if id(p) in owners]
-        return max(found, default=0)
+        numbers = [owners[id(p)][0] for p in self._survey.leaves(item) if id(p) in owners]
+        return max(numbers, default=0)
 
     def _items_of(self, k: int) -> list[Item]:
         assert self._survey is not None
@@ -562,7 +562,7 @@ class Monitor:
         rows: dict[str, dict[str, Any]] = {}
         for theirs, _, _ in gathered:
             rows |= theirs
-        self._latest |= {name: self._latest.get(name, {}) | found for name, found in rows.items()}
+        self._latest |= {name: self._latest.get(name, {}) | row for name, row in rows.items()}
         overall: dict[str, Any] = {"matrices_read": float(len(rows))}
         if captured is not None:
             passed = time.perf_counter() - self._since
@@ -571,8 +571,8 @@ class Monitor:
         if self.norms_every:
             for at, norms in self._ring.unread(step):
                 if at % self.norms_every == 0 and at != step:
-                    found = {name: {"frobenius_norm": norm} for name, norm in norms.items()}
-                    self._write({"kind": "reading", "step": at, "time": time.time(), "rows": found})
+                    past = {name: {"frobenius_norm": norm} for name, norm in norms.items()}
+                    self._write({"kind": "reading", "step": at, "time": time.time(), "rows": past})
         entry = {"kind": "reading", "step": step, "time": time.time()}
         self._write(entry | {"seconds": time.perf_counter() - began, "rows": rows | {"": overall}})
         for _, theirs, _ in gathered:
@@ -593,7 +593,7 @@ class Monitor:
     ) -> tuple[dict[str, dict[str, Any]], list[Alert]]:
         """The readings of the items that fall to this process; sharded ones are gathered by all."""
         assert self._survey is not None
-        sharded = any(hasattr(p, "full_tensor") for p in self._survey.model.parameters())
+        sharded = any(is_sharded(p) for p in self._survey.model.parameters())
         numbered = {id(item): i for i, item in enumerate(self._survey.items)}
         mine = [item for item in items if self._ranks.owns(numbered.get(id(item), 0))]
         readings: dict[str, dict[str, Any]] = {}
@@ -613,8 +613,8 @@ class Monitor:
         if captured is not None and "swallowed" in self.quantities and self._ranks.is_first:
             held = source.gathered(None) if sharded else source
             with self._contained("gains and biases could not be measured"), _undisturbed():
-                found = {name: self._meter.of_vector(name, held) for name in held.vectors()}
-                readings |= {name: quantities for name, quantities in found.items() if quantities}
+                vectors = {name: self._meter.of_vector(name, held) for name in held.vectors()}
+                readings |= {name: quantities for name, quantities in vectors.items() if quantities}
         elif captured is not None and "swallowed" in self.quantities and sharded:
             source.gathered(None)
         if captured is not None:
@@ -625,17 +625,17 @@ class Monitor:
 
     def _of_corrections(self, k: int) -> dict[str, dict[str, Any]]:
         """What corrections that are attached to the same optimizer tell of its weights."""
-        told = correction_metrics(self._optimizers[k])
+        metrics = correction_metrics(self._optimizers[k])
         tensors = {
             (name, quantity): value
-            for name, quantities in told.items()
+            for name, quantities in metrics.items()
             for quantity, value in quantities.items()
             if isinstance(value, Tensor)
         }
         numbers = on_host(tensors)
         return {
             name: {q: float(numbers.get((name, q), value)) for q, value in quantities.items()}
-            for name, quantities in told.items()
+            for name, quantities in metrics.items()
         }
 
     def _rules(self, k: int, stepped: Mapping[str, Tensor]) -> dict[str, Rule]:
@@ -643,13 +643,13 @@ class Monitor:
         if not self._optimizers or not self.quantities & {"update", "swallowed"}:
             return {}
         optimizer, owners = self._optimizers[k], stepped_parameters(self._optimizers)
-        found = {}
+        rules = {}
         for name, tensor in stepped.items():
             state = optimizer.state.get(tensor, {})
             kept = {key: value for key, value in state.items() if isinstance(value, Tensor)}
             group = optimizer.param_groups[owners[id(tensor)][1]]
-            found[name] = Rule(type(optimizer).__name__, group, kept)
-        return found
+            rules[name] = Rule(type(optimizer).__name__, group, kept)
+        return rules
 
     # --- alerts -----------------------------------------------------------------------------------
 
@@ -692,11 +692,11 @@ class Monitor:
         assert self._survey is not None
         if self._ranks.count == 1:
             return {}
-        found = {}
+        sums = {}
         for name, parameter in self._survey.parameters.items():
-            if not hasattr(parameter, "full_tensor"):
-                found[name] = float(parameter.detach().double().sum())
-        return found
+            if not is_sharded(parameter):
+                sums[name] = float(parameter.detach().double().sum())
+        return sums
 
     def _tell_of_drift(self, step: int, sums: Sequence[dict[str, float]]) -> None:
         drifted = [name for name in sums[0] if len({repr(each.get(name)) for each in sums}) > 1]
@@ -758,8 +758,8 @@ class Monitor:
                 raise
             if what not in self._warned:
                 self._warned.add(what)
-                told = f"kappascope's monitor: {what}: {error_text(error)}; training goes on"
-                _warn(told)
+                text = f"kappascope's monitor: {what}: {error_text(error)}; training goes on"
+                _warn(text)
 
 
 def _warn(text: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kappascope.model.sharded import own_shard
 from kappascope.text import plural
 
 MOVED_FACTOR = 4.0  # over the median of the first half of the ring, up or down
@@ -62,20 +63,20 @@ class Ring:
         norms = _series([(names, weights) for _, names, weights, _ in self._kept])
         gradients = _series([(names, sizes) for _, names, _, sizes in self._kept])
         text = first_to_move(steps, gradients, dict(self._losses))
-        found = {"kind": "ring", "step": step, "steps": steps}
-        return found | {"norms": norms, "gradients": gradients, "text": text}
+        entry = {"kind": "ring", "step": step, "steps": steps}
+        return entry | {"norms": norms, "gradients": gradients, "text": text}
 
 
 def _series(kept: list[tuple[tuple[str, ...], Tensor | None]]) -> dict[str, list[float]]:
     """The norms of each parameter along the steps; NaN where it had none."""
-    found: dict[str, list[float]] = {}
+    series: dict[str, list[float]] = {}
     for place, (names, values) in enumerate(kept):
         numbers = [] if values is None else values.tolist()
         for name, value in zip(names, numbers, strict=False):
-            found.setdefault(name, [math.nan] * place).append(value)
-        for series in found.values():
-            series.extend([math.nan] * (place + 1 - len(series)))
-    return found
+            series.setdefault(name, [math.nan] * place).append(value)
+        for norms in series.values():
+            norms.extend([math.nan] * (place + 1 - len(norms)))
+    return series
 
 
 def _gradient(parameter: Tensor) -> Tensor:
@@ -89,14 +90,14 @@ def _norms(tensors: list[Tensor]) -> Tensor | None:
     """The norms of some tensors, in float32 at least and on the device of the first."""
     if not tensors:
         return None
-    local = [t.to_local() if hasattr(t, "to_local") else t for t in tensors]
+    local = [own_shard(t) for t in tensors]
     if all(t.dtype == torch.float32 and t.is_contiguous() for t in local):
         squares = [torch.dot(flat, flat) for flat in (t.view(-1) for t in local)]
-        found = [square.sqrt() for square in squares]
+        norms = [square.sqrt() for square in squares]
     else:
-        found = list(torch._foreach_norm(local, 2, dtype=torch.float32))
-    device = found[0].device
-    return torch.stack([norm.to(device, non_blocking=True) for norm in found])
+        norms = list(torch._foreach_norm(local, 2, dtype=torch.float32))
+    device = norms[0].device
+    return torch.stack([norm.to(device, non_blocking=True) for norm in norms])
 
 
 def first_to_move(
@@ -118,9 +119,9 @@ def first_to_move(
     name = min(moved, key=lambda each: moved[each])
     text = f"first to move: the gradient of {name} at step {moved[name]:,}"
     logged = sorted(losses)
-    told = _left(logged, [losses[s] for s in logged]) if len(logged) >= MIN_STEPS else None
-    if told is not None and told > moved[name]:
-        text += f", {plural(told - moved[name], 'step')} before the loss"
+    loss_moved = _left(logged, [losses[s] for s in logged]) if len(logged) >= MIN_STEPS else None
+    if loss_moved is not None and loss_moved > moved[name]:
+        text += f", {plural(loss_moved - moved[name], 'step')} before the loss"
     return text
 
 
@@ -130,9 +131,9 @@ def _left(steps: list[int], values: list[float]) -> int | None:
     if not usual:
         return None
     middle = median(usual)
-    found = None
+    left = None
     for step, value in zip(reversed(steps), reversed(values), strict=True):
         if math.isfinite(value) and middle / MOVED_FACTOR < value < middle * MOVED_FACTOR:
             break
-        found = step
-    return found
+        left = step
+    return left

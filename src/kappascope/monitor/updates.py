@@ -60,23 +60,23 @@ def update_quantities(
     weight = precise(before).flatten()  # in float32 the difference of neighbours is exact
     change = precise(after).flatten() - weight
     size = _norm(weight)
-    found: dict[str, float] = {}
+    quantities: dict[str, float] = {}
     if size > 0:
-        found["update_size"] = _norm(change) / size
-        found["update_radial"] = _dot(change, weight) / size**2
+        quantities["update_size"] = _norm(change) / size
+        quantities["update_radial"] = _dot(change, weight) / size**2
     step = change if not decay else change.add_(weight, alpha=decay)
-    length = _norm(step) if decay or not size else found["update_size"] * size
+    length = _norm(step) if decay or not size else quantities["update_size"] * size
     if size > 0 and decay is not None:
-        found["update_decay"] = decay
-        found["update_step"] = length / size
+        quantities["update_decay"] = decay
+        quantities["update_step"] = length / size
     for name, other, sign in (("gradient", gradient, -1.0), ("last", last, 1.0)):
         if other is not None:
             flat = precise(other).flatten()
             sizes = length * _norm(flat)
             if 0 < sizes < math.inf:
                 aligned = sign * _dot(step, flat) / sizes
-                found[f"update_alignment_{name}"] = max(-1.0, min(1.0, aligned))
-    return found, step.reshape(before.shape)
+                quantities[f"update_alignment_{name}"] = max(-1.0, min(1.0, aligned))
+    return quantities, step.reshape(before.shape)
 
 
 def along_ends(change: Matrix, ends: Ends) -> dict[str, Any]:
