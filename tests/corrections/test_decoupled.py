@@ -14,6 +14,12 @@ def decay(matrix: Tensor, rate: float, _: State) -> Tensor:
     return -rate * matrix
 
 
+@pytest.fixture(autouse=True)
+def as_within_a_step():
+    with torch.no_grad():  # as all steps of corrections are
+        yield
+
+
 def treated(layer: nn.Module, change=decay, every: int = 1) -> DecoupledStep:
     return DecoupledStep(nn.Linear, live_weights(layer)[0], change, {}, every=every)
 

@@ -1,4 +1,4 @@
-"""Corrections and the monitor in Lightning: a real ``Trainer``, automatic and by hand, and Fabric."""
+"""Corrections and the monitor in Lightning: with a real ``Trainer``, by hand, and in Fabric."""
 
 from __future__ import annotations
 
