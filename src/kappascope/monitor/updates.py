@@ -12,7 +12,6 @@ from torch import Tensor
 
 from kappascope.matrix.tracking import Ends
 from kappascope.model.weights import precise
-from kappascope.monitor.signal import signals
 
 Matrix = Float[Tensor, "out in"]
 # Optimizers that shrink the weight itself, whatever its gradient; others add the decay to that.
@@ -99,17 +98,6 @@ def along_ends(change: Matrix, ends: Ends) -> dict[str, Any]:
         "update_share_top": float(shares[:half].sum()),
         "update_share_bottom": float(shares[half:].sum()),
     }
-
-
-def predicted_change(change: Matrix, ends: Ends) -> Float[Tensor, " k"]:
-    """The change of each tracked singular value to first order, ``u_i' (after - before) v_i``.
-
-    >>> import torch
-    >>> basis = Ends(torch.eye(2), torch.ones(2), torch.eye(2), torch.zeros(2))
-    >>> predicted_change(torch.diag(torch.tensor([0.5, -0.25])), basis)
-    tensor([ 0.5000, -0.2500])
-    """
-    return signals(change, ends.left, ends.right)
 
 
 def turn(before: Float[Tensor, "n k"], after: Float[Tensor, "n k"]) -> float:
