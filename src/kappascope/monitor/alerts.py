@@ -63,7 +63,7 @@ class Watch:
             yield Alert(step, name, matrix, text)
 
     def reading(self, step: int, rows: Mapping[str, Readings]) -> Iterator[Alert]:
-        """What a reading has to tell that was not told before: one alert for each kind of trouble.
+        """Yield the alerts that are new with a reading: one for each kind of trouble.
 
         It names the matrices, and is about the first of them.
         """
@@ -124,7 +124,7 @@ def _symptoms(readings: Readings, past: _Past) -> Iterator[tuple[str, str]]:
             text = f"{share * 100:.0f} % of the entries did not move, two readings in a row"
             finer = readings.get("swallowed_in_float32")
             hears = finer is not None and finer < HEARD_BELOW
-            yield "swallowed", text + (": float32 weights would hear it" if hears else "")
+            yield "swallowed", text + (": float32 weights would follow it" if hears else "")
 
 
 def _least_row(readings: Readings) -> float:

@@ -1,4 +1,4 @@
-"""The meter: all quantities of the matrices of an item, with what it remembers of each."""
+"""Measure all quantities of a matrix, and remember what its next reading needs."""
 
 from __future__ import annotations
 

@@ -406,7 +406,7 @@ class Monitor:
         self._spent += time.perf_counter() - began
 
     def _gradients(self, k: int, given: tuple[Any, ...]) -> None:
-        """Remember the gradients, which an optimizer may change, last before it uses them."""
+        """Copy the gradients just before the optimizer uses them, since it may change them."""
         captured = self._captured[k] if k < len(self._captured) else None
         if self._is_paused or captured is None or self._depths[k] > 1:
             return

@@ -182,7 +182,7 @@ def label(quantity: str) -> str:
 def _fitting_page(
     ranked: Sequence[str], by_matrix: Mapping[str, Columns]
 ) -> tuple[dict[str, Columns], set[str], Callable[[str], int]]:
-    """The series of each matrix that have room, who has all of them, and points of a quantity."""
+    """Choose what fits on the page: series by matrix, matrices with all of theirs, and points."""
 
     def size(name: str, points: int) -> int:
         return sum(min(len(column), points) for column in by_matrix[name].values())

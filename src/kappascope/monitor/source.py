@@ -102,7 +102,7 @@ class StepTensors:
         return any(name in self.captured.stepped for name in names)
 
     def cut(self, item: Item, what: str) -> dict[str, Tensor]:
-        """The matrices in something that has the shape of an item's weight, by name."""
+        """Cut a tensor that has the shape of an item's weight into its matrices, by name."""
         tensor = self.held.get((what, item.name))
         if what == "momentum":
             momenta = (self.held.get((f"state {key}", item.name)) for key in MOMENTA)

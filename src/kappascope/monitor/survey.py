@@ -145,7 +145,7 @@ def watched(model: nn.Module, where: Where = None, exclude: Where = None) -> Sur
 
 
 def _plan(model: nn.Module) -> Plan:
-    """The plan of a model; of one whose tensors are sharded, by names and whole shapes alone."""
+    """Plan the matrices of a model; sharded tensors are known by name and whole shape alone."""
     if not any(is_sharded(p) for p in model.parameters()):
         return plan(model)
     blanks = {
@@ -236,7 +236,7 @@ def masters(survey: Survey, optimizers: Sequence[Optimizer]) -> dict[str, Tensor
 
 
 def on_host(tensors: Mapping[Path, Tensor]) -> dict[Path, Tensor]:
-    """Tensors in the memory of the host, all of a device by one wait for it.
+    """Copy tensors to the memory of the host, and wait for each device once.
 
     Those that are there already are not copied.
     """
