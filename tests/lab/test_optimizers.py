@@ -11,21 +11,22 @@ from kappascope.lab.training import Matrix, last, train
 from kappascope.paper.e06_structures import Multiplied
 
 
-def sgd(model: nn.Module, learning_rate: float) -> SGD:
+def sgd(model: nn.Module, learning_rate: float, weight_decay: float) -> SGD:
     """The steps of Descent by torch's own optimizer."""
     groups = [
         {"params": [p], "lr": learning_rate * (1 if p.ndim > 2 else FACTOR_SHARE)}
         for p in model.parameters()
     ]
-    return SGD(groups)
+    return SGD(groups, weight_decay=weight_decay)
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("kind", [Matrix, Multiplied])
-def test_descent_makes_the_steps_of_torchs_sgd(kind: type[Matrix]) -> None:
+def test_descent_makes_the_steps_of_torchs_sgd(kind: type[Matrix], decay: float) -> None:
     def learned(optimizer) -> torch.Tensor:
         random = Own(range(2), "sgd").random()
         task, model = Regression(heterogeneous(random, 8)), kind(start(random, 8))
-        return last(train(model, optimizer(model, 0.02), task.batches(random), 20)).weight
+        return last(train(model, optimizer(model, 0.02, decay), task.batches(random), 20)).weight
 
     torch.testing.assert_close(learned(Descent), learned(sgd), rtol=1e-12, atol=0)
 

@@ -31,16 +31,20 @@ class Descent:
     It is torch's SGD without the bookkeeping, which costs more than a step of a small stack.
     """
 
-    def __init__(self, model: nn.Module, learning_rate: float = 0.01) -> None:
+    def __init__(
+        self, model: nn.Module, learning_rate: float = 0.01, weight_decay: float = 0.0
+    ) -> None:
         self.parameters = tuple(model.parameters())
-        self.learning_rate = learning_rate
+        self.learning_rate, self.weight_decay = learning_rate, weight_decay
 
     @torch.no_grad()
     def step(self) -> None:
         """Move every parameter against its gradient."""
         for p in self.parameters:
-            rate = self.learning_rate * (1.0 if p.ndim > 2 else FACTOR_SHARE)
-            p.sub_(_gradient(p), alpha=rate)
+            gradient = _gradient(p)
+            if self.weight_decay:
+                gradient = gradient.add(p, alpha=self.weight_decay)
+            p.sub_(gradient, alpha=self.learning_rate * (1.0 if p.ndim > 2 else FACTOR_SHARE))
 
 
 class MatrixAdam:

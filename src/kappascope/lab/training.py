@@ -106,10 +106,11 @@ def descend(
     model: nn.Module,
     batches: Iterable[Batch],
     learning_rate: float = 0.01,
+    weight_decay: float = 0.0,
     steps: int = STEPS,
 ) -> Iterator[Step]:
     """Train by plain gradient steps."""
-    return train(model, Descent(model, learning_rate), batches, steps)
+    return train(model, Descent(model, learning_rate, weight_decay), batches, steps)
 
 
 def together(
