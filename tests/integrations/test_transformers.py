@@ -177,3 +177,30 @@ def test_a_monitor_in_a_trainer_records_and_disturbs_nothing(tmp_path: Path) -> 
     assert record.series(name, "signal", 0.0) and record.series(name, "update_size")
     assert [step for step, _ in record.logs["loss"]] == [2, 4, 6]
     assert "transformer.h.0.attn[qk.1]" in record.matrices
+
+
+class Interrupted(transformers.TrainerCallback):
+    """Raises at the end of the first step that it sees."""
+
+    is_armed = True
+
+    def on_step_end(self, *args, **kwargs) -> None:
+        if self.is_armed:
+            self.is_armed = False
+            raise KeyboardInterrupt
+
+
+def test_a_monitored_trainer_that_was_interrupted_can_train_again(tmp_path: Path) -> None:
+    callbacks = [MonitorCallback(tmp_path / "run", every=2, strict=True), Interrupted()]
+
+    def train() -> None:
+        run = transformers.Trainer(
+            language_model(), arguments(tmp_path), train_dataset=Tokens(), callbacks=callbacks
+        )
+        run.train()
+
+    with pytest.raises(KeyboardInterrupt):
+        train()
+    train()
+    record = Run.read(tmp_path / "run")
+    assert record.is_closed and record.step == 6 and len(record.sessions) == 2

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from kappascope.monitor.record import Alert
-from kappascope.monitor.swallowed import HEARD_BELOW
+from kappascope.monitor.swallowed import heard_by
 from kappascope.text import first_few, number, plural
 
 Readings = Mapping[str, Any]
@@ -122,9 +122,9 @@ def _symptoms(readings: Readings, past: _Past) -> Iterator[tuple[str, str]]:
         past.swallowed = past.swallowed + 1 if share > SWALLOWED_ABOVE else 0
         if past.swallowed >= 2:
             text = f"{share * 100:.0f} % of the entries did not move, two readings in a row"
-            finer = readings.get("swallowed_in_float32")
-            hears = finer is not None and finer < HEARD_BELOW
-            yield "swallowed", text + (": float32 weights would follow it" if hears else "")
+            finer = heard_by(readings)
+            advice = f"{finer} weights would follow it" if finer else "look at the learning rate"
+            yield "swallowed", f"{text}: {advice}"
 
 
 def _least_row(readings: Readings) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,8 @@ from kappascope.model.matrices import Logical, Plan, Unit, plan
 from kappascope.model.sharded import is_sharded
 from kappascope.model.tensors import Path, reader, stripped
 from kappascope.model.weights import Where, live_weights, name_test, unwrapped, why_no_map
+
+K = TypeVar("K")
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,8 +90,10 @@ class Survey:
 
 
 def signature(model: nn.Module) -> tuple[Any, ...]:
-    """What changes when a layer is added, removed, resized or replaced."""
-    return tuple((name, id(p), p.shape, p.dtype) for name, p in model.named_parameters())
+    """What changes when a layer is added, removed, resized, replaced, frozen or thawed."""
+    return tuple(
+        (name, id(p), p.shape, p.dtype, p.requires_grad) for name, p in model.named_parameters()
+    )
 
 
 @torch.no_grad()
@@ -235,7 +239,7 @@ def masters(survey: Survey, optimizers: Sequence[Optimizer]) -> dict[str, Tensor
 # --- reading --------------------------------------------------------------------------------------
 
 
-def on_host(tensors: Mapping[Path, Tensor]) -> dict[Path, Tensor]:
+def on_host(tensors: Mapping[K, Tensor]) -> dict[K, Tensor]:
     """Copy tensors to the memory of the host, and wait for each device once.
 
     Those that are there already are not copied.
