@@ -217,7 +217,6 @@ CLAIMS = (
         "d = 128 the medians from the smallest up are {net.names_first:.2g}. Kappa's error is "
         "{of_kappa.span:.2f} times that of the smallest value: what is special is that one, by "
         "being small.",
-        answers=("S4",),
     ),
     Claim(
         "e1.v1-ratio",
