@@ -95,14 +95,14 @@ def described(value: Any) -> str:
     return f"{value!r}" if type(value) in (bool, int, float) else f"a {type(value).__name__}"
 
 
-def blank(form: Any) -> Any:
+def placeholder(form: Any) -> Any:
     """A value of this form, which holds a place: zeros, or what the form itself has.
 
-    >>> blank({"top": torch.empty(2, device="meta"), "calls": 0})
+    >>> placeholder({"top": torch.empty(2, device="meta"), "calls": 0})
     {'top': tensor([0., 0.]), 'calls': 0}
     """
     if isinstance(form, Mapping):
-        return {key: blank(inner) for key, inner in form.items()}
+        return {key: placeholder(inner) for key, inner in form.items()}
     if isinstance(form, Tensor):
         return torch.zeros(form.shape, dtype=form.dtype) if form.is_meta else form.clone()
     return form

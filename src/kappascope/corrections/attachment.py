@@ -77,7 +77,7 @@ def _entry(t: Treatment) -> State:
         "kind": t.kind.__name__,
         "shape": t.weight.shape,
         "looked_at": t.was_looked_at,
-        "memory": t.memory if t.was_looked_at else _state.blank(t.grown_form) | t.memory,
+        "memory": t.memory if t.was_looked_at else _state.placeholder(t.grown_form) | t.memory,
     }
 
 
