@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 from kappascope.integrations.transformers import MonitorCallback
 from kappascope.monitor.record import Run
@@ -58,3 +58,23 @@ def test_a_trainer_is_watched_and_not_disturbed(tmp_path: Path) -> None:
     assert run.series(name, "signal", 0.0) and run.series(name, "update_size")
     assert [step for step, _ in run.logs["loss"]] == [2, 4, 6]
     assert "transformer.h.1.attn[qk.1]" in run.matrices
+
+
+class Interrupted(TrainerCallback):
+    """Raises at the end of the first step that it sees."""
+
+    is_armed = True
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        if self.is_armed:
+            self.is_armed = False
+            raise KeyboardInterrupt
+
+
+def test_a_trainer_that_was_interrupted_can_train_again(tmp_path: Path) -> None:
+    callbacks = [MonitorCallback(tmp_path / "run", every=2, strict=True), Interrupted()]
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path / "a", callbacks)
+    trained(tmp_path / "a", callbacks)
+    run = Run.read(tmp_path / "run")
+    assert run.is_closed and run.step == 6 and len(run.sessions) == 2

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from kappascope.monitor.record import Alert
-from kappascope.monitor.swallowed import HEARD_BELOW
+from kappascope.monitor.swallowed import heard_by
 from kappascope.text import first_few, number, plural
 
 Readings = Mapping[str, Any]
@@ -122,9 +122,9 @@ def _symptoms(found: Readings, past: _Past) -> Iterator[tuple[str, str]]:
         past.swallowed = past.swallowed + 1 if share > SWALLOWED_ABOVE else 0
         if past.swallowed >= 2:
             told = f"{share * 100:.0f} % of the entries did not move, two readings in a row"
-            finer = found.get("swallowed_in_float32")
-            hears = finer is not None and finer < HEARD_BELOW
-            yield "swallowed", told + (": float32 weights would hear it" if hears else "")
+            finer = heard_by(found)
+            advice = f"{finer} weights would hear it" if finer else "look at the learning rate"
+            yield "swallowed", f"{told}: {advice}"
 
 
 def _least_row(found: Readings) -> float:

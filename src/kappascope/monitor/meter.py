@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from kappascope.matrix import spectra, tracking
 from kappascope.model.matrices import Logical
 from kappascope.model.weights import precise
 from kappascope.monitor import measure, swallowed, updates
-from kappascope.monitor.signal import signal_to_noise
+from kappascope.monitor.signal import signal_to_noise, signals
 from kappascope.monitor.source import AroundStep, StepTensors
 from kappascope.monitor.survey import Item
 
@@ -58,6 +59,34 @@ class Meter:
         """Drop what is remembered of matrices that are no longer what they were."""
         for name in names:
             self.memory.pop(name, None)
+
+    def add_microbatch(self, item: Item, gradient: Tensor) -> None:
+        """Keep how far the gradient has come along the ends of each matrix, where it is."""
+        assert item.unit is not None
+        for logical, (_, piece) in zip(
+            item.unit.parts, item.unit.layout.cut(gradient), strict=True
+        ):
+            memory = self.memory.get(logical.name)
+            if memory is not None and memory.ends is not None:
+                left, right = (
+                    side[:, [0, -1]].to(piece.device, non_blocking=True)
+                    for side in (memory.ends.left, memory.ends.right)
+                )
+                memory.microbatches.append(signals(piece, left, right))
+
+    def forget_microbatches(self, item: Item) -> None:
+        """Drop those that were added to a gradient that nobody used."""
+        for logical in item.wanted:
+            if logical.name in self.memory:
+                self.memory[logical.name].microbatches.clear()
+
+    def microbatches(self) -> dict[tuple[str, int], Tensor]:
+        """What was kept of them, by matrix and place."""
+        return {
+            (name, place): kept
+            for name, memory in self.memory.items()
+            for place, kept in enumerate(memory.microbatches)
+        }
 
     def measured(self, item: Item, source: StepTensors, step: int) -> Measured:
         """All quantities of the matrices of one item; none where nothing has changed."""
@@ -160,12 +189,9 @@ class Meter:
                 found |= {
                     f"momentum_{name.removeprefix('update_')}": v for name, v in shares.items()
                 }
-        if is_whole and moved.any():
-            vitals = spectra.vitals(moved)
-            if vitals.sigma_max and vitals.frobenius_norm:
-                found["update_stable_rank"] = (vitals.frobenius_norm / vitals.sigma_max) ** 2
-                if vitals.condition_number is not None:
-                    found["update_condition_number"] = vitals.condition_number
+        for name, change in (("update", moved), ("momentum", here.momentum)):
+            if is_whole and change is not None and change.any():
+                found |= _spectrum_of(name, change)
         return found
 
     def _has_changed(self, item: Item, source: StepTensors) -> bool:
@@ -179,11 +205,23 @@ class Meter:
         return known != digest
 
 
+def _spectrum_of(name: str, change: Tensor) -> dict[str, float]:
+    """The stable rank and the condition number of an update or of a momentum."""
+    vitals, found = spectra.vitals(change), dict[str, float]()
+    if vitals.sigma_max and vitals.frobenius_norm:
+        found[f"{name}_stable_rank"] = (vitals.frobenius_norm / vitals.sigma_max) ** 2
+    if vitals.condition_number is not None:
+        found[f"{name}_condition_number"] = vitals.condition_number
+    return found
+
+
 def _noise(quantities: Mapping[str, Any], memory: MatrixMemory) -> dict[str, Any]:
     """The signal-to-noise ratio over micro-batches where there are some, else over readings."""
     found = []
-    sums = [torch.zeros(2), *(t.cpu().float() for t in memory.microbatches)]
-    steps = [(b - a).tolist() for a, b in itertools.pairwise(sums)]
+    sums = [[0.0, 0.0], *(t.tolist() for t in memory.microbatches)]
+    steps = [[y - x for x, y in zip(a, b, strict=True)] for a, b in itertools.pairwise(sums)]
+    # one that was told of twice adds nothing; one that a scaler threw away is no number
+    steps = [pair for pair in steps if any(pair) and all(map(math.isfinite, pair))]
     for q, value in quantities.get("signal", ()):
         kept = memory.signals.setdefault(q, deque(maxlen=NOISE_READINGS))
         kept.append(value)
@@ -229,10 +267,11 @@ def _swallowed(source: StepTensors, name: str, logical: Logical | None) -> dict[
         return found
     is_short = before.dtype.itemsize <= 2
     share = swallowed.predicted(before, step, decay, gradient, before.dtype)
-    finer = swallowed.predicted(before, step, decay, gradient, torch.float32) if is_short else None
-    shares = {"swallowed_predicted": share, "swallowed_in_float32": finer}
-    found |= {quantity: value for quantity, value in shares.items() if value is not None}
-    return found | (swallowed.lost(before, after, step, decay) if is_short else {})
+    found |= {} if share is None else {"swallowed_predicted": share}
+    if is_short:
+        found |= swallowed.in_finer_dtypes(before, step, decay, gradient)
+        found |= swallowed.lost(before, after, step, decay)
+    return found
 
 
 def _dead_rows(gradient: Tensor, memory: MatrixMemory) -> dict[str, float]:

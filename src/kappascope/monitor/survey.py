@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,8 @@ from kappascope.model.attention import Attention, attention
 from kappascope.model.matrices import Logical, Plan, Unit, plan
 from kappascope.model.tensors import Path, reader, stripped
 from kappascope.model.weights import Where, live_weights, name_test, unwrapped, why_no_map
+
+K = TypeVar("K")
 
 WRAPPERS = ("accelerate", "lightning", "pytorch_lightning")  # whose optimizers hold the real one
 
@@ -89,8 +91,10 @@ class Survey:
 
 
 def signature(model: nn.Module) -> tuple[Any, ...]:
-    """What changes when a layer is added, removed, resized or replaced."""
-    return tuple((name, id(p), p.shape, p.dtype) for name, p in model.named_parameters())
+    """What changes when a layer is added, removed, resized, replaced, frozen or thawed."""
+    return tuple(
+        (name, id(p), p.shape, p.dtype, p.requires_grad) for name, p in model.named_parameters()
+    )
 
 
 @torch.no_grad()
@@ -260,7 +264,7 @@ def masters(found: Survey, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]
 # --- reading --------------------------------------------------------------------------------------
 
 
-def on_host(tensors: Mapping[Path, Tensor]) -> dict[Path, Tensor]:
+def on_host(tensors: Mapping[K, Tensor]) -> dict[K, Tensor]:
     """Tensors in the memory of the host, all of a device by one wait for it.
 
     Those that are there already are not copied.

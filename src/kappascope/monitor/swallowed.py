@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CANDIDATES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+FINER = {"float16": torch.float16, "float32": torch.float32}  # than bfloat16, roughest first
 HEARD_BELOW = 0.01  # a dtype that swallows less of the entries hears the update
 
 
@@ -139,14 +139,29 @@ def lost(before: Tensor, after: Tensor, step: Tensor, decay: float) -> dict[str,
     return found
 
 
-def heard_by(before: Tensor, step: Tensor, decay: float, gradient: Tensor) -> str:
-    """The roughest of the usual dtypes in which nearly every entry would hear the step.
+def in_finer_dtypes(
+    before: Tensor, step: Tensor, decay: float, gradient: Tensor
+) -> dict[str, float]:
+    """The shares of entries that a step of a 16-bit weight would lose in dtypes of more digits.
 
-    >>> heard_by(torch.ones(3), torch.full((3,), 1e-3).double(), 0.0, torch.ones(3))
-    'float16'
+    >>> weight = torch.ones(3).bfloat16()
+    >>> in_finer_dtypes(weight, torch.full((3,), 1e-4).double(), 0.0, torch.ones(3))
+    {'swallowed_in_float16': 1.0, 'swallowed_in_float32': 0.0}
     """
-    for dtype in CANDIDATES:
-        share = predicted(before, step, decay, gradient, dtype)
-        if share is not None and share < HEARD_BELOW:
-            return str(dtype).removeprefix("torch.")
-    return ""
+    found: dict[str, float] = {}
+    for name, dtype in FINER.items():
+        if torch.finfo(dtype).eps < torch.finfo(before.dtype).eps:
+            share = predicted(before, step, decay, gradient, dtype)
+            found |= {} if share is None else {f"swallowed_in_{name}": share}
+    return found
+
+
+def heard_by(quantities: Mapping[str, Any]) -> str:
+    """The roughest dtype, of those a share was predicted for, in which hardly an entry is lost.
+
+    >>> heard_by({"swallowed_in_float16": 1.0, "swallowed_in_float32": 0.0})
+    'float32'
+    """
+    shares = ((name, quantities.get(f"swallowed_in_{name}")) for name in FINER)
+    heard = (name for name, share in shares if share is not None and share < HEARD_BELOW)
+    return next(heard, "")
