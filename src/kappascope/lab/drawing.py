@@ -301,7 +301,7 @@ def tell_medians(axes: Axes, series: Series, x: Values, y: Values) -> None:
             tell(axes, float(x[place]), float(y[place]), text)
 
 
-def described(axes: Axes) -> str:
+def alt_text(axes: Axes) -> str:
     """Say in words what a panel shows: its title and what its marks tell."""
     told = [str(line.get_gid())[5:] for line in axes.lines if _tells(line.get_gid())]
     title = re.sub(r"^[a-z]  ", "", axes.get_title(loc="left"))
