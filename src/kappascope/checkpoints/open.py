@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from kappascope.checkpoints import folders, gguf, safetensors, torchfiles
+from kappascope.checkpoints import folders, gguf, quantized, safetensors, torchfiles
 from kappascope.checkpoints.codes import CodedLocation
 from kappascope.checkpoints.formats import AGAIN, HEAD, Malformed, format_of, quoted
 from kappascope.checkpoints.locations import CheckpointFile, FileContents, TensorLocation, Tree
@@ -159,7 +159,8 @@ def _checkpoint(path: Path, folder: Path, held: FileContents, form: str) -> Chec
     notes, faults = _said(held)
     config, more = _config(folder)
     config = {**held.config, **config}  # what lies beside a file may correct it
-    return Checkpoint(str(path), form, held.tree, config, notes + held.notes + more, faults)
+    tree = quantized.with_weights(held.tree, config)
+    return Checkpoint(str(path), form, tree, config, notes + held.notes + more, faults)
 
 
 @contextmanager
