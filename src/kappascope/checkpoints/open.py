@@ -8,6 +8,7 @@ written, and only the tensor that is asked for is read.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -227,7 +228,7 @@ def _said(held: FileContents) -> tuple[tuple[str, ...], tuple[Skipped, ...]]:
 def _config(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the ``config.json`` of the model, if there is one that can be understood."""
     try:
-        if not (folder / "config.json").exists():
+        if not os.path.lexists(folder / "config.json"):
             return {}, ()
         text = CheckpointFile.at(folders.inside(folder, "config.json")).read(0, _LONGEST_CONFIG + 1)
         config = json.loads(text) if len(text) <= _LONGEST_CONFIG else None
