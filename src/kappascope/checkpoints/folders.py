@@ -214,7 +214,7 @@ def _without(folder: Path, names: list[str]) -> Malformed:
     inner = [n for n in inner if _holds_checkpoint(folder / n)]
     if inner:
         return Malformed(f"checkpoints only in its folders {_list(inner)}", "give one of them")
-    foreign = [n for n in names if re.fullmatch(r".+\.(onnx|h5|msgpack|pb|npz|tflite)", n)]
+    foreign = [n for n in names if re.fullmatch(r".+\.(onnx|h5|msgpack|pb|npz|npy|tflite)", n)]
     if foreign:
         return Malformed(
             f"no safetensors or PyTorch file in it, but {_list(foreign)}", "convert it"
