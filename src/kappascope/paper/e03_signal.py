@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from kappascope.lab.claims import Above, Below, Between, Claim, Estimates, Measure
+from kappascope.lab.claims import Above, Below, Between, Claim, Estimates, Measure, Mended
 from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import paths, sheet, strips
 from kappascope.lab.measures import compared, printed, select, typical
@@ -266,6 +266,11 @@ CLAIMS = (
         "the records lie between 10 and 100. The smallest value's signal changes its sign "
         "{sign_changes.value:.0f} times among them.",
         answers=("W3(a)", "Q3"),
+        mended=Mended(
+            "fails",
+            "The median record had to lie between 10 and 100, an aggregation that the paper does "
+            "not name; now one aggregation must, and all must be ten at least.",
+        ),
     ),
     Claim(
         "e3.cause",
@@ -287,6 +292,11 @@ CLAIMS = (
         explain=explain_cause,
         answers=("W3(a)", "Q3"),
         teaches={"imbalance is no cause": "fails"},
+        mended=Mended(
+            "fails",
+            "The arm without imbalance was behind in training; now it is compared at equal "
+            "overall error, in trials that are younger than the rule.",
+        ),
     ),
 )
 

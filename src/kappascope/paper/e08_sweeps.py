@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from kappascope.lab.claims import Above, Below, Between, Claim, Measure
+from kappascope.lab.claims import Above, Below, Between, Claim, Measure, Mended, no_mean
 from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import error_lines, sheet
 from kappascope.lab.measures import LOG_KAPPA, Where, compared, printed, select, typical
@@ -87,8 +87,10 @@ FIGURES = (
     ),
     *(
         decay(f"e8/condition_number/wd={value}/mean", "~1.23", "P 4.8")
-        for value in ("0", "0.0001", "0.001")
+        for value in ("0.0001", "0.001")
     ),
+    # experiment 4's plain SGD
+    decay("e8/condition_number/wd=0/mean", "~1.23", "P 4.8", basis="repeated"),
     replace(
         decay(f"e8/condition_number/wd={JOINED[0.01]}/mean", "~1.23", "P 4.8"),
         id="e8/condition_number/wd=0.01/mean",
@@ -177,6 +179,15 @@ CLAIMS = (
         "{norms[high].value:.2g}, kappa's {kappa[low].value:.2g}, {kappa[usual].value:.2g} and "
         "{kappa[high].value:.2g}.",
         answers=("W9(c)",),
+        quotes=no_mean(
+            "e8/condition_number/lr=0.01/ratio",
+            "e8/condition_number/lr=0.05/ratio of rounded means",
+            stream="own",
+            component="condition_number",
+            learning_rate=0.01,
+            weight_decay=0.0,
+            question=None,
+        ),
     ),
     Claim(
         "e8.decay-no-effect",
@@ -204,6 +215,19 @@ CLAIMS = (
         "of decay that acts: at 1.0 the error after 200 steps is {strong:.2f} times that without "
         "(e8.decay-acts).",
         answers=("W9(d)",),
+        quotes=no_mean(
+            "e8/condition_number/wd=0.01/mean",
+            stream="own",
+            component="condition_number",
+            learning_rate=0.01,
+            weight_decay=0.0,
+            question=None,
+        ),
+        mended=Mended(
+            "holds",
+            "In 200 steps a decay of 0.01 could do nothing; now it is also given 1000 steps, in "
+            "trials that are younger than the rule.",
+        ),
     ),
     Claim(
         "e8.decay-acts",
@@ -251,6 +275,11 @@ CLAIMS = (
         "those that leave more, {untrained:.2g}. Outside of them, at a weight decay of 1, it is "
         "{strong:.2g}. At the noise floor the multiple is what equal errors of all entries give, "
         "2.03 d (e9.law).",
+        mended=Mended(
+            "fails",
+            "Two under-trained learning rates failed it for all settings; now those that leave "
+            "less than half of the norms' error decide, and the others are told.",
+        ),
     ),
 )
 
