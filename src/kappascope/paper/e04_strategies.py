@@ -241,7 +241,8 @@ CLAIMS = (
         answers=("Code, multiplier rate",),
         mended=Mended(
             "holds",
-            'Only the tenth of the learning rate was tried for multipliers; now the full rate and a re-projection too, in rows that are younger than the rule.',
+            "Only the tenth of the learning rate was tried for multipliers; now the full rate and"
+            " a re-projection too, in rows that are younger than the rule.",
         ),
     ),
     Claim(
@@ -266,7 +267,8 @@ CLAIMS = (
         "the latter alone, and with the penalty the error is {added:.2f} times theirs.",
         mended=Mended(
             "undecided",
-            'Both gains had to exceed half at the tenth of the rate, with too few trials to tell; now the better of two rates decides, with 704 trials for 512.',
+            "Both gains had to exceed half at the tenth of the rate, with too few trials to tell;"
+            " now the better of two rates decides, with 704 trials for 512.",
         ),
     ),
     Claim(
@@ -301,7 +303,9 @@ CLAIMS = (
         "{kappa_left:.2f} of kappa's (9).",
         mended=Mended(
             "holds",
-            'Multipliers were tried at the tenth of the learning rate alone, and norms counted as vanishing when small; now the full rate and five times the steps decide, in rows that are younger than the rule.',
+            "Multipliers were tried at the tenth of the learning rate alone, and norms counted as"
+            " vanishing when small; now the full rate and five times the steps decide, in rows "
+            "that are younger than the rule.",
         ),
     ),
 )  # fmt: skip
