@@ -717,7 +717,9 @@ class TestManners:
     def test_what_is_no_model_or_optimizer_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(TypeError, match="expected a module"):
             Monitor(tmp_path).attach({})  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="expected a torch optimizer"):
+        with pytest.raises(
+            TypeError, match="expected an optimizer or a list of some; got list of int"
+        ):
             Monitor(tmp_path).attach(nn.Linear(2, 2), [1])  # type: ignore[list-item]
 
 

@@ -56,14 +56,14 @@ class Ranks:
         """What the first process has, for all of them."""
         if self.count == 1:
             return value
-        found = [value]
-        dist.broadcast_object_list(found)
-        return found[0]
+        values = [value]
+        dist.broadcast_object_list(values)
+        return values[0]
 
     def gathered(self, value: Any) -> Sequence[Any] | None:
         """What every process has, for the first of them; None for the others."""
         if self.count == 1:
             return [value]
-        found: list[Any] | None = [None] * self.count if self.is_first else None
-        dist.gather_object(value, found)
-        return found
+        values: list[Any] | None = [None] * self.count if self.is_first else None
+        dist.gather_object(value, values)
+        return values

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
+from kappascope.corrections.optimizers import understood_optimizers
 from kappascope.corrections.stepping import (
     MethodWrapper,
     correction_metrics,
@@ -50,7 +51,6 @@ from kappascope.monitor.summary import MAX_KEYS, aggregated, histograms
 from kappascope.monitor.survey import (
     Item,
     Survey,
-    inner_optimizer,
     masters,
     on_host,
     signature,
@@ -169,24 +169,23 @@ class Monitor:
             raise TypeError(f"expected a module to watch; got {type(model).__name__}")
         if self._survey is not None:
             raise ValueError("the monitor is attached already; make another, or close it first")
-        several = [] if optimizer is None else optimizer
-        several = several if isinstance(several, Sequence) else [several]
-        self._optimizers = [inner_optimizer(each) for each in several]
-        found = watched(model, self.where, self.exclude)  # what is wrong with where= is told now
-        self._begin(found)
+        has_none = optimizer is None or optimizer == []
+        self._optimizers = [] if has_none else understood_optimizers(optimizer)
+        survey = watched(model, self.where, self.exclude)  # what is wrong with where= is told now
+        self._begin(survey)
         with self._contained("the record cannot be begun"):
-            self._open(found, step)
+            self._open(survey, step)
         for k, each in enumerate(self._optimizers):
             self._hook(k, each)
         if self._optimizers:
             self._hook_backward()
         with self._contained("the first reading failed"):
-            self._read(list(found.items), None, 0)
+            self._read(list(survey.items), None, 0)
         self._spent, self._since = 0.0, time.perf_counter()
         return self
 
-    def _begin(self, found: Survey) -> None:
-        self._survey = found
+    def _begin(self, survey: Survey) -> None:
+        self._survey = survey
         self._ranks = Ranks.joined(self._number)
         self._counts = [0] * max(len(self._optimizers), 1)
         self._calls = list(self._counts)
@@ -210,9 +209,9 @@ class Monitor:
         self._last = {}
         self._masters: dict[str, Tensor] = {}
         with self._contained("float32 copies of the weights cannot be told"):
-            self._masters = masters(found, self._optimizers)
+            self._masters = masters(survey, self._optimizers)
 
-    def _open(self, found: Survey, step: int | None) -> None:
+    def _open(self, survey: Survey, step: int | None) -> None:
         cut, last = "", 0
         if self._ranks.is_first:
             resumed = is_run(self.folder)
@@ -229,7 +228,7 @@ class Monitor:
         begun = self._ranks.told(begun) if step is None else begun
         self._counts = [begun] * len(self._counts)
         self._calls = list(self._counts)
-        self._facts = self._all_facts(found)
+        self._facts = self._all_facts(survey)
         options = {
             "norms_every": self.norms_every,
             "spectra_every": self.spectra_every,
@@ -240,15 +239,15 @@ class Monitor:
         }
         if self._recorder is not None:
             start = {"kind": "start", "step": begun, "version": VERSION, "time": time.time()}
-            start |= {"model": type(found.model).__name__, "every": self.every, "options": options}
-            start |= {"matrices": self._facts, "skipped": dict(found.skipped), "cut": cut}
+            start |= {"model": type(survey.model).__name__, "every": self.every, "options": options}
+            start |= {"matrices": self._facts, "skipped": dict(survey.skipped), "cut": cut}
             start |= {"optimizers": [type(o).__name__ for o in self._optimizers]}
             self._write(start | {"resumed": bool(cut)})
-        for name in stepped_twice(found, self._optimizers):
+        for name in stepped_twice(survey, self._optimizers):
             text = f"{name}: more than one optimizer or group steps it"
             self._alert(self._watch.once(begun, "stepped-twice", name, text))
 
-    def _all_facts(self, found: Survey) -> dict[str, dict[str, Any]]:
+    def _all_facts(self, survey: Survey) -> dict[str, dict[str, Any]]:
         vectors = {
             name: {
                 "kind": "vector",
@@ -256,10 +255,10 @@ class Monitor:
                 "shape": list(p.shape),
                 "dtype": str(p.dtype).removeprefix("torch."),
             }
-            for name, p in found.parameters.items()
+            for name, p in survey.parameters.items()
             if p.ndim < 2
         }
-        return found.facts() | vectors
+        return survey.facts() | vectors
 
     def _hook(self, k: int, optimizer: Optimizer) -> None:
         untraced: Any = torch.compiler.disable  # where the user compiles the optimizer's step
@@ -500,7 +499,7 @@ class Monitor:
         self._spent += time.perf_counter() - began
 
     def _gradients(self, k: int, given: tuple[Any, ...]) -> None:
-        """Remember the gradients, which an optimizer may change, last before it uses them."""
+        """Copy the gradients just before the optimizer uses them, since it may change them."""
         captured = self._captured[k] if k < len(self._captured) else None
         if self._is_paused or captured is None or self._depths[k] > 1:
             return
@@ -580,8 +579,8 @@ class Monitor:
         """The number of the last optimizer that steps a part of an item; the first if none does."""
         assert self._survey is not None
         owners = stepped_parameters(self._optimizers)
-        found = [owners[id(p)][0] for p in self._survey.leaves(item) if id(p) in owners]
-        return max(found, default=0)
+        numbers = [owners[id(p)][0] for p in self._survey.leaves(item) if id(p) in owners]
+        return max(numbers, default=0)
 
     def _items_of(self, k: int) -> list[Item]:
         assert self._survey is not None
@@ -656,7 +655,7 @@ class Monitor:
         step, rows = self._counts[k], dict[str, dict[str, Any]]()
         for part in parts:
             rows |= part.rows
-        self._latest |= {name: self._latest.get(name, {}) | found for name, found in rows.items()}
+        self._latest |= {name: self._latest.get(name, {}) | row for name, row in rows.items()}
         matrices = [name for name in rows if self._facts.get(name, {}).get("kind") != "vector"]
         overall: dict[str, Any] = {"matrices_read": float(len(matrices))}
         if captured is not None:
@@ -712,8 +711,8 @@ class Monitor:
         if captured is not None and "swallowed" in self.quantities and self._ranks.is_first:
             held = source.gathered(None) if sharded else source
             with self._contained("gains and biases could not be measured"), _undisturbed():
-                found = {name: self._meter.of_vector(name, held) for name in held.vectors()}
-                readings |= {name: quantities for name, quantities in found.items() if quantities}
+                vectors = {name: self._meter.of_vector(name, held) for name in held.vectors()}
+                readings |= {name: quantities for name, quantities in vectors.items() if quantities}
         elif captured is not None and "swallowed" in self.quantities and sharded:
             source.gathered(None)
         for name, quantities in corrected.items():
@@ -730,7 +729,7 @@ class Monitor:
         by which replicas are compared, and what corrections tell, which are given back.
         """
         metrics = correction_metrics(self._optimizers[k]) if is_after_step else {}
-        told = {
+        of_corrections = {
             (name, quantity): value
             for name, quantities in metrics.items()
             for quantity, value in quantities.items()
@@ -739,7 +738,11 @@ class Monitor:
         sums, batches = self._sums(), self._meter.microbatches()
         skipped = self._overflows[k] if self._overflows else None
         tensors: dict[Any, Tensor] = {
-            **{("correction", *key): v for key, v in told.items() if isinstance(v, Tensor)},
+            **{
+                ("correction", *key): v
+                for key, v in of_corrections.items()
+                if isinstance(v, Tensor)
+            },
             **{("weights", place): each.weights for place, each in enumerate(norms)},
             **{("gradients", place): each.gradients for place, each in enumerate(norms)},
             **{("log", *key): value for key, value in logs.items()},
@@ -761,7 +764,7 @@ class Monitor:
         if skipped is not None:
             self._counts[k] = self._calls[k] - int(host["skipped",])
         corrected: dict[str, dict[str, float]] = {}
-        for (name, quantity), value in told.items():
+        for (name, quantity), value in of_corrections.items():
             number = float(host.get(("correction", name, quantity), value))
             corrected.setdefault(name, {})[quantity] = number
         return {name: float(host["sum", name]) for name in sums}, corrected
@@ -771,13 +774,13 @@ class Monitor:
         if not self._optimizers or not self.quantities & {"update", "swallowed"}:
             return {}
         optimizer, owners = self._optimizers[k], stepped_parameters(self._optimizers)
-        found = {}
+        rules = {}
         for name, tensor in stepped.items():
             state = optimizer.state.get(tensor, {})
             kept = {key: value for key, value in state.items() if isinstance(value, Tensor)}
             group = optimizer.param_groups[owners[id(tensor)][1]]
-            found[name] = Rule(type(optimizer).__name__, group, kept)
-        return found
+            rules[name] = Rule(type(optimizer).__name__, group, kept)
+        return rules
 
     # --- alerts -----------------------------------------------------------------------------------
 
@@ -892,8 +895,8 @@ class Monitor:
                 raise
             if what not in self._warned:
                 self._warned.add(what)
-                told = f"kappascope's monitor: {what}: {error_text(error)}; training goes on"
-                _warn(told)
+                text = f"kappascope's monitor: {what}: {error_text(error)}; training goes on"
+                _warn(text)
 
 
 def _warn(text: str) -> None:

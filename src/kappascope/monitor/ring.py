@@ -73,8 +73,8 @@ class Ring:
 
     def tell(self) -> list[StepNorms]:
         """The fresh norms, which are fresh no more."""
-        told, self._fresh = self.fresh, 0
-        return told
+        norms, self._fresh = self.fresh, 0
+        return norms
 
     def entry(self, step: int) -> dict[str, Any] | None:
         """What the record keeps of the ring, and a sentence on who was first to move."""
@@ -84,8 +84,8 @@ class Ring:
         norms = _series([(each.names, each.weights) for each in self._kept])
         gradients = _series([(each.names, each.gradients) for each in self._kept])
         text = first_to_move(steps, gradients, dict(self._losses))
-        found = {"kind": "ring", "step": step, "steps": steps}
-        return found | {"norms": norms, "gradients": gradients, "text": text}
+        entry = {"kind": "ring", "step": step, "steps": steps}
+        return entry | {"norms": norms, "gradients": gradients, "text": text}
 
 
 def of_all_shards(several: Sequence[Sequence[StepNorms]]) -> list[StepNorms]:
@@ -95,18 +95,18 @@ def of_all_shards(several: Sequence[Sequence[StepNorms]]) -> list[StepNorms]:
     >>> of_all_shards([[one], [other]])[0].weights
     tensor([7.0711])
     """
-    found = []
+    whole = []
     for first in several[0]:
         same = [each for norms in several for each in norms if _is_same_step(each, first)]
         if len(same) < len(several):  # one of them missed it
-            found.append(first)
+            whole.append(first)
             continue
         weights, gradients = (
             torch.stack(sides).square().mean(0).sqrt()
             for sides in ([e.weights for e in same], [e.gradients for e in same])
         )
-        found.append(StepNorms(first.step, first.names, weights, gradients))
-    return found
+        whole.append(StepNorms(first.step, first.names, weights, gradients))
+    return whole
 
 
 def _is_same_step(one: StepNorms, other: StepNorms) -> bool:
@@ -115,13 +115,13 @@ def _is_same_step(one: StepNorms, other: StepNorms) -> bool:
 
 def _series(kept: list[tuple[tuple[str, ...], Tensor]]) -> dict[str, list[float]]:
     """The norms of each parameter along the steps; NaN where it had none."""
-    found: dict[str, list[float]] = {}
+    series: dict[str, list[float]] = {}
     for place, (names, values) in enumerate(kept):
         for name, value in zip(names, values.tolist(), strict=True):
-            found.setdefault(name, [math.nan] * place).append(value)
-        for series in found.values():
-            series.extend([math.nan] * (place + 1 - len(series)))
-    return found
+            series.setdefault(name, [math.nan] * place).append(value)
+        for norms in series.values():
+            norms.extend([math.nan] * (place + 1 - len(norms)))
+    return series
 
 
 def _gradient(parameter: Tensor) -> Tensor:
@@ -136,11 +136,11 @@ def _norms(tensors: list[Tensor]) -> Tensor:
     local = [own_shard(t) for t in tensors]
     if all(t.dtype == torch.float32 and t.is_contiguous() for t in local):
         squares = [torch.dot(flat, flat) for flat in (t.view(-1) for t in local)]
-        found = [square.sqrt() for square in squares]
+        single = [square.sqrt() for square in squares]
     else:
-        found = list(torch._foreach_norm(local, 2, dtype=torch.float32))
-    device = found[0].device
-    norms = torch.stack([norm.to(device, non_blocking=True) for norm in found])
+        single = list(torch._foreach_norm(local, 2, dtype=torch.float32))
+    device = single[0].device
+    norms = torch.stack([norm.to(device, non_blocking=True) for norm in single])
     shards = [shard_count(t) for t in tensors]
     return norms if set(shards) == {1} else norms * norms.new_tensor(shards).sqrt()
 
@@ -164,9 +164,9 @@ def first_to_move(
     name = min(moved, key=lambda each: moved[each])
     text = f"first to move: the gradient of {name} at step {moved[name]:,}"
     logged = sorted(losses)
-    told = _left(logged, [losses[s] for s in logged]) if len(logged) >= MIN_STEPS else None
-    if told is not None and told > moved[name]:
-        text += f", {plural(told - moved[name], 'step')} before the loss"
+    loss_moved = _left(logged, [losses[s] for s in logged]) if len(logged) >= MIN_STEPS else None
+    if loss_moved is not None and loss_moved > moved[name]:
+        text += f", {plural(loss_moved - moved[name], 'step')} before the loss"
     return text
 
 
@@ -176,9 +176,9 @@ def _left(steps: list[int], values: list[float]) -> int | None:
     if not usual:
         return None
     middle = median(usual)
-    found = None
+    left = None
     for step, value in zip(reversed(steps), reversed(values), strict=True):
         if math.isfinite(value) and middle / MOVED_FACTOR < value < middle * MOVED_FACTOR:
             break
-        found = step
-    return found
+        left = step
+    return left
