@@ -1,7 +1,7 @@
 """What neighbours do with the same files and the same training run: the README's table, measured.
 
-Every program gets a checkpoint without the code of its model, a pickle that carries a command, and a
-training run of three steps; what it gives back, and whether the command ran, is written down.
+Every program gets a checkpoint without the code of its model, a pickle that carries a command, and
+a training run of three steps; what it gives back, and whether the command ran, is written down.
 
     python benchmarks/peers.py [--out benchmarks/results/peers.json]
 
@@ -44,7 +44,8 @@ with sync_playwright() as driver:
     browser = driver.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
     page = browser.new_page()
     page.goto(f"http://{host}:{port}")
-    page.wait_for_timeout(5000)
+    page.get_by_text("Accept").click()
+    page.wait_for_timeout(8000)
     print(json.dumps(page.inner_text("body").split()[:60]))
     browser.close()
 netron.stop()
@@ -95,7 +96,8 @@ def answer(code: str, given: Path) -> dict[str, Any]:
         return {"error": f"no answer in {SECONDS} seconds"}
     lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
     if done.returncode or not lines:
-        return {"error": (done.stderr.strip().splitlines() or ["nothing was printed"])[-1][:200]}
+        said = (done.stderr.strip().splitlines() or ["nothing was printed"])[-1]
+        return {"error": said.replace(str(given), given.name)[:200]}
     return {"found": json.loads(lines[-1])}
 
 
