@@ -270,8 +270,7 @@ CLAIMS = (
                 compared(KAPPA_ROWS, NORM_ROWS, question="decay", epoch=200, weight_decay=1.0),
             ),
         },
-        # the paper calls 0.001 under-trained: 200 steps leave 0.82 and 0.67 of everything at the two
-        # lowest rates
+        # the paper calls 0.001 under-trained: at the two lowest rates 200 steps leave 0.82 and 0.67
         expect={"trained": Above(1)},
         explain="In the median trial the kappa error is this multiple of the norm error, with both "
         "optimizers, at learning rates from 0.005 on and with every decay: {trained:.3g}; at the "
