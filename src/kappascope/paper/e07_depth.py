@@ -60,7 +60,7 @@ LEVEL = 0.3  # the overall error at which all depths are compared
 PATIENCE = 1000  # steps within which four layers come down to it
 RECTIFIED = (0, 300, 3000)  # looks at the ReLU network: its start, the paper's end, ten times that
 # 192 and 48 had told neither a factor from a third of it nor 2.5 from 2
-TRIALS = {**STARTS, "equal rate": 512, "gauge": 256, "gauge, longer": 48}
+TRIALS = {**STARTS, "equal rate": 384, "gauge": 256, "gauge, longer": 48}
 
 
 def trials(
