@@ -362,6 +362,10 @@ print(code)
 """
     environment = {name: value for name, value in os.environ.items() if name not in ONE_THREAD}
     ended = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, timeout=120
+        [sys.executable, "-c", program],
+        check=False,
+        env=environment,
+        capture_output=True,
+        timeout=120,
     )
     assert ended.stdout == b"0\n", ended.stderr
