@@ -99,8 +99,6 @@ def test_the_demo_prints_what_the_readme_says(run, monkeypatch) -> None:
     code, output, errors = run("diagnose", albert)
     readme = (ROOT / "README.md").read_text()
     (printed,) = re.findall(r"in part:\n\n```\n(.*?)```", readme, re.DOTALL)
-        r"in part:\n\n```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
-    )
     there = {line.strip() for line in output.splitlines()}
     assert (code, errors) == (0, "")
     assert [line for line in printed.splitlines() if line.strip() not in there] == []
