@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kappascope.cli._terminal import draw, loading, progress, say, tell, waiting
-from kappascope.lab.verdicts import OUTCOMES, unmeasured, verdict_counts
 from kappascope.refusal import Refusal
 from kappascope.system.workers import Done, Engine, Here, Processes
 from kappascope.text import clean, plural
@@ -123,6 +122,8 @@ def write_files(folder: Path, files: Iterable[tuple[str, bytes]]) -> None:
 def _show_verdicts(experiments: Sequence[Experiment], verdicts: dict[str, Any]) -> None:
     """Print how many claims of each experiment have which verdict."""
     from rich.table import Table
+
+    from kappascope.lab.verdicts import OUTCOMES, unmeasured, verdict_counts
 
     compared = ["figures matched"] if verdicts["figures"] else []
     table = Table("experiment", *OUTCOMES, *compared)

@@ -47,7 +47,8 @@ def diagnose(
         typer.Option(help="All singular values: up to size 2048, always, or where they come free."),
     ] = "auto",
     reference: Annotated[
-        str | None, typer.Option(help="A checkpoint to compare every component with.")
+        str | None,
+        typer.Option(metavar="PATH", help="A checkpoint to compare every component with."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document, no table.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page to this file.")] = None,
@@ -60,16 +61,23 @@ def diagnose(
     jobs: Annotated[int, typer.Option(min=1, max=1024, help="Processes to work in.")] = CORES,
     memory: Annotated[
         str | None,
-        typer.Option(help="Memory of each process, like 8G; by default what its matrices need."),
+        typer.Option(
+            metavar="SIZE",
+            help="Memory of each process, like 8G; by default what its matrices need.",
+        ),
     ] = None,
     debug: Debug = False,
 ) -> None:
     """Examine the weights in a checkpoint: no model code, no network, no trust in the file.
 
     A .safetensors file, a Hugging Face folder, or what torch.save wrote; or the folder of a run
-    that a Monitor recorded, whose readings are a trajectory. Example:
+    that a Monitor recorded, whose readings are a trajectory.
 
-    kappascope diagnose model.safetensors --html report.html
+    For example:
+      kappascope diagnose model.safetensors --html report.html
+      kappascope diagnose tuned/ --reference base/
+      kappascope diagnose step100.pt step200.pt step300.pt
+      kappascope diagnose model.pt --fail-on critical
     """
     with _document_of_an_error(as_json, paths[-1]):
         Processes(jobs, loaded=MODULES).warm()  # the workers load torch while we do

@@ -24,6 +24,9 @@ def findings(
     """Write what runs found, and their answers to the paper's review, into the documentation.
 
     Nothing is run: the trials in the folders are judged and drawn anew, reports and all.
+
+    For example:
+      kappascope findings kappascope-report kappascope-study
     """
     with loading():
         from kappascope.lab import markdown

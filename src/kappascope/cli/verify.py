@@ -20,7 +20,11 @@ def verify(
     text: Annotated[Path | None, typer.Option(help="The text that a study was given.")] = None,
     debug: Debug = False,
 ) -> None:
-    """Run some trials of a folder again, each alone, and compare every bit."""
+    """Run some trials of a folder again, each alone, and compare every bit.
+
+    For example:
+      kappascope verify kappascope-report --trials 20
+    """
     set_text(text)
     if not (folder / "units").is_dir():
         raise Refusal(2, str(folder), "holds no results", "name a folder reproduce has filled")

@@ -13,6 +13,7 @@ unless it is compared with a checkpoint: then its matrices go where that is read
 from __future__ import annotations
 
 import fnmatch
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -57,6 +58,7 @@ from kappascope.text import error_text
 Row: TypeAlias = Examination | Product | Chain
 Readable: TypeAlias = OnDisk | Portion
 """A model, or what is needed of it, that can be opened in whichever process."""
+log = logging.getLogger(__name__)
 MIN_WORKER_BYTES = LIBRARY_BYTES + GIGABYTE  # to parse any file that people make
 UNCHOSEN = Reason(ReasonKind.NOT_CHOSEN, "not chosen")
 LEAST_FLOPS = 2e9  # floating point operations a second: any machine does more
@@ -390,7 +392,10 @@ class Case:
         Chains come last, when their layers are known.
         """
         known: dict[str, Ends] = {}
+        log.debug("%d tasks; memory: %s", len(self.tasks), self.room)
         for done in self._run(self.tasks):
+            names = ", ".join(unit.name for unit in done.item.units)
+            log.debug("%s: %.2f s %s", names, done.seconds, done.failure)
             for row in done.result:
                 if isinstance(row, Examination) and row.failure is None:
                     kappa = row.condition_number if row.condition_number else math.inf
