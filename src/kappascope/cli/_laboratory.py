@@ -23,6 +23,7 @@ WORKER_MODULES = (  # torch's optimizers load its compiler, which takes a second
     "torch._dynamo", "kappascope.lab.drawing", "matplotlib.figure", "kappascope.lab.runs",
     "kappascope.lab.report",
 )  # fmt: skip
+QUICK_FIGURES = 12  # as many as fit a screen; the report has all
 OWN_MODULES = ("scipy.stats", "kappascope.lab.drawing", "matplotlib.figure", "kappascope.lab.runs")
 
 
@@ -86,8 +87,12 @@ def conclude(
     store: Store,
     failures: Sequence[Done[Block]],
     engine: Engine,
+    quick: bool = False,
 ) -> None:
-    """Write everything that is derived from the trials, and show what came out."""
+    """Write everything that is derived from the trials, and show what came out.
+
+    Of a quick run that is what few trials can decide, and the printed figures beside ours.
+    """
     from kappascope.lab import experiment, report, runs
 
     with waiting("Judging the claims, drawing the figures"):
@@ -95,7 +100,10 @@ def conclude(
         verdicts = experiment.verdicts(experiments, results.rows)
         runs.publish(results, store, verdicts)
         write_files(store.folder, report.files(experiments, results, verdicts, engine))
-    _show_verdicts(experiments, verdicts)
+    if quick:
+        _show_decided(verdicts)
+    else:
+        _show_verdicts(experiments, verdicts)
     for each in experiments:
         rows = results.everything.where(experiment=each.id)
         if tables := list(report.exhibits(each, rows)):
@@ -144,6 +152,39 @@ def _show_verdicts(experiments: Sequence[Experiment], verdicts: dict[str, Any]) 
     draw(table)
     if verdicts["claims"]:
         tell(verdict_counts(verdicts["claims"]))
+
+
+def _show_decided(verdicts: dict[str, Any]) -> None:
+    """Print the claims that are decided, some printed figures, and how many claims need more."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    from kappascope.lab.verdicts import DECIDED, measured, unmeasured
+
+    decided = [row for row in verdicts["claims"] if row["verdict"] in DECIDED]
+    if decided:
+        table = Table("claim", "verdict", "the paper says", box=SIMPLE_HEAD)
+        for row in decided:
+            table.add_row(*(Text(clean(row[name])) for name in ("id", "verdict", "sentence")))
+        draw(table)
+    compared = [row for row in verdicts["figures"] if not unmeasured(row)]
+    if compared:
+        table = Table("figure", "printed", "ours", "matches", box=SIMPLE_HEAD)
+        for row in compared[:QUICK_FIGURES]:
+            cells = row["id"], str(row["printed"]), measured(row), "yes" if row["matches"] else "no"
+            table.add_row(*map(Text, cells))
+        draw(table)
+        matched = sum(row["matches"] for row in compared)
+        tell(
+            f"{matched} of {len(compared)} printed figures that a quick run measures come out as "
+            f"printed; {len(verdicts['figures']) - len(compared)} need the full run."
+        )
+    left = len(verdicts["claims"]) - len(decided)
+    tell(
+        f"{plural(len(decided), 'claim is', 'claims are')} decided; "
+        f"{plural(left, 'needs', 'need')} the full run: kappascope reproduce"
+    )
 
 
 def _show_exhibit(exhibit: Exhibit, more: int) -> None:
