@@ -87,6 +87,7 @@ def conclude(
     store: Store,
     failures: Sequence[Done[Block]],
     engine: Engine,
+    *,
     quick: bool = False,
 ) -> None:
     """Write everything that is derived from the trials, and show what came out.

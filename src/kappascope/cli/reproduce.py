@@ -61,4 +61,4 @@ def reproduce(
     plan, store = runs.plan_runs(experiments, trials), Store(out)
     with locked(store, plan, fresh):
         failures = run_missing(plan, store, engine)
-        conclude(experiments, plan, store, failures, engine, quick)
+        conclude(experiments, plan, store, failures, engine, quick=quick)
