@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kappascope.cli._terminal import draw, loading, progress, say, tell, waiting
 from kappascope.refusal import Refusal
+from kappascope.system.extras import optional
 from kappascope.system.workers import Done, Engine, Here, Processes
 from kappascope.text import clean, plural
 
@@ -27,8 +28,15 @@ QUICK_FIGURES = 12  # as many as fit a screen; the report has all
 OWN_MODULES = ("scipy.stats", "kappascope.lab.drawing", "matplotlib.figure", "kappascope.lab.runs")
 
 
+def require_laboratory() -> None:
+    """Refuse to go on without the packages that the laboratory alone needs."""
+    optional("pyarrow", "lab")
+    optional("matplotlib", "lab")
+
+
 def start_engine(jobs: int) -> Processes | Here:
     """Start the place where trials run; it and this process load their modules at one time."""
+    require_laboratory()
     engine = Processes(jobs, loaded=WORKER_MODULES) if jobs else Here()
     if isinstance(engine, Processes):
         engine.warm()

@@ -232,7 +232,6 @@ def _write_files(
     """Write the files that were asked for, or give the reason why they cannot be written."""
     from kappascope.clinic import diagnosis
     from kappascope.clinic.html import diagnosis_page
-    from kappascope.lab.store import parquet_bytes
     from kappascope.system.files import write
 
     try:
@@ -240,12 +239,21 @@ def _write_files(
             if html:
                 write(html, diagnosis_page(diagnoses).encode())
             if table:
-                parquet = table.suffix.lower() == ".parquet"
-                encoded = parquet_bytes if parquet else diagnosis.spreadsheet
-                write(table, encoded(diagnosis.joined(diagnoses)))
+                joined = diagnosis.joined(diagnoses)
+                write(table, _encoded(table.suffix.lower(), joined))
     except Exception as error:  # a result is worth more than its files: it is shown first
         return refusal_of(error, [str(path) for path in (html, table) if path])
     return None
+
+
+def _encoded(suffix: str, table: Any) -> bytes:
+    from kappascope.clinic.diagnosis import spreadsheet
+
+    if suffix == ".csv":
+        return spreadsheet(table)
+    from kappascope.lab.store import parquet_bytes  # it needs pyarrow, which the table has loaded
+
+    return parquet_bytes(table)
 
 
 def _show(diagnoses: Sequence[Diagnosis], written: Sequence[Path]) -> None:

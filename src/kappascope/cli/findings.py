@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kappascope.cli._laboratory import every_experiment, write_files
+from kappascope.cli._laboratory import every_experiment, require_laboratory, write_files
 from kappascope.cli._options import Debug
 from kappascope.cli._terminal import loading, tell
 from kappascope.refusal import Refusal
@@ -28,6 +28,7 @@ def findings(
     For example:
       kappascope findings kappascope-report kappascope-study
     """
+    require_laboratory()
     with loading():
         from kappascope.lab import markdown
         from kappascope.lab.report import Publication

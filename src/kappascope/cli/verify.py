@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kappascope.cli._laboratory import every_experiment, set_text
+from kappascope.cli._laboratory import every_experiment, require_laboratory, set_text
 from kappascope.cli._options import Debug
 from kappascope.cli._terminal import loading, tell
 from kappascope.refusal import Refusal
@@ -25,6 +25,7 @@ def verify(
     For example:
       kappascope verify kappascope-report --trials 20
     """
+    require_laboratory()
     set_text(text)
     if not (folder / "units").is_dir():
         raise Refusal(2, str(folder), "holds no results", "name a folder reproduce has filled")

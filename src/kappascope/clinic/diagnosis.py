@@ -9,9 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import PurePath
 from statistics import median_high, median_low
-from typing import Any, TypeVar
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kappascope.clinic import SCHEMA, SEVERITIES
 from kappascope.clinic.examination import Examination, Finding, json_value
@@ -22,7 +20,11 @@ from kappascope.model.attention import Product
 from kappascope.model.chains import Chain
 from kappascope.model.skipped import ReasonKind, Skipped, unreadable
 from kappascope.system import files
+from kappascope.system.extras import optional
 from kappascope.text import error_text, number, plural
+
+if TYPE_CHECKING:  # a table is made where somebody asks for one
+    import pyarrow as pa
 
 RANGE = "outside float64's range"
 # A spreadsheet takes what begins so for a formula; the last four are the full-width forms.
@@ -272,6 +274,7 @@ class Diagnosis:
         >>> Diagnosis("nothing").table().num_rows
         0
         """
+        pa = optional("pyarrow", "lab")
         rows = [_flat(row) for row in self.matrices]
         names = list(dict.fromkeys(name for row in rows for name in row)) or ["name"]
         return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
@@ -380,11 +383,11 @@ def severity_counts(findings: Iterable[Finding]) -> str:
 def spreadsheet(table: pa.Table) -> bytes:
     """Return CSV in which no name is taken for a formula or has a control character in it.
 
+    >>> import pyarrow as pa
     >>> print(spreadsheet(pa.table({"name": ["=1+1"]})).decode().splitlines()[1])
     "'=1+1"
     """
-    from pyarrow import csv
-
+    pa, csv = optional("pyarrow", "lab"), optional("pyarrow.csv", "lab")
     columns = {}
     for name in table.column_names:
         column = table[name]
@@ -506,6 +509,7 @@ def joined(steps: Sequence[Diagnosis]) -> pa.Table:
     >>> joined([Diagnosis("a")]).column_names
     ['source', 'name']
     """
+    pa = optional("pyarrow", "lab")
     tables = [
         step.table().add_column(
             0, "source", pa.array([step.source] * len(step.matrices), pa.string())

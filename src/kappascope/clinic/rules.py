@@ -28,6 +28,7 @@ from kappascope.model.attention import Product
 from kappascope.model.chains import Chain
 from kappascope.model.names import is_mask
 from kappascope.model.skipped import Reason, ReasonKind, Skipped
+from kappascope.system.extras import plugins
 from kappascope.text import error_text, first_few, number
 from kappascope.theory import GaussianNull, MarchenkoPastur
 
@@ -116,6 +117,8 @@ def judgement(model: Measurements) -> Judgement:
     >>> judgement(Measurements(rows=()))
     Judgement(findings=(), failed=())
     """
+    for offered in plugins("rules").values():
+        rule(offered)
     results: list[Finding | Skipped | None] = []
     for row in model.rows:
         for rule_id, judge in RULES.items():
