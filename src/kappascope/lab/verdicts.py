@@ -93,6 +93,16 @@ def with_printed_means(claims: Iterable[Record], figures: Iterable[Record]) -> l
     return told
 
 
+def failures_first(claims: Iterable[Record]) -> list[Record]:
+    """Order claims by verdict, those that fail first, else as they are.
+
+    >>> [claim["verdict"] for claim in failures_first([{"verdict": "holds"}, {"verdict": "fails"}])]
+    ['fails', 'holds']
+    """
+    order = ("fails", "ill-posed", "undecided", "holds")
+    return sorted(claims, key=lambda claim: order.index(claim["verdict"]))
+
+
 def printed_mean(claim: Record) -> str:
     """Say what the means are worth that a claim quotes, if it quotes any.
 

@@ -6,7 +6,7 @@ figure reads the rows of all experiments and studies.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,9 @@ from kappascope.lab.heads import excess_by_seed, multiples_by_rate
 from kappascope.lab.measures import KAPPA, ROW_NORMS, select
 from kappascope.lab.statistics import median
 from kappascope.lab.table import Floats, Table
-from kappascope.text import number
+from kappascope.lab.verdicts import figure_counts, verdict_counts
+from kappascope.paper.review import of_paper, review_counts
+from kappascope.text import Record, number
 from kappascope.theory import (
     Relaxation,
     disturbance,
@@ -199,10 +201,28 @@ def _sizes(axes: Axes, sizes: Floats) -> None:
     axes.minorticks_off()
 
 
+def further_words(
+    claims: Sequence[Record], figures: Sequence[Record], provenance: Mapping[str, Any]
+) -> dict[str, str]:
+    """Count claims, printed figures, items of the review and trials."""
+    paper = [claim for claim in claims if of_paper(claim)]
+    return {
+        "paper_counts": verdict_counts(paper).replace("Of", "Of the paper's", 1),
+        "own_counts": verdict_counts([claim for claim in claims if not of_paper(claim)]),
+        "figure_counts": figure_counts(figures),
+        "review_counts": review_counts(claims),
+        "trials": f"{provenance.get('trials', 0):,}",
+    }
+
+
+def template(name: str) -> str:
+    """Read a template of this folder."""
+    return files("kappascope.paper").joinpath(name).read_text(encoding="utf-8")
+
+
+SUMMARY = Article(template("summary.md"), {}, further_words)
 ARTICLE = Article(
-    files("kappascope.paper").joinpath("article.md").read_text(encoding="utf-8"),
-    {
-        draw.__name__: partial(single, draw)
-        for draw in (lottery, relaxation, depth, scale, heads)
-    },
+    template("article.md"),
+    {draw.__name__: partial(single, draw) for draw in (lottery, relaxation, depth, scale, heads)},
+    further_words,
 )

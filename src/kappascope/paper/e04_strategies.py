@@ -160,7 +160,6 @@ CLAIMS = (
         explain="Of plain SGD's row-norm error multipliers take away {cut:.1f} % (n = {cut.n}), "
         "from {before.value:.4f} to {after.value:.4f} in the median; without them, "
         "0.99^200 = 0.1340 is what 200 steps leave of any difference.",
-        teaches={"multipliers learn the scale": "holds"},
     ),
     Claim(
         "e4.multipliers-kappa",

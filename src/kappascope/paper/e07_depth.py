@@ -367,7 +367,6 @@ CLAIMS = (
         "{fourth:.2g}, which is {bend:.2f} times the third's factor. Most of it is there before "
         "training (e7.untrained).",
         answers=("W1(a)",),
-        teaches={"depth delays": "holds"},
     ),
     Claim(
         "e7.untrained",

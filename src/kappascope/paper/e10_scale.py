@@ -136,7 +136,6 @@ CLAIMS = (
         "the power 0.5: what is left of the start falls like the entries, d^-0.5, and the smallest "
         "singular value like 1/d.",
         answers=("W2",),
-        teaches={"size": "fails"},
     ),
     Claim(
         "e10.learned",
@@ -154,7 +153,6 @@ CLAIMS = (
         "of the untrained matrix (n = {ratio.n}); the medians are {trained:.2f} and "
         "{untrained:.2f}.",
         answers=("W2",),
-        teaches={"size": "holds"},
     ),
     Claim(
         "e10.norms",

@@ -217,7 +217,6 @@ CLAIMS = (
         "{values_matrix:.0f} %; row and column multipliers take {rows_kappa:.0f} % of log kappa's "
         "and {rows_matrix:.0f} % of the matrix's.",
         answers=("W4(c)", "Q6"),
-        teaches={"multipliers learn the scale": "fails"},
     ),
     Claim(
         "e14.oracle",
@@ -255,7 +254,6 @@ CLAIMS = (
         "{penalty_matrix:.2f} % of the matrix's; re-projection on the target's spectrum takes "
         "{projection_kappa:.0f} % and {projection_matrix:.1f} % (n = {penalty_matrix.n}).",
         answers=("W4(a)",),
-        teaches={"kappa is no end in itself": "fails"},
     ),
     Claim(
         "e14.harmless",
@@ -267,7 +265,6 @@ CLAIMS = (
         "trials (n = {gains.n}), each correction tuned for it among three choices: "
         "{gains.names_first:.0f}.",
         answers=("W4(b)", "W4(d)", "W9(d)"),
-        teaches={"kappa is no end in itself": "fails"},
     ),
 )
 
