@@ -143,7 +143,7 @@ def fill_article(
 def as_html(text: str, pictures: Mapping[str, str]) -> Markup:
     r"""Turn an article into HTML, its pictures, SVG documents, drawn in place.
 
-    >>> print(as_html("![a dot](x)\n\n*It is **one**.*", {"x": "<svg/>"}))
+    >>> print(as_html("![a dot](x)\n*It is **one**.*", {"x": "<svg/>"}))
     <figure id="figure-x"><div class="drawn" role="img" aria-label="a dot"><svg/></div>
     <figcaption>It is <strong>one</strong>.</figcaption></figure>
     <BLANKLINE>
@@ -161,7 +161,7 @@ def as_html(text: str, pictures: Mapping[str, str]) -> Markup:
             f'aria-label="{alt}">{svg}</div>\n<figcaption>{caption}</figcaption></figure>'
         )
 
-    image = r'<p><img src="(\w+)" alt="([^"]*)"\s*/?></p>\s*<p><em>(.*?)</em></p>'
+    image = r'<p><img src="(\w+)" alt="([^"]*)"\s*/?>\s*<em>(.*?)</em></p>'
     return Markup(re.sub(image, drawn, html, flags=re.DOTALL))  # we wrote it: names are escaped
 
 

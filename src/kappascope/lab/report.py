@@ -31,6 +31,7 @@ from kappascope.lab.verdicts import (
     OUTCOMES,
     conclusion,
     failures_first,
+    is_control,
     measured,
     printed_mean,
     survives_all,
@@ -106,9 +107,14 @@ class Opening:
     left_out: tuple[str, ...] = ()
 
     @property
+    def title(self) -> Markup:
+        """The heading of the article."""
+        return Markup(str(self.html).partition("</h1>")[0] + "</h1>")
+
+    @property
     def lead(self) -> Markup:
-        """The title, question and answer with the first figure: all before the first heading."""
-        return Markup(str(self.html).partition("<h2>")[0])
+        """Question and answer with the first figure: all before the first heading."""
+        return Markup(str(self.html).partition("<h2>")[0].partition("</h1>")[2])
 
     @property
     def body(self) -> Markup:
@@ -400,9 +406,13 @@ def paragraphs(text: str) -> list[str]:
 def report_page(report: Report) -> str:
     """Write one HTML page that asks the network for nothing; every name in it is text."""
     further = {each.experiment.id for each in report.sections if each.experiment.beyond}
-    beyond = [claim for claim in report.claims if claim["experiment"] in further]
-    paper = [claim for claim in report.claims if claim["experiment"] not in further]
+    beyond = [
+        claim for claim in report.claims if claim["experiment"] in further or is_control(claim)
+    ]
+    paper = [claim for claim in report.claims if claim not in beyond]
     sentences = list(conclusion(paper, report.figures) if paper or not beyond else ())
+    if report.opening:  # which has said the rest
+        sentences = []
     if beyond:
         sentences.append(f"Beyond the paper: {verdict_counts(beyond)}")
     if any(map(unmeasured, (*report.claims, *report.figures))):

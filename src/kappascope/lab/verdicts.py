@@ -93,6 +93,11 @@ def with_printed_means(claims: Iterable[Record], figures: Iterable[Record]) -> l
     return told
 
 
+def is_control(claim: Record) -> bool:
+    """Tell whether a claim on a page of the paper is a control of our own."""
+    return str(claim["source"]).startswith("control")
+
+
 def failures_first(claims: Iterable[Record]) -> list[Record]:
     """Order claims by verdict, those that fail first, else as they are.
 

@@ -12,7 +12,7 @@ from functools import cache
 
 from kappascope.lab.claims import Claim
 from kappascope.lab.experiment import NINE, discover, studies
-from kappascope.lab.verdicts import DECIDED, measured
+from kappascope.lab.verdicts import DECIDED, is_control, measured
 from kappascope.text import Record, bracketed, markdown_cell
 
 BEGIN = "<!-- begin: written by `kappascope findings` -->"
@@ -227,7 +227,7 @@ def of_paper(claim: Record) -> bool:
     """
     name = str(claim["experiment"])
     nine = name == "all" or (name[1:].isdigit() and int(name[1:]) <= NINE)
-    return nine and not str(claim["source"]).startswith("control")
+    return nine and not is_control(claim)
 
 
 def answer(claim: Record) -> str:
