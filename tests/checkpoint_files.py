@@ -593,7 +593,6 @@ NOT_SAFETENSORS = {
     "pickle": pickle.dumps({"size": 3}, 2),
     "ONNX": b"\x08\x08\x12\x07pytorch\x1a\x042.13:\x02" + bytes(9),
     "HDF5": b"\x89HDF\r\n\x1a\n" + bytes(40),
-    "NumPy": b"\x93NUMPY\1\0" + bytes(40),
     "tar": bytes(257) + b"ustar\x0000" + bytes(300),
     "TensorFlow Lite": b"\x1c\0\0\0TFL3" + bytes(40),
     "JSON": b'{"error": "Entry not found"}',

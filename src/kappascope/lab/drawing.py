@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,6 +25,9 @@ from kappascope.text import number, words
 if TYPE_CHECKING:  # loaded when something is drawn: workers that only train never need it
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+# It tells of caches and of fonts that it looks for, beside which an error is not the only line.
+logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
 Values = NDArray[np.float64]
 Printed = Mapping[str, Mapping[Any, float]]

@@ -60,10 +60,11 @@ def at_levels(axes: Axes, x: Floats, groups: list[Floats], colour: str, name: st
     estimates = [median(group) for group in groups]
     values = np.array([each.value for each in estimates])
     ends = np.array([each.interval or (each.value, each.value) for each in estimates]).T
-    axes.plot(x, values, color=colour, marker="o", markersize=4, label=name, **LINE)
+    label = name.removesuffix(" at step").removesuffix(", layers").removesuffix(", norm")
+    axes.plot(x, values, color=colour, marker="o", markersize=4, label=label, **LINE)
     axes.vlines(x, *ends, color=colour, linewidth=3, alpha=0.35)
     for place, each in zip(x, estimates, strict=True):
-        tell(axes, float(place), each.value, f"{name}, {place:g}: median {each:.3g}, n = {each.n}")
+        tell(axes, float(place), each.value, f"{name} {place:g}: median {each:.3g}, n = {each.n}")
     return values
 
 
@@ -79,7 +80,9 @@ def lottery(axes: Axes, rows: Table) -> None:
         least, most = (number(float(end)) for end in (sets.min(), sets.max()))
         text = f"size {size}: {len(sets)} means of {SET} trials, from {least} to {most}"
         tell(axes, size, float(np.median(sets)), text)
-    middle = at_levels(axes, sizes, [part.values() for part in trials.values()], INK, "size")
+    middle = at_levels(
+        axes, sizes, [part.values() for part in trials.values()], INK, "all trials at size"
+    )
     law = [kappa_error_quantile(0.5, disturbance(Relaxation(int(d)), step=200)) for d in sizes]
     axes.plot(sizes, law, **{**THEORY, "color": SPARE[0]})
     axes.plot(list(PRINTED), list(PRINTED.values()), **drawing.STAR, linestyle="")
@@ -113,7 +116,7 @@ def relaxation(axes: Axes, rows: Table) -> None:
         ordered = dict(sorted(looks.items()))
         places = np.array(list(ordered), float)
         groups = [part.values() for part in ordered.values()]
-        at_levels(axes, places, groups, COLOURS[component], name)
+        at_levels(axes, places, groups, COLOURS[component], f"{name} at step")
         axes.plot(steps, law, **THEORY)
     drawing.entitle(axes, "", "step", "relative error, d = 128")
     drawing.logarithmic(axes, "x")
@@ -133,7 +136,7 @@ def depth(axes: Axes, rows: Table) -> None:
     depths = np.array(sorted(chosen.by("depth")), float)
     for name, (part, colour) in looks.items():
         groups = [layer.values("value") for layer in part.by("depth").values()]
-        at_levels(axes, depths, groups, colour, name)
+        at_levels(axes, depths, groups, colour, f"{name}, layers")
     target = float(np.median(chosen.where(epoch=0).values("target")))
     axes.axhline(target, color=FAINT, linewidth=1)
     axes.annotate("target", (depths[-1], target), va="bottom", ha="right", color=FAINT, **SMALL)
@@ -160,7 +163,7 @@ def scale(axes: Axes, rows: Table) -> None:
             arms = (at_norm.where(strategy=name) for name in ("multipliers", "standard"))
             ours, theirs = next(arms).paired(next(arms))
             gains.append(100 * (1 - ours / theirs))
-        at_levels(axes, np.array(norms, float), gains, colour, structure)
+        at_levels(axes, np.array(norms, float), gains, colour, f"{structure}, norm")
     drawing.entitle(axes, "", "Frobenius norm of the target, d = 64", "error taken, %")
     axes.set_xscale("log", base=2)
     axes.set_xticks(norms, [f"{norm:g}" for norm in norms])
@@ -187,10 +190,14 @@ def heads(axes: Axes, rows: Table) -> None:
         typical = [float(np.exp(np.median(values))) for values in seeds.values()]
         axes.plot(np.full(len(typical), best), typical, "D", color=colour, fillstyle="none")
     axes.axhline(1, **THEORY)
-    axes.annotate("random factors", (axes.get_xlim()[0], 1.05), ha="left", **SMALL)
     drawing.entitle(axes, "", "learning rate", "κ of a head's QK, in units of chance's")
-    drawing.logarithmic(axes, "x")
     drawing.logarithmic(axes, "y")
+    rates = sorted(set(select(gpt, stage="tune").rows["rate"].to_pylist()))
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
+    axes.minorticks_off()
+    axes.annotate("products of random factors", (rates[-1], 0.93), ha="right", va="top", **SMALL)
+    axes.set_ylim(bottom=0.5)
     axes.legend(frameon=False, loc="upper left", **SMALL)
 
 

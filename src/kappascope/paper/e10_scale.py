@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from kappascope.lab.claims import Above, Below, Between, Claim, Measure
+from kappascope.lab.claims import Above, Below, Between, Claim, Measure, Mended
 from kappascope.lab.experiment import Experiment, Rows, grid, size_of
 from kappascope.lab.figures import error_lines, sheet, spectrum_lines, tail
 from kappascope.lab.measures import (
@@ -119,7 +119,12 @@ CLAIMS = (
         "{error[2048]:.2f} at 2048 (n = {error[2048].n}); in theory's draws {drawn[1024]:.2f} at "
         "1024 and {drawn[2048]:.2f} at 2048 (n = {drawn[2048].n}), which stand for the trained "
         "trials there.",
-        answers=("W2",),
+        answers=("W2", "S4"),
+        mended=Mended(
+            "undecided",
+            "32 trained trials at d = 2048 did not decide; now 200 draws of theory stand for "
+            "trained trials at 1024 and 2048, drawn after the rule.",
+        ),
     ),
     Claim(
         "e10.superlinear",
@@ -135,7 +140,12 @@ CLAIMS = (
         "{largest:.2f} at d = 2048 (n = {largest.n} draws). While errors are small theory gives "
         "the power 0.5: what is left of the start falls like the entries, d^-0.5, and the smallest "
         "singular value like 1/d.",
-        answers=("W2",),
+        answers=("W2", "S4"),
+        mended=Mended(
+            "fails",
+            "32 trained trials stood for d = 2048; now 200 draws of theory do at 1024 and 2048, "
+            "drawn after the rule.",
+        ),
     ),
     Claim(
         "e10.learned",

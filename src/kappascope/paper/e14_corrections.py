@@ -21,7 +21,7 @@ from torch.nn.utils import parametrizations
 from torch.optim import SGD
 
 from kappascope import corrections as c
-from kappascope.lab.claims import Above, Below, Claim, Measure
+from kappascope.lab.claims import Above, Below, Claim, Measure, Mended
 from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import sheet, strips
 from kappascope.lab.measures import LOG_KAPPA, ROW_NORMS, Where, select
@@ -198,6 +198,31 @@ def helped(strategy: str) -> Measure:
     return measure
 
 
+ONE_DEFAULT = (
+    "Every correction had one untuned default; now each is tuned among three choices, in trials "
+    "that are younger than the rule."
+)
+
+ONE_DEFAULT = (
+    "Every correction had one untuned default; now each is tuned among three choices, in trials "
+    "that are younger than the rule."
+)
+
+ONE_DEFAULT = (
+    "Every correction had one untuned default; now each is tuned among three choices, in trials "
+    "that are younger than the rule."
+)
+
+ONE_DEFAULT = (
+    "Every correction had one untuned default; now each is tuned among three choices, in trials "
+    "that are younger than the rule."
+)
+
+ONE_DEFAULT = (
+    "Every correction had one untuned default; now each is tuned among three choices, in trials "
+    "that are younger than the rule."
+)
+
 CLAIMS = (
     Claim(
         "e14.value-multipliers",
@@ -217,6 +242,10 @@ CLAIMS = (
         "{values_matrix:.0f} %; row and column multipliers take {rows_kappa:.0f} % of log kappa's "
         "and {rows_matrix:.0f} % of the matrix's.",
         answers=("W4(c)", "Q6"),
+        mended=Mended(
+            "fails",
+            ONE_DEFAULT,
+        ),
     ),
     Claim(
         "e14.oracle",
@@ -227,6 +256,10 @@ CLAIMS = (
         explain="Each tuned for it, the oracle lowers the error of log kappa in this share of the "
         "trials: {shares:.2f} (n = {shares.n}).",
         answers=("W4(a)", "W4(e)", "W7"),
+        mended=Mended(
+            "fails",
+            ONE_DEFAULT,
+        ),
     ),
     Claim(
         "e14.blind",
@@ -238,6 +271,10 @@ CLAIMS = (
         "trials (n = {gains.n}), each correction tuned for it among three choices: "
         "{gains.names_first:.0f}.",
         answers=("W4(b)", "W4(d)", "W4(e)"),
+        mended=Mended(
+            "undecided",
+            ONE_DEFAULT,
+        ),
     ),
     Claim(
         "e14.better-matrix",
@@ -254,6 +291,10 @@ CLAIMS = (
         "{penalty_matrix:.2f} % of the matrix's; re-projection on the target's spectrum takes "
         "{projection_kappa:.0f} % and {projection_matrix:.1f} % (n = {penalty_matrix.n}).",
         answers=("W4(a)",),
+        mended=Mended(
+            "fails",
+            ONE_DEFAULT,
+        ),
     ),
     Claim(
         "e14.harmless",
@@ -265,6 +306,10 @@ CLAIMS = (
         "trials (n = {gains.n}), each correction tuned for it among three choices: "
         "{gains.names_first:.0f}.",
         answers=("W4(b)", "W4(d)", "W9(d)"),
+        mended=Mended(
+            "fails",
+            ONE_DEFAULT,
+        ),
     ),
 )
 
