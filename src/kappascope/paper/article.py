@@ -55,16 +55,17 @@ def single(draw: Draw, rows: Table) -> Figure:
         return figure
 
 
-def at_levels(axes: Axes, x: Floats, groups: list[Floats], colour: str, name: str) -> Floats:
-    """Draw medians with their exact intervals along x, which tell their numbers; gives them."""
-    estimates = [median(group) for group in groups]
-    values = np.array([each.value for each in estimates])
-    ends = np.array([each.interval or (each.value, each.value) for each in estimates]).T
-    label = name.removesuffix(" at step").removesuffix(", layers").removesuffix(", norm")
-    axes.plot(x, values, color=colour, marker="o", markersize=4, label=label, **LINE)
-    axes.vlines(x, *ends, color=colour, linewidth=3, alpha=0.35)
-    for place, each in zip(x, estimates, strict=True):
-        tell(axes, float(place), each.value, f"{name} {place:g}: median {each:.3g}, n = {each.n}")
+def at_levels(
+    axes: Axes, groups: Mapping[float, Floats], colour: str, name: str, level: str
+) -> list[float]:
+    """Draw medians with their exact intervals, which tell their numbers, by level; gives them."""
+    estimates = {place: median(values) for place, values in groups.items()}
+    values = [each.value for each in estimates.values()]
+    axes.plot(list(estimates), values, color=colour, marker="o", markersize=4, label=name, **LINE)
+    for place, each in estimates.items():
+        axes.vlines(place, *each.interval or (each.value,) * 2, color=colour, lw=3, alpha=0.35)
+        text = f"{name}, {level} {place:g}: median {each:.3g}, n = {each.n}"
+        tell(axes, place, each.value, text)
     return values
 
 
@@ -80,15 +81,14 @@ def lottery(axes: Axes, rows: Table) -> None:
         least, most = (number(float(end)) for end in (sets.min(), sets.max()))
         text = f"size {size}: {len(sets)} means of {SET} trials, from {least} to {most}"
         tell(axes, size, float(np.median(sets)), text)
-    middle = at_levels(
-        axes, sizes, [part.values() for part in trials.values()], INK, "all trials at size"
-    )
+    everything = {float(size): part.values() for size, part in trials.items()}
+    middle = at_levels(axes, everything, INK, "all trials", "size")
     law = [kappa_error_quantile(0.5, disturbance(Relaxation(int(d)), step=200)) for d in sizes]
     axes.plot(sizes, law, **{**THEORY, "color": SPARE[0]})
     axes.plot(list(PRINTED), list(PRINTED.values()), **drawing.STAR, linestyle="")
     drawing.entitle(axes, "", "size d", "relative error of κ after 200 steps")
     drawing.logarithmic(axes, "y")
-    _sizes(axes, sizes)
+    _ticks(axes, sizes)
     texts = {
         "★ printed means of 15 trials": INK,
         "• means of 15 other trials": COLOURS[KAPPA],
@@ -113,10 +113,8 @@ def relaxation(axes: Axes, rows: Table) -> None:
         short = chosen.where(intervention=None).by("epoch")
         long = chosen.where(intervention="none").by("epoch")
         looks = {t: p for t, p in {**long, **short}.items() if t and (t < 20 or t % 100 == 0)}
-        ordered = dict(sorted(looks.items()))
-        places = np.array(list(ordered), float)
-        groups = [part.values() for part in ordered.values()]
-        at_levels(axes, places, groups, COLOURS[component], f"{name} at step")
+        ordered = {float(t): looks[t].values() for t in sorted(looks)}
+        at_levels(axes, ordered, COLOURS[component], name, "step")
         axes.plot(steps, law, **THEORY)
     drawing.entitle(axes, "", "step", "relative error, d = 128")
     drawing.logarithmic(axes, "x")
@@ -135,8 +133,8 @@ def depth(axes: Axes, rows: Table) -> None:
     }
     depths = np.array(sorted(chosen.by("depth")), float)
     for name, (part, colour) in looks.items():
-        groups = [layer.values("value") for layer in part.by("depth").values()]
-        at_levels(axes, depths, groups, colour, f"{name}, layers")
+        groups = {float(n): layers.values("value") for n, layers in part.by("depth").items()}
+        at_levels(axes, groups, colour, name, "layers")
     target = float(np.median(chosen.where(epoch=0).values("target")))
     axes.axhline(target, color=FAINT, linewidth=1)
     axes.annotate("target", (depths[-1], target), va="bottom", ha="right", color=FAINT, **SMALL)
@@ -158,16 +156,14 @@ def scale(axes: Axes, rows: Table) -> None:
     for (structure, part), colour in zip(
         chosen.where(norm=norms).by("structure").items(), SPARE, strict=False
     ):
-        gains = []
-        for at_norm in part.by("norm").values():
+        gains = {}
+        for norm, at_norm in part.by("norm").items():
             arms = (at_norm.where(strategy=name) for name in ("multipliers", "standard"))
             ours, theirs = next(arms).paired(next(arms))
-            gains.append(100 * (1 - ours / theirs))
-        at_levels(axes, np.array(norms, float), gains, colour, f"{structure}, norm")
+            gains[float(norm)] = 100 * (1 - ours / theirs)
+        at_levels(axes, gains, colour, structure, "norm")
     drawing.entitle(axes, "", "Frobenius norm of the target, d = 64", "error taken, %")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(norms, [f"{norm:g}" for norm in norms])
-    axes.minorticks_off()
+    _ticks(axes, np.array(norms))
     axes.set_ylim(0, 100)
     axes.legend(frameon=False, loc="lower right", **SMALL)
 
@@ -192,19 +188,17 @@ def heads(axes: Axes, rows: Table) -> None:
     axes.axhline(1, **THEORY)
     drawing.entitle(axes, "", "learning rate", "κ of a head's QK, in units of chance's")
     drawing.logarithmic(axes, "y")
-    rates = sorted(set(select(gpt, stage="tune").rows["rate"].to_pylist()))
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
-    axes.minorticks_off()
-    axes.annotate("products of random factors", (rates[-1], 0.93), ha="right", va="top", **SMALL)
+    tried = np.array(sorted(select(gpt, stage="tune").by("rate")))
+    _ticks(axes, tried)
+    axes.annotate("products of random factors", (tried[-1], 0.93), ha="right", va="top", **SMALL)
     axes.set_ylim(bottom=0.5)
     axes.legend(frameon=False, loc="upper left", **SMALL)
 
 
-def _sizes(axes: Axes, sizes: Floats) -> None:
-    """Write the sizes at their places on a logarithmic axis."""
+def _ticks(axes: Axes, places: Floats) -> None:
+    """Mark these places on a logarithmic axis."""
     axes.set_xscale("log", base=2)
-    axes.set_xticks(sizes, [f"{size:g}" for size in sizes])
+    axes.set_xticks(places, [f"{place:g}" for place in places])
     axes.minorticks_off()
 
 
