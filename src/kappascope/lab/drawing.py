@@ -496,7 +496,8 @@ def svg(figure: Figure) -> str:
     No comments, no line breaks, hundredths of a point: half the bytes, the same picture.
     """
     text = re.sub(r"<!--.*?-->", "", _saved(figure, "svg").decode(), flags=re.DOTALL)
-    text = re.sub(r'<g id="told:([^"]*)">', r"<g class='told'><title>\1</title>", text)
+    marks = r"""<g id=(["'])told:(.*?)\1>"""  # which text it has decides how it is quoted
+    text = re.sub(marks, r"<g class='told'><title>\2</title>", text)
     text = re.sub(r"([1-9]\d*\.\d\d)\d+", r"\1", text)  # scales below 1 stay exact
     return re.sub(r"\s*\n\s*", " ", text).replace("> <", "><")
 
