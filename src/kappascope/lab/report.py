@@ -100,7 +100,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Opening:
+class OpeningArticle:
     """The article with which a report opens, and why paragraphs of it are left out."""
 
     html: Markup
@@ -131,7 +131,7 @@ class Report:
     figures: Sequence[Record]
     provenance: Mapping[str, Any]
     incomplete: Sequence[str] = ()
-    opening: Opening | None = None
+    opening: OpeningArticle | None = None
 
     @property
     def networks(self) -> bool:
@@ -252,7 +252,9 @@ def files(
     yield "report.html", report_page(page).encode()
 
 
-def opened(article: Article, results: Results, verdicts: Mapping[str, Sequence[Record]]) -> Opening:
+def opened(
+    article: Article, results: Results, verdicts: Mapping[str, Sequence[Record]]
+) -> OpeningArticle:
     """Write the article as far as a run bears it out, every claim a link to its row."""
     figures = article.drawn(results.everything)
 
@@ -263,7 +265,7 @@ def opened(article: Article, results: Results, verdicts: Mapping[str, Sequence[R
         verdicts["claims"], verdicts["figures"], results.provenance, figures, cite=cite
     )
     pictures = {name: drawing.svg(figure) for name, figure in figures.items()}
-    return Opening(as_html(written.text, pictures), written.left_out)
+    return OpeningArticle(as_html(written.text, pictures), written.left_out)
 
 
 def rendered(drawn: Mapping[str, Figure], engine: Engine) -> list[Picture]:

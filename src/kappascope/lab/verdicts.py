@@ -123,8 +123,9 @@ def printed_mean(claim: Record) -> str:
     subject = "The printed mean" if len(figures) < 2 else "The printed means"
     does, comes = ("does", "it comes") if len(figures) < 2 else ("do", "all come")
     missed = [figure for figure in figures if not figure["matches"]]
-    if not figures:
-        return f"{subject} does not exist."
+    if not figures or any(figure["measured"] is None for figure in figures):
+        quoted_values = f" ({values})" if values else ""
+        return f"{subject}{quoted_values} {does} not exist."
     if missed:
         came = ", ".join(f"{f['printed']} as {measured(f)}" for f in missed)
         return f"{subject} ({values}) {does} not exist; as numbers, these differ here: {came}."
