@@ -23,6 +23,7 @@ from typing import TypeAlias, final, get_args
 import torch
 from torch import Tensor
 
+from kappascope.checkpoints.remote import Fetching
 from kappascope.clinic import MODULES, Extent
 from kappascope.clinic.diagnosis import Diagnosis
 from kappascope.clinic.examination import Examination, examine
@@ -30,6 +31,7 @@ from kappascope.clinic.source import (
     GIGABYTE,
     InMemory,
     Location,
+    Mirrored,
     OnDisk,
     Opened,
     Portion,
@@ -560,8 +562,14 @@ def case(
             most = min(most, max(free, MIN_WORKER_BYTES))
             least = max((task.memory.at_least(copies) for task in tasks), default=0)
             workers = replace(workers, jobs=max(1, min(jobs, free // (LIBRARY_BYTES + least))))
-        engine = replace(workers, limit=slowest, memory=memory or most)
+        engine = _fetching(replace(workers, limit=slowest, memory=memory or most), sides)
     return Case(model, other, selection, inventory, tuple(tasks), engine, room)
+
+
+def _fetching(engine: Engine, sides: Sequence[Location]) -> Engine:
+    """Return an engine that fetches what its tasks miss of checkpoints that lie elsewhere."""
+    mirrors = [side.mirror for side in sides if isinstance(side, Mirrored) and side.mirror]
+    return Fetching(engine, tuple(mirrors)) if mirrors else engine
 
 
 def _inventory(model: Location, memory: int | None) -> Inventory:
@@ -570,7 +578,8 @@ def _inventory(model: Location, memory: int | None) -> Inventory:
         return Inventory.of(model)
     limit = model.parse_seconds
     allowed = max(MIN_WORKER_BYTES, memory or 0)
-    (done,) = replace(WORKER, limit=limit, memory=allowed).run(Inventory.of, [model])
+    engine = _fetching(replace(WORKER, limit=limit, memory=allowed), [model])
+    (done,) = engine.run(Inventory.of, [model])
     if not done.failure:
         return done.result
     if isinstance(done.error, Refusal):
