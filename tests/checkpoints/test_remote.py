@@ -13,7 +13,7 @@ import torch
 import checkpoint_files
 from kappascope.checkpoints import remote
 from kappascope.checkpoints.locations import MIRRORS, Absent, CheckpointFile
-from kappascope.checkpoints.remote import Listing, Mirror, Place, is_remote
+from kappascope.checkpoints.remote import Listing, Mirror, Place, in_hub_cache, is_remote
 from kappascope.clinic.diagnose import diagnose
 from kappascope.refusal import Refusal
 from range_server import serving
@@ -58,6 +58,7 @@ def test_only_headers_and_what_is_examined_travel(
     with serving({"/x.safetensors": data}) as served:
         found = rows(f"{served.url}/x.safetensors", include="layers.3.")
         assert [row.name for row in found.matrices] == ["layers.3.up.weight"]
+        assert found.notes[-1].endswith("fetched")
         header, tensor = 2048, 96 * 64 * 4
         assert served.sent < header + tensor + 3 * 512 + 1024 < len(data) / 4
 
@@ -177,6 +178,24 @@ def test_a_folder_that_claims_to_be_a_mirror_is_none(tmp_path: Path) -> None:
     written(tmp_path / "x.safetensors")
     (tmp_path / ".fetched").write_text('{"x.safetensors": []}')
     assert len(rows(tmp_path / "x.safetensors").matrices) == 8
+
+
+def test_what_the_cache_of_a_hub_keeps_is_not_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert in_hub_cache("hf://org/name") is None
+    model = tmp_path / "models--org--name"
+    (model / "snapshots" / "abc").mkdir(parents=True)
+    (model / "refs").mkdir()
+    (model / "blobs").mkdir()
+    (model / "refs" / "main").write_text("abc")
+    assert in_hub_cache("hf://org/name") is None
+    (model / "blobs" / "1").write_bytes(checkpoint_files.safetensors(TENSORS))
+    (model / "snapshots" / "abc" / "model.safetensors").symlink_to("../../blobs/1")
+    assert len(rows("hf://org/name").matrices) == 8
+    assert in_hub_cache("hf://org/name@abc") == in_hub_cache("hf://org/name")
+    assert in_hub_cache("hf://org/name@other") is None
 
 
 def test_addresses_are_told_from_paths() -> None:

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from kappascope.checkpoints import folders
+from kappascope.checkpoints.formats import Malformed
 from kappascope.checkpoints.locations import MAP, Absent
 from kappascope.refusal import Refusal
 from kappascope.system.workers import Done, Engine
@@ -48,6 +49,28 @@ def is_remote(name: object) -> bool:
     (True, False, False)
     """
     return isinstance(name, str) and re.match(r"[a-z][a-z0-9+.-]+://", name) is not None
+
+
+def in_hub_cache(url: str) -> Path | None:
+    """Return the folder in which Hugging Face's cache keeps a model, if it keeps all of it.
+
+    >>> in_hub_cache("https://example.org/model.safetensors")
+    """
+    named = re.fullmatch(r"hf://(?:models/)?([\w.-]+)/([\w.-]+?)(?:@([\w.-]+))?/?", url)
+    if named is None:
+        return None
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+    model = cache / f"models--{named[1]}--{named[2]}"
+    revision = named[3] or "main"
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        revision = (model / "refs" / revision).read_text()[:100].strip()
+    folder = model / "snapshots" / revision
+    try:
+        folders.choose_files(folder)
+    except (Malformed, OSError):
+        return None
+    return folder
 
 
 class Listing(NamedTuple):

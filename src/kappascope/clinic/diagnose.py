@@ -52,6 +52,7 @@ from kappascope.system.memory import (
     bytes_of,
     gigabytes,
     is_out_of_memory,
+    megabytes,
 )
 from kappascope.system.workers import CORES, Done, Engine, Here, Processes
 from kappascope.text import error_text
@@ -386,6 +387,16 @@ class Case:
     engine: Engine
     room: Room
 
+    @property
+    def fetched(self) -> str:
+        """How much was fetched of checkpoints that lie elsewhere; nothing where none does."""
+        sides = [side for side in (self.model, self.reference) if isinstance(side, Mirrored)]
+        mirrors = [side.mirror for side in sides if side.mirror]
+        if not mirrors:
+            return ""
+        here, there = (sum(getattr(m, name) for m in mirrors) for name in ("fetched", "size"))
+        return f"{megabytes(here)} of {megabytes(there)} fetched"
+
     def examine(self) -> Generator[Done[Task]]:
         """Yield each task as it ends; its ``result`` is the rows of what it measured.
 
@@ -455,7 +466,7 @@ class Case:
             skipped=(*inventory.skipped, *unchosen),
             faults=inventory.faults,
             unsound=tuple(vector for vector in inventory.unsound if takes(vector.name)),
-            notes=inventory.notes,
+            notes=(*inventory.notes, *filter(None, [self.fetched])),
             reference=str(self.reference) if self.reference else None,
             settings={name: list(it) if isinstance(it, tuple) else it for name, it in settings},
         ).judged()

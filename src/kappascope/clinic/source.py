@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from kappascope.checkpoints import open
 from kappascope.checkpoints.folders import resolved
 from kappascope.checkpoints.locations import MIRRORS, Stamp
-from kappascope.checkpoints.remote import Mirror, is_remote
+from kappascope.checkpoints.remote import Mirror, in_hub_cache, is_remote
 from kappascope.clinic.examination import non_finite_entries
 from kappascope.corrections.saved import merged
 from kappascope.matrix.precision import Rounding
@@ -304,7 +304,8 @@ def located(source: Source) -> Location:
     'Linear'
     """
     if isinstance(source, str) and is_remote(source):
-        return Mirrored.of(source)
+        kept = in_hub_cache(source)
+        return OnDisk.at(kept) if kept else Mirrored.of(source)
     if isinstance(source, str | Path):
         return OnDisk.at(source)
     given: object = source
