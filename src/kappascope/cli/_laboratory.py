@@ -103,12 +103,14 @@ def conclude(
     Of a quick run that is what few trials can decide, and the printed figures beside ours.
     """
     from kappascope.lab import experiment, report, runs
+    from kappascope.paper.article import ARTICLE
 
     with waiting("Judging the claims, drawing the figures"):
         results = runs.gather(plan, store, failures)
         verdicts = experiment.verdicts(experiments, results.rows)
         runs.publish(results, store, verdicts)
-        write_files(store.folder, report.files(experiments, results, verdicts, engine))
+        files = report.files(experiments, results, verdicts, engine, ARTICLE)
+        write_files(store.folder, files)
     if quick:
         _show_decided(verdicts)
     else:

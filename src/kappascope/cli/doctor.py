@@ -27,6 +27,7 @@ PURPOSES = {
     "lightning": "callbacks for the Trainer of Lightning",
     "tensorboard": "monitor: curves in TensorBoard",
     "gguf": "diagnose: quantized tensors of GGUF files",
+    "remote": "diagnose: checkpoints of a Hub or an object store",
     "docs": "the pages of the documentation as a site",
     "test": "make test",
     "benchmark": "benchmarks/",
