@@ -78,6 +78,7 @@ LIES = {
     "a size that is no number": HEADER.replace("(2, 2)", "('2', 2)"),
     "an order that is no truth": HEADER.replace("False", "7"),
     "deep brackets": "(" * 5000,
+    "blanks without an end": "{'descr': 1" + " " * 60_000 + "x",
 }
 
 

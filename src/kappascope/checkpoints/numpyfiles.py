@@ -94,7 +94,9 @@ def _facts(text: bytes) -> tuple[str, bool, tuple[int, ...]]:
     """Return dtype, order and shape from the text of a header."""
     header = text.decode("latin-1").strip()
     pairs = (
-        re.findall(_ITEM, header) if re.fullmatch(rf"{{{_ITEM}(?:,{_ITEM})*,?\s*}}", header) else []
+        re.findall(_ITEM, header)
+        if re.fullmatch(rf"{{{_ITEM}(?:,{_ITEM})*(?:,\s*)?}}", header)
+        else []
     )
     facts = dict(pairs)
     if len(pairs) != 3 or facts.keys() != {"descr", "fortran_order", "shape"}:
