@@ -248,6 +248,29 @@ class AddedGradient(Treatment):
         return bool(self.was_finite)
 
 
+@dataclass(frozen=True, eq=False)
+class Rescaled:
+    """What a rule of :class:`Rewrite` may give instead of a matrix: what to multiply the old one by.
+
+    Nothing is copied then, nor chosen between. The flag tells whether the old one is finite.
+
+    >>> Rescaled(torch.tensor(2.0), is_finite=torch.tensor(True)).of(torch.eye(1))
+    tensor([[2.]])
+    """
+
+    factor: Tensor
+    is_finite: Tensor
+
+    def of(self, matrix: Tensor) -> Tensor:
+        """The matrix times the factor, in float32 at least."""
+        wide = precise(matrix)
+        return wide * self.factor.to(wide)
+
+    def multiply(self, matrix: Tensor) -> None:
+        """Multiply a matrix of float32 at least in place, unless it is not finite."""
+        matrix.mul_(torch.where(self.is_finite, self.factor, 1.0).to(matrix))
+
+
 class Rewrite(Treatment):
     """Replaces the matrix as stored by ``rule(matrix, step, memory)``, unless that is ``None``.
 
@@ -262,7 +285,7 @@ class Rewrite(Treatment):
         self,
         kind: type,
         weight: LiveWeight,
-        rule: Callable[[Tensor, OptimizerStep, State], Tensor | None],
+        rule: Callable[[Tensor, OptimizerStep, State], Tensor | Rescaled | None],
         memory: State,
         grown: Callable[[Tensor], State] = lambda matrix: {},
         *,
@@ -286,6 +309,11 @@ class Rewrite(Treatment):
         if new is None:
             return torch.tensor(True, device=matrix.device)
         self.count += 1
+        if isinstance(new, Rescaled):
+            if self._is_stored_in(matrix) and precise(matrix) is matrix:
+                new.multiply(matrix)
+                return new.is_finite
+            new = new.of(matrix)
         rounded = new.to(matrix.dtype)
         finite = is_finite(rounded)
         if self.weight.parametrization is None:
@@ -293,6 +321,10 @@ class Rewrite(Treatment):
         elif finite:  # what makes the weight need not give the same one back
             self.weight.write(rounded)
         return finite
+
+    def _is_stored_in(self, matrix: Tensor) -> bool:
+        """Whether what is written into the matrix is written into the weight."""
+        return self.weight.parametrization is None and matrix.data_ptr() == self.leaf.data_ptr()
 
     def metrics(self) -> dict[str, Tensor | float]:
         """How often the weight was rewritten since it was attached."""
