@@ -378,7 +378,6 @@ CLAIMS = (
         f"kappa by {np.exp(log_kappa_rate(64)):.0f}; how much is there before training, "
         "e7.untrained tells.",
         answers=("W1(a)",),
-        teaches={"depth delays": "holds"},
         quotes=no_mean(
             "e7/condition_number/depth=1/mean",
             "e7/condition_number/depth=2/mean",
