@@ -185,7 +185,8 @@ def _sgd(
     """Follow the second moments of weight and momentum, runs of equal rates at once."""
     if gradient is None:
         raise ValueError("SGD's noise depends on the size of gradients; pass gradient=")
-    mean, moments = np.array([1.0, 0.0]), np.zeros(4)
+    mean: Array = np.array([1.0, 0.0])
+    moments: Array = np.zeros(4)
     first = True
     for rate, same in groupby(rates):
         count = sum(1 for _ in same)
