@@ -590,7 +590,6 @@ NOT_SAFETENSORS = {
     "gzip": b"\x1f\x8b\x08" + bytes(40),
     "zip archive": saved(TWO),
     "pickle": pickle.dumps({"size": 3}, 2),
-    "GGUF": b"GGUF\3\0\0\0" + bytes(60),
     "ONNX": b"\x08\x08\x12\x07pytorch\x1a\x042.13:\x02" + bytes(9),
     "HDF5": b"\x89HDF\r\n\x1a\n" + bytes(40),
     "NumPy": b"\x93NUMPY\1\0" + bytes(40),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import stat
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from math import prod
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,6 +21,22 @@ from kappascope.checkpoints.formats import AGAIN, Malformed
 
 _BLOCK = 1 << 20  # bytes inflated at a time
 _MOST_DIMENSIONS = 64  # what torch's own loops can take
+
+
+Tree: TypeAlias = dict[str, Any]
+"""What a file holds: mappings with text for keys, and tensors, reasons or plain values in them."""
+
+
+class FileContents(NamedTuple):
+    """What a file holds, and the foreign names it asks for (true: a class with tensors inside).
+
+    ``config`` is what the file itself tells of the model, ``notes`` what is to be said of it.
+    """
+
+    tree: Tree
+    kinds: dict[str, bool]
+    config: Mapping[str, Any] = MappingProxyType({})
+    notes: tuple[str, ...] = ()
 
 
 class Stamp(NamedTuple):

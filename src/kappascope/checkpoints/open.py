@@ -19,11 +19,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from kappascope.checkpoints import folders, safetensors, torchfiles
+from kappascope.checkpoints import folders, gguf, safetensors, torchfiles
+from kappascope.checkpoints.codes import CodedLocation
 from kappascope.checkpoints.formats import AGAIN, HEAD, Malformed, format_of, quoted
-from kappascope.checkpoints.locations import CheckpointFile, TensorLocation
+from kappascope.checkpoints.locations import CheckpointFile, FileContents, TensorLocation, Tree
 from kappascope.checkpoints.pickles import ForbiddenCall
-from kappascope.checkpoints.rebuild import FileContents, Tree
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, unreadable
 from kappascope.refusal import Refusal
 from kappascope.text import first_few
@@ -33,7 +33,12 @@ __all__ = ["Checkpoint", "Exhausted", "open"]
 _LONGEST_INDEX = 1 << 25  # bytes: the index of 300,000 tensors
 _LONGEST_CONFIG = 1 << 22
 _MOST_SHARDS = 10_000
-_FORMATS = {"safetensors": "safetensors", "zip": "PyTorch", "pickle": "PyTorch, before 1.6"}
+_FORMATS = {
+    "safetensors": "safetensors",
+    "gguf": "GGUF",
+    "zip": "PyTorch",
+    "pickle": "PyTorch, before 1.6",
+}
 _REPAIR = "download the index again"
 _STATE_DICT = "save model.state_dict() where you trust it"
 
@@ -77,7 +82,7 @@ class Checkpoint:
         def grown(node: Any) -> Any:
             if isinstance(node, dict):
                 return {key: grown(value) for key, value in node.items()}
-            if not isinstance(node, TensorLocation):
+            if not isinstance(node, TensorLocation | CodedLocation):
                 return node
             place = node.storage.file.path, node.storage.begin
             if place not in storages:
@@ -88,17 +93,45 @@ class Checkpoint:
 
     def read(self, path: tuple[str, ...]) -> Tensor:
         """Return the tensor at the end of a path of keys into ``contents``."""
-        node: Any = self.tree
-        for key in path:
-            node = node[key] if isinstance(node, dict) else None
-        if not isinstance(node, TensorLocation):
-            raise KeyError(f"{path} is no path to a tensor in contents")
+        node = self._node(path)
         with _refusing(Path(node.storage.file.path)):
             return node.read()
 
+    @cached_property
+    def codes(self) -> Mapping[tuple[str, ...], str]:
+        """The names of the codes that tensors are stored in, by paths; plain ones are not here."""
+        found: dict[tuple[str, ...], str] = {}
+
+        def look(node: Any, path: tuple[str, ...]) -> None:
+            if isinstance(node, dict):
+                for key, value in node.items():
+                    look(value, (*path, key))
+            elif isinstance(node, CodedLocation) and node.code.name:
+                found[path] = node.code.name
+
+        look(self.tree, ())
+        return found
+
+    def half_steps(self, path: tuple[str, ...]) -> Tensor:
+        """Return half the distance between codes at each number of a tensor that is coded."""
+        node = self._node(path)
+        assert isinstance(node, CodedLocation), "plain numbers have no codes"
+        with _refusing(Path(node.storage.file.path)):
+            return node.half_steps()
+
+    def _node(self, path: tuple[str, ...]) -> TensorLocation | CodedLocation:
+        node: Any = self.tree
+        for key in path:
+            node = node[key] if isinstance(node, dict) else None
+        if not isinstance(node, TensorLocation | CodedLocation):
+            raise KeyError(f"{path} is no path to a tensor in contents")
+        return node
+
     def __getstate__(self) -> dict[str, Any]:
-        # What a worker needs to read: contents would go along as slowly as it is built anew.
-        return {name: value for name, value in vars(self).items() if name != "contents"}
+        # What a worker needs to read: the rest would go along as slowly as it is built anew.
+        return {
+            name: value for name, value in vars(self).items() if name not in ("contents", "codes")
+        }
 
 
 def open(path: Path | str) -> Checkpoint:
@@ -125,7 +158,8 @@ def _checkpoint(path: Path, folder: Path, held: FileContents, form: str) -> Chec
         raise Malformed("holds no tensors", "give the file with the weights")
     notes, faults = _said(held)
     config, more = _config(folder)
-    return Checkpoint(str(path), form, held.tree, config, notes + more, faults)
+    config = {**held.config, **config}  # what lies beside a file may correct it
+    return Checkpoint(str(path), form, held.tree, config, notes + held.notes + more, faults)
 
 
 @contextmanager
@@ -151,12 +185,14 @@ def _load(real: Path, name: str) -> tuple[FileContents, str]:
     named = name.endswith(".safetensors")
     # Of a header's length alone, or a part of it, nothing can be told but that it is cut off.
     if form == "safetensors" or (named and (form == "unknown" or len(head) <= 8)):
-        return FileContents(safetensors.read(file), {}), "safetensors"
+        return FileContents(safetensors.read_safetensors(file), {}), "safetensors"
     if form == "unknown":
         return _oldest(file), _FORMATS["pickle"]
     if named:
-        what = "zip archive" if form == "zip" else "pickle"
+        what = {"zip": "zip archive", "gguf": "GGUF file"}.get(form, form)
         raise Malformed(f"not a safetensors file but a {what}", "give it the name it should have")
+    if form == "gguf":
+        return gguf.read_gguf(file), _FORMATS[form]
     read = torchfiles.zipped if form == "zip" else torchfiles.legacy
     return read(file), _FORMATS[form]
 
@@ -267,8 +303,9 @@ def _joined(folder: Path, wanted: _Wanted, path: Path) -> Checkpoint:
             faults.append(Skipped(name, reason))
     more = len(tree.keys() - listed.keys()) if listed else 0
     kinds = {name: holds for held, _ in loaded.values() for name, holds in held.kinds.items()}
-    form = next(form for _, form in loaded.values())
-    checkpoint = _checkpoint(path, folder, FileContents(tree, kinds), form)
+    first, form = next(iter(loaded.values()))
+    whole = FileContents(tree, kinds, first.config, first.notes)
+    checkpoint = _checkpoint(path, folder, whole, form)
     notes = [f"{more} tensors in the shards that the index does not list"] if more else []
     if same:
         named = first_few([quoted(name) for name in same])
@@ -303,7 +340,9 @@ def _united(trees: list[tuple[str, Tree]], same: list[str], at: str = "") -> Tre
         united[name] = node
         if others and all(isinstance(each, dict) for _, each in held):
             united[name] = _united(held, same, f"{at}{name}.")
-        elif others and any(isinstance(each, dict | TensorLocation) for _, each in held):
+        elif others and any(
+            isinstance(each, dict | TensorLocation | CodedLocation) for _, each in held
+        ):
             why = next(filter(None, (_difference(node, each) for _, each in others)), "")
             if why:
                 shards = first_few([quoted(shard) for shard, _ in held])
@@ -315,7 +354,8 @@ def _united(trees: list[tuple[str, Tree]], same: list[str], at: str = "") -> Tre
 
 def _difference(node: Any, other: Any) -> str:
     """Tell how two nodes of the same name differ, if they do."""
-    if not (isinstance(node, TensorLocation) and isinstance(other, TensorLocation)):
+    tensors = TensorLocation | CodedLocation
+    if not (isinstance(node, tensors) and isinstance(other, tensors)):
         return "of different kinds"
     if (node.dtype, node.shape) != (other.dtype, other.shape):
         return "of different shapes or dtypes"

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import torch
 
 from kappascope.checkpoints.formats import AGAIN, SAVE, Malformed, quoted
-from kappascope.checkpoints.locations import StorageLocation, TensorLocation
+from kappascope.checkpoints.locations import FileContents, StorageLocation, TensorLocation, Tree
 from kappascope.checkpoints.pickles import (
     Builders,
     DictItems,
@@ -29,8 +29,6 @@ from kappascope.model.tensors import REPEATED, Cycles, claimed
 
 _MOST_NODES = 1_000_000  # of the tree: 100,000 tensors with their optimizer's state, twice
 _DEEPEST = 32  # checkpoints nest two or three levels; one that contains itself never ends
-
-Tree: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,13 +206,6 @@ BUILDERS: Builders = {
 
 
 # --- the tree -------------------------------------------------------------------------------------
-
-
-class FileContents(NamedTuple):
-    """What a file holds, and the foreign names it asks for (true: a class with tensors inside)."""
-
-    tree: Tree
-    kinds: dict[str, bool]
 
 
 @dataclass

@@ -16,11 +16,10 @@ from typing import Any
 
 from kappascope.checkpoints import pickles
 from kappascope.checkpoints.formats import AGAIN, SAVE, Malformed, quoted
-from kappascope.checkpoints.locations import CheckpointFile, StorageLocation
+from kappascope.checkpoints.locations import CheckpointFile, FileContents, StorageLocation
 from kappascope.checkpoints.pickles import DictItems, forbidden
 from kappascope.checkpoints.rebuild import (
     BUILDERS,
-    FileContents,
     PickledStorage,
     TreeBuilder,
     pickled_storage,
@@ -50,7 +49,7 @@ def zipped(file: CheckpointFile) -> FileContents:
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     torch.save({"w": torch.ones(2), "epoch": 3}, Path(folder) / "x.pt")
-    ...     tree, _ = zipped(CheckpointFile.at(Path(folder) / "x.pt"))
+    ...     tree = zipped(CheckpointFile.at(Path(folder) / "x.pt")).tree
     ...     tree["w"].read(), tree["epoch"]
     (tensor([1., 1.]), 3)
     """

@@ -24,6 +24,7 @@ from torch import Tensor
 from kappascope.clinic import SEVERITIES, Extent, Severity
 from kappascope.matrix import components, powerlaw, spectra
 from kappascope.matrix.components import Components
+from kappascope.matrix.precision import Rounding
 from kappascope.matrix.status import Outcome, Status
 from kappascope.model.skipped import Reason, ReasonKind, unreadable
 from kappascope.text import error_text, number
@@ -255,9 +256,15 @@ def json_value(value: Any) -> Any:
 
 
 def examine(
-    name: str, matrix: Tensor, spectrum: Extent = "auto", reference: Tensor | None = None
+    name: str,
+    matrix: Tensor,
+    spectrum: Extent = "auto",
+    reference: Tensor | None = None,
+    rounding: Rounding | None = None,
 ) -> Examination:
     """Measure one matrix, and its errors against a reference of its shape if there is one.
+
+    ``rounding`` tells how well a matrix is known that was decoded.
 
     >>> found = examine("eye", torch.eye(4))
     >>> found.condition_number, found.effective_rank, found.stable_rank, found.spectral_gap
@@ -268,7 +275,7 @@ def examine(
     'failed: non-finite (1 of 2), first at [0, 0]'
     """
     complete = spectrum == "full" or (spectrum == "auto" and min(matrix.shape) <= AUTO_LIMIT)
-    vitals = spectra.vitals(matrix, complete=complete)
+    vitals = spectra.vitals(matrix, complete=complete, rounding=rounding)
     shape, dtype = (matrix.shape[0], matrix.shape[1]), str(matrix.dtype).removeprefix("torch.")
     if vitals.status.outcome is Outcome.FAILED:
         failure = non_finite_entries(matrix) or unreadable(vitals.status.reason)

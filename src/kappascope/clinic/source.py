@@ -17,6 +17,7 @@ from kappascope.checkpoints.folders import resolved
 from kappascope.checkpoints.locations import Stamp
 from kappascope.clinic.examination import non_finite_entries
 from kappascope.corrections.saved import merged
+from kappascope.matrix.precision import Rounding
 from kappascope.model.matrices import Plan, Unit, plan, reader
 from kappascope.model.names import is_mask, stored
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, unreadable
@@ -30,7 +31,14 @@ Model: TypeAlias = nn.Module | Mapping[Any, Any]
 Source: TypeAlias = str | Path | Model
 
 GIGABYTE = 2**30
-WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt"}  # beside logs, which may grow
+WEIGHT_SUFFIXES = {
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".gguf",
+}  # beside logs, which may grow
 Stamps: TypeAlias = tuple[tuple[str, Stamp], ...]
 """The files of a checkpoint by their names, as they were when we first saw them."""
 
@@ -51,6 +59,22 @@ class Opened:
     faults: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
     vectors: Mapping[str, Keys] = field(default_factory=dict)
+    codes: Mapping[Keys, str] = field(default_factory=dict)  # what tensors are stored in, if coded
+    half_steps: Read | None = None  # of those codes
+
+    def roundings(self, unit: Unit) -> dict[str, Rounding]:
+        """Return how far the entries of each matrix of a coded tensor may have been rounded.
+
+        >>> import torch
+        >>> opened = InMemory({"fc.weight": torch.eye(2)}).opened()
+        >>> opened.roundings(opened.plan.units[0])
+        {}
+        """
+        code = self.codes.get(unit.paths[0])
+        if not code or self.half_steps is None:
+            return {}
+        pairs = unit.matrices(self.half_steps)
+        return {logical.name: Rounding(code, steps) for logical, steps in pairs}
 
     def unsound(self) -> Iterator[Skipped]:
         """Yield the vectors that cannot be read or are not finite: no matrices, but all pass them.
@@ -177,7 +201,14 @@ def _opened(path: str, stamp: Stamps) -> Opened:
     model = merged(checkpoint.contents, checkpoint.read)
     planned, small = plan(model.contents, checkpoint.config), vectors(model.contents)
     return Opened(
-        planned, model.read, checkpoint.config, checkpoint.faults, checkpoint.notes, small
+        planned,
+        model.read,
+        checkpoint.config,
+        checkpoint.faults,
+        checkpoint.notes,
+        small,
+        checkpoint.codes,
+        checkpoint.half_steps,
     )
 
 

@@ -123,16 +123,16 @@ CLAIMS = (
             "share": largest_share,
         },
         expect={"power": Above(1)},
-        presumes=no_mean(
-            "A mean of this error does not exist at any size: the smallest singular value has a "
-            "positive density at 0, so the share of errors above x falls like 1/x.",
+        quotes=no_mean(
+            "e1/condition_number/d=32/mean",
+            "e1/condition_number/d=512/mean",
             stream="own",
             component="condition_number",
             size=64,
         ),
         explain=explain_growth,
         answers=("W5",),
-        teaches={"no mean": "ill-posed", "report medians": "ill-posed"},
+        teaches={"no mean": "fails", "report medians": "fails"},
     ),
     Claim(
         "e1.gap-well-learned",
