@@ -48,7 +48,7 @@ FORGOTTEN = 1e-5  # of the largest weight of a step in the sum: what came before
 ADAM_SAMPLES = 2**23  # entries times steps: their mean square is known to 0.05 %
 MUON_SIDE = 128  # larger matrices are simulated with this longer side, of the same shape
 MUON_ENTRIES = 2**18  # of the factors that are simulated: their mean square is known to 0.2 %
-MAX_PIECES = 64  # independent orthogonal factors in a sum, from which on it is drawn as normal
+MAX_PIECES = 48  # independent orthogonal factors in a sum, from which on it is drawn as normal
 LOOKS = 6  # at the momentum, in the time in which it changes
 FADED = 0.01  # of the largest weight: orthogonal factors that weigh less are not drawn
 DRAW_ENTRIES = 2**22  # held at a time while matrices are drawn
@@ -192,7 +192,8 @@ def _sgd(
         count = sum(1 for _ in same)
         if first:  # torch's momentum begins with the gradient itself, not with a share of it
             matrix, input_ = _sgd_step(settings, rate, first=True)
-            mean, moments = matrix @ mean, np.kron(input_, input_)
+            mean = matrix @ mean
+            moments = np.asarray(np.kron(input_, input_), dtype=np.float64)
             count, first = count - 1, False
         matrix, input_ = _sgd_step(settings, rate, first=False)
         square = np.zeros((5, 5))
