@@ -429,3 +429,14 @@ def test_a_model_on_the_meta_device_is_refused(correction) -> None:
     with pytest.raises(Refusal, match=r"4 of 4 parameters are on the meta device.*load the"):
         correction.attach(model, SGD(model.parameters(), lr=0.1))
     assert named(model) == before
+
+
+STRESS = Path(__file__).parents[2] / "benchmarks" / "stress.py"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_combination_of_model_optimizer_and_loop_fails(seed, capsys) -> None:
+    counts, reasons = runpy.run_path(str(STRESS))["stressed"](40, seed)
+    assert not counts["failed"], capsys.readouterr().out
+    assert counts["exact"] > 20 and sum(counts.values()) == 40
+    assert sum(reasons.values()) == counts["explained"]

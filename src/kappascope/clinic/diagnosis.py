@@ -60,15 +60,15 @@ class Diagnosis:
         ['non-finite']
         """
         said = judgement(Measurements(self.matrices, self.products, self.chains, self.unsound))
-        found = said.findings
+        findings = said.findings
         own: dict[str, tuple[Finding, ...]] = {}
-        for finding in found:
+        for finding in findings:
             own[finding.subject] = (*own.get(finding.subject, ()), finding)
         rows = tuple(replace(row, findings=own.get(row.name, ())) for row in self.matrices)
         judged = replace(self, matrices=rows, unjudged=said.failed)
         place = {row.name: k for k, row in enumerate(judged.ranked)}
         order = sorted(
-            found,
+            findings,
             key=lambda f: (-SEVERITIES.index(f.severity), place.get(f.subject, len(place))),
         )
         return replace(judged, findings=tuple(order))

@@ -139,8 +139,8 @@ def run_document(run: Run) -> dict[str, Any]:
     for matrix, quantity, index in run.columns:
         by_matrix[matrix][quantity, index] = gapped(run, matrix, quantity, index)
     ranked = neediest(every)
-    shown, detailed, most = _fitting_page([one.name for one in ranked], by_matrix)
-    place = {one.name: k for k, one in enumerate(ranked)}
+    shown, detailed, most = _fitting_page([standing.name for standing in ranked], by_matrix)
+    place = {standing.name: k for k, standing in enumerate(ranked)}
     quantities = dict.fromkeys(q for those in shown.values() for q, index in those if index is None)
     return {
         "title": legible(run.model or "a run"),
@@ -153,7 +153,7 @@ def run_document(run: Run) -> dict[str, Any]:
             [alert.step, legible(alert.name), place.get(alert.matrix, -1), legible(alert.text)]
             for alert in run.alerts
         ],
-        "cuts": [[one.step, legible(one.cut or "resumed")] for one in run.sessions[1:]],
+        "cuts": [[s.step, legible(s.cut or "resumed")] for s in run.sessions[1:]],
         "loss": legible(loss_name(run)),
         "logs": {
             legible(name): shared.series(_column(pairs), LOG_POINTS)
@@ -164,8 +164,8 @@ def run_document(run: Run) -> dict[str, Any]:
         "overview": [name for name in OVERVIEW if name in quantities and name not in INTERVAL],
         "labels": {name: label(name) for name in (*quantities, *_vectors(shown))},
         "vectors": list(_vectors(shown)),
-        "matrices": [_matrix(one, shown[one.name], detailed, shared, most) for one in ranked],
-        "order": [place[one.name] for one in every],  # of the model; matrices come by attention
+        "matrices": [_matrix(s, shown[s.name], detailed, shared, most) for s in ranked],
+        "order": [place[s.name] for s in every],  # of the model; matrices come by attention
         "steps": shared.lists,
     }
 
@@ -182,7 +182,7 @@ def label(quantity: str) -> str:
 def _fitting_page(
     ranked: Sequence[str], by_matrix: Mapping[str, Columns]
 ) -> tuple[dict[str, Columns], set[str], Callable[[str], int]]:
-    """The series of each matrix that have room, who has all of them, and points of a quantity."""
+    """Choose what fits on the page: series by matrix, matrices with all of theirs, and points."""
 
     def size(name: str, points: int) -> int:
         return sum(min(len(column), points) for column in by_matrix[name].values())
@@ -212,8 +212,10 @@ def _fitting_page(
 
 def _vectors(shown: Mapping[str, Columns]) -> dict[str, None]:
     """Quantities with an index, signals first, in the order in which they were recorded."""
-    found = (q for those in shown.values() for q, index in those if index is not None)
-    return dict.fromkeys(sorted(dict.fromkeys(found), key=lambda q: not q.startswith("signal")))
+    quantities = (q for those in shown.values() for q, index in those if index is not None)
+    return dict.fromkeys(
+        sorted(dict.fromkeys(quantities), key=lambda q: not q.startswith("signal"))
+    )
 
 
 def _charts(quantities: Iterable[str]) -> Iterator[dict[str, Any]]:
@@ -238,7 +240,7 @@ def capital(text: str) -> str:
 
 
 def _matrix(
-    one: Standing,
+    standing: Standing,
     columns: Columns,
     detailed: set[str],
     shared: _Steps,
@@ -257,14 +259,14 @@ def _matrix(
         else:
             series[quantity] = shared.series(column, points)
     return {
-        "name": legible(one.name).replace("\n", "\\n") or "(no name)",
-        "kind": legible(one.kind),
-        "depth": one.depth if isinstance(one.depth, int) else None,
-        "shape": " × ".join(f"{size:,}" for size in one.shape),
-        "dtype": legible(one.dtype),
-        "kappa": one.kappa_text,
-        "swallowed": "–" if one.swallowed is None else percent(one.swallowed),
-        "detailed": one.name in detailed,
+        "name": legible(standing.name).replace("\n", "\\n") or "(no name)",
+        "kind": legible(standing.kind),
+        "depth": standing.depth if isinstance(standing.depth, int) else None,
+        "shape": " × ".join(f"{size:,}" for size in standing.shape),
+        "dtype": legible(standing.dtype),
+        "kappa": standing.kappa_text,
+        "swallowed": "–" if standing.swallowed is None else percent(standing.swallowed),
+        "detailed": standing.name in detailed,
         "series": series,
         "vectors": {name: sorted(those) for name, those in vectors.items()},
     }
@@ -335,7 +337,9 @@ def _digits(value: float) -> float | str:
 
 
 def _provenance(run: Run) -> dict[str, Any]:
-    began = [datetime.fromtimestamp(one.time, UTC) for one in run.sessions if one.time > 0]
+    began = [
+        datetime.fromtimestamp(session.time, UTC) for session in run.sessions if session.time > 0
+    ]
     options = run.sessions[-1].options if run.sessions else {}
     groups = run.settings[-1].get("groups", []) if run.settings else []
     return {

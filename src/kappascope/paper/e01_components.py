@@ -1,14 +1,15 @@
 """Experiment 1: component learning quality (Section 4.1).
 
 Which components of a matrix does gradient descent learn, and how does that change with size? One
-matrix, 200 plain steps, all components. The extreme singular values are looked at alone as well:
-is it their ratio that is not learned, or one of them?
+matrix, 200 plain steps, all components. Single singular values are looked at as well, net of the
+factor that all have in common: is it the smallest alone that is not learned, or are they all?
 """
 
 from collections.abc import Iterator
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from kappascope.lab import statistics
 from kappascope.lab.claims import Above, Below, Between, Claim, Estimates, Measure, no_mean
@@ -22,7 +23,8 @@ from kappascope.lab.training import Matrix, descend, last, outcome
 from kappascope.matrix.components import Components
 
 SIZES = (32, 64, 128, 256, 512)
-OWN = {32: 2000, 64: 1000, 128: 600, 256: 100, 512: 15}  # trials; large ones are dear
+OWN = {32: 2000, 64: 1000, 128: 600, 256: 256, 512: 128}  # trials; large ones are dear
+POSITIONS = {"smallest": 1, "second": 2, "fourth": 4, "eighth": 8}  # from the smallest up
 
 
 def trials(streams: Streams, size: int) -> Iterator[Rows]:
@@ -39,6 +41,19 @@ def trials(streams: Streams, size: int) -> Iterator[Rows]:
         value, goal = (s.singular_values[:, place] for s in (learned, wanted))
         numbers = {"error": (value - goal).abs() / goal, "value": value, "target": goal}
         yield {"component": name, **numbers}
+    yield from net_of_scale(learned.singular_values, wanted.singular_values)
+
+
+def net_of_scale(learned: Tensor, wanted: Tensor) -> Iterator[Rows]:
+    """Give the errors of single singular values, once their common factor is taken out.
+
+    The factor is the median of learned over wanted: 200 steps leave all of them too small alike.
+    """
+    size = wanted.shape[-1]
+    share = learned / wanted
+    net = (share / share.median(-1, keepdim=True).values - 1).abs()
+    for position, place in {**POSITIONS, "middle": size // 2, "largest": size}.items():
+        yield {"position": position, "component": "net", "error": net[:, size - place]}
 
 
 NORMS = ("row_norms", "column_norms")
@@ -71,10 +86,8 @@ def at_all_sizes(*components: str) -> dict[tuple[str, int], Measure]:
     return {(name, d): median for name in components for d, median in at_each_size(name).items()}
 
 
-KAPPA_ROWS, SMALLEST_ROWS = (
-    {"component": "condition_number"},
-    {"component": "smallest_singular_value"},
-)
+KAPPA_ROWS = {"component": "condition_number"}
+NET_SMALLEST = {"component": "net", "position": "smallest"}
 growth = growth_with_size(stream="own", component="condition_number", size=SIZES)
 
 
@@ -83,6 +96,16 @@ def largest_share(rows: Table) -> Estimate:
     kappa = rows.where(stream="paper", component="condition_number", size=512)
     share = statistics.largest_share(kappa.values())
     return share.map(lambda part: 100 * part, "per cent of one trial")
+
+
+def net_ratio(position: str, size: int) -> Measure:
+    """Compare the smallest value's error, net of the common factor, with another one's."""
+    return compared(NET_SMALLEST, {"component": "net", "position": position}, size=size)
+
+
+def net_error(position: str) -> Measure:
+    """Measure the median error of one singular value at d = 128, net of the common factor."""
+    return typical("net", position=position, size=128)
 
 
 def over_norms(component: str) -> dict[int, Measure]:
@@ -159,34 +182,41 @@ CLAIMS = (
         "S",
         measures={
             "well": at_all_sizes("spectral_gap", "effective_rank"),
-            "moderate": at_all_sizes(*NORMS, "singular_values", "frobenius_norm"),
-            "overall": at_each_size("overall_matrix"),
+            "moderate": at_all_sizes(*NORMS, "singular_values", "frobenius_norm", "overall_matrix"),
             "power": growth,
+            "poor": {size: typical("condition_number", size=size) for size in (256, 512)},
+            "small": typical("condition_number", size=32),
         },
+        # "about 0.13" is a quarter either way; what is poorly learned grows and leaves that class
         expect={
             "well": Below(0.05),
-            "moderate": Between(0.12, 0.14),
-            "overall": Between(0.12, 0.14),
+            "moderate": Between(0.10, 0.16),
             "power": Above(0),
+            "poor": Above(0.16),
         },
-        explain="The medians at all sizes are {well.span:.3g} for gap and rank, "
-        "{moderate.span:.3g} for norms and singular values; the overall error goes from "
-        "{overall[32]:.3f} at d = 32 to {overall[512]:.3f} at d = 512, and kappa's as d to the "
-        "power {power:.2f}.",
+        explain="The medians at all sizes are {well.span:.3g} for gap and rank and "
+        "{moderate.span:.3g} for norms, singular values and the matrix itself. Kappa's grows as d "
+        "to the power {power:.2f}: it begins in the middle class, {small:.2f} at d = 32, and "
+        "leaves it, {poor[256]:.2f} at 256 and {poor[512]:.2f} at 512.",
     ),
     Claim(
         "e1.specific",
         "The flaw is specific to the ratio of the extreme singular values.",
         "P 4.1",
         measures={
-            "ratios": {size: compared(KAPPA_ROWS, SMALLEST_ROWS, size=size) for size in SIZES},
-            "smallest": at_each_size("smallest_singular_value"),
-            "largest": at_each_size("largest_singular_value"),
+            "over_next": {size: net_ratio("second", size) for size in SIZES},
+            "over_middle": {size: net_ratio("middle", size) for size in SIZES},
+            "net": {name: net_error(name) for name in (*POSITIONS, "middle", "largest")},
+            "of_kappa": {size: compared(KAPPA_ROWS, NET_SMALLEST, size=size) for size in SIZES},
         },
-        expect={"ratios": Above(1.5)},
-        explain="Trial by trial kappa's error is {ratios.span:.3g} times that of the smallest "
-        "value alone (medians at each size), which is off by {smallest.span:.3g}; the largest is "
-        "off by {largest.span:.3g}.",
+        # the smallest must stand out from its neighbour, not only from the middle
+        expect={"over_next": Above(2), "over_middle": Above(2)},
+        explain="Net of the factor that all singular values lack alike, the smallest is off by "
+        "{over_next.span:.3g} times as much as the next (paired medians at each size, n = "
+        "{over_next.n}) and by {over_middle.span:.3g} times as much as the one in the middle; at "
+        "d = 128 the medians from the smallest up are {net.names_first:.2g}. Kappa's error is "
+        "{of_kappa.span:.2f} times that of the smallest value: what is special is that one, by "
+        "being small.",
     ),
     Claim(
         "e1.v1-ratio",
