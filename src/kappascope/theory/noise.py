@@ -146,7 +146,8 @@ def _root(covariance: Tensor) -> Tensor:
     """Return the symmetric square root of a covariance, scaled to a mean variance of one."""
     values, vectors = torch.linalg.eigh(covariance.double())
     values = values.clamp(min=0)
-    return (vectors * (values / values.mean()).sqrt()) @ vectors.mT
+    tiny = torch.finfo(torch.float64).tiny
+    return (vectors * (values / values.mean().clamp(min=tiny)).sqrt()) @ vectors.mT
 
 
 def noise_law(
@@ -242,7 +243,8 @@ def _adamw(
     """Average g_i^2 h_i^2 over simulated entries, where h_i is what g_i has done in the end."""
     beta_1, beta_2 = settings.get("betas", (0.9, 0.999))
     kept, weights, first = _remaining(rates, float(settings.get("weight_decay", 0.01)))
-    return NoiseLaw(kept, math.sqrt(_adam_square(weights, first, beta_1, beta_2)))
+    square = _adam_square(weights.tobytes(), first, beta_1, beta_2)
+    return NoiseLaw(kept, math.sqrt(square))
 
 
 def _adam(
@@ -254,7 +256,9 @@ def _adam(
     return _adamw({"weight_decay": 0.0, **settings}, rates, shape, gradient)
 
 
-def _adam_square(weights: Array, first: int, beta_1: float, beta_2: float) -> float:
+@lru_cache(maxsize=64)  # all matrices of a run have one rate and decay, whatever their shape
+def _adam_square(weights_bytes: bytes, first: int, beta_1: float, beta_2: float) -> float:
+    weights = np.frombuffer(weights_bytes)
     begin = max(0, first - math.ceil(10 / (1 - beta_2)))  # by then v is stationary
     times = np.arange(begin + 1, len(weights) + 1)
     used = np.where(times > first, weights[begin:], 0.0)

@@ -20,9 +20,8 @@ import numpy as np
 
 from kappascope.lab.claims import Above, Below, Between, Claim, Measure
 from kappascope.lab.measures import select
-from kappascope.lab.statistics import Estimate
+from kappascope.lab.statistics import Estimate, over_seeds
 from kappascope.lab.table import Floats, Table
-from kappascope.studies.gpt.claims import over_seeds
 from kappascope.theory.beyond import MARGIN
 
 OPTIMIZERS = ("AdamW", "Muon", "SGD")

@@ -13,9 +13,8 @@ from kappascope.lab.claims import Measure
 from kappascope.lab.drawing import INK, SPARE
 from kappascope.lab.experiment import Exhibit
 from kappascope.lab.figures import sheet
-from kappascope.lab.statistics import Estimate
+from kappascope.lab.statistics import Estimate, over_seeds
 from kappascope.lab.table import Floats, Table
-from kappascope.studies.gpt.claims import over_seeds
 from kappascope.studies.unlearned.claims import (
     GROUPS,
     MATRICES,
@@ -116,7 +115,7 @@ def beyond_ghosts(rows: Table) -> Floats:
 
 
 def law_table(rows: Table) -> Exhibit:
-    """Tabulate what start, white noise and noise of measured covariance predict, and which holds."""
+    """Tabulate what start, white noise and noise as measured predict, and which law holds."""
     lines = []
     for optimizer in OPTIMIZERS:
         for group, parts in GROUPS.items():
@@ -172,8 +171,8 @@ def along_the_spectrum(axes: Axes, rows: Table, spectra: Table) -> str:
         if points:
             places, values = [k for k, _ in points], [e.value for _, e in points]
             axes.plot(places, values, "o-", color=colour, label=optimizer)
-            intervals = [e.interval or (e.value, e.value) for _, e in points]
-            axes.fill_between(places, *zip(*intervals, strict=True), color=colour, alpha=0.2)
+            ends = np.array([e.interval or (e.value, e.value) for _, e in points])
+            axes.fill_between(places, ends[:, 0], ends[:, 1], color=colour, alpha=0.2)
             n = max(n, points[0][1].n)
     axes.axhspan(-MARGIN, MARGIN, color=INK, alpha=0.08)
     axes.set_xticks(range(len(parts)), ["1", *(f"{d} %" for d in range(90, 0, -10)), "min"])

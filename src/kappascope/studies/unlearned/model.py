@@ -1,4 +1,4 @@
-"""The network of the study, its optimizers, and its matrices as a function of the network sees them.
+"""The network of the study, its optimizers, and its matrices as the network sees them.
 
 The blocks' matrices are trained by the optimizer that is asked about; embeddings, head and gains
 always by one and the same AdamW. So learning rate and decay act where they are asked about alone.
@@ -40,6 +40,8 @@ def steppers(model: GPT, optimizer: str, decay: float, growth: float = 1.0) -> d
     matrices = list(hidden(model).values())
     ids = {id(p) for p in (*matrices, model.head.weight)}
     rest = [p for p in model.parameters() if id(p) not in ids]
+    groups: list[dict[str, Any]] = [{"params": rest}]
+    groups.append({"params": [model.head.weight], "lr": REST_RATE / growth})
     decay = decay * growth
     asked: Optimizer
     if optimizer == "SGD":
@@ -50,13 +52,7 @@ def steppers(model: GPT, optimizer: str, decay: float, growth: float = 1.0) -> d
         asked = AdamW(matrices, lr=0.0, betas=BETAS, weight_decay=decay, fused=True)
     return {
         "hidden": asked,
-        "rest": AdamW(
-            [{"params": rest}, {"params": [model.head.weight], "lr": REST_RATE / growth}],
-            lr=REST_RATE,
-            betas=BETAS,
-            weight_decay=0.0,
-            fused=True,
-        ),
+        "rest": AdamW(groups, lr=REST_RATE, betas=BETAS, weight_decay=0.0, fused=True),
     }
 
 

@@ -17,13 +17,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from kappascope import corrections
 from kappascope.lab import downloads
@@ -58,6 +60,7 @@ CLIP = 1.0  # of the gradient's norm, as is usual
 GHOSTS = 4
 SAMPLED = 4  # steps from one look at a gradient's covariance to the next
 WHITE_DRAWS, SHAPED_DRAWS = 999, 99  # p-values need many, a mean does not
+MUON_DRAWS = 199  # each is a sum of hundreds of orthogonal factors
 HELD_FROM = 750  # steps that every arm of `matter` has in common
 HOLD_EVERY = 10  # steps from one correction of the spectrum to the next
 FREED: Mapping[str, corrections.Correction] = {
@@ -89,137 +92,138 @@ def trials(
     if scaling == "mup":  # whose limit has a head that begins with nothing
         nn.init.zeros_(model.head.weight)
     asked = steppers(model, optimizer, decay, growth)
-    is_watched = stage != "matter"
+    group = asked["hidden"].param_groups[0]
     matrices = hidden(model)
     freed = FREED[held].attach(model, list(asked.values())) if held in FREED else None
-    ghosts = Ghosts(matrices, asked["hidden"], GHOSTS, seed) if is_watched else None
-    noise = GradientNoise(matrices, (1 - forgetting(optimizer, rate, decay)) ** 2)
-    starts = {name: p.detach().clone() for name, p in matrices.items()}
-    held_at = Held(held, level)
-    parts: dict[str, Any] = {"model": model, "data": data, "noise": noise, "held": held_at, **asked}
-    parts |= {"ghosts": ghosts} if ghosts else {}
+    nulls = None
+    if stage != "matter":
+        starts = {name: p.detach().clone() for name, p in matrices.items()}
+        ghosts = Ghosts(matrices, asked["hidden"], GHOSTS, seed)
+        noise = GradientNoise(matrices, (1 - forgetting(optimizer, rate, decay)) ** 2)
+        nulls = Nulls(optimizer, group, starts, ghosts, noise)
+    holding = Held(held, level)
+    parts: dict[str, Any] = {"model": model, "data": data, "held": holding, **asked}
+    parts |= {"ghosts": nulls.ghosts, "noise": nulls.noise} if nulls else {}
     parts |= {"freed": freed} if freed else {}
     log: list[dict[str, Any]] = []
     rates = [rate / growth * min(1.0, (step + 1) / WARMUP) for step in range(steps)]
     for step in resume_point.steps(steps, log, **parts):
-        if is_watched and step in (steps // 8, steps // 2):
-            law = _laws(matrices, optimizer, asked["hidden"].param_groups[0], rates[:step], noise)
-            log += _readings(model, starts, ghosts, law, noise, step, is_last=False)
+        if nulls and step in (steps // 8, steps // 2):
+            log += nulls.readings(model, rates[:step], is_last=False)
         began = time.process_time()
-        asked["hidden"].param_groups[0]["lr"] = rates[step] * held_at.rate_factor(step)
+        group["lr"] = rates[step] * holding.rate_factor(step)
         for stepper in asked.values():
             stepper.zero_grad()
         loss = model.loss(source.batch(BATCH, data))
         loss.backward()
         with freed.unclipped() if freed else nullcontext():  # a correction's own factors
             nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        looks = ghosts is not None and (step + 1) % SAMPLED == 0
-        before = {n: ghosts.weights(n)[0].clone() for n in matrices} if looks and ghosts else {}
+        watcher = nulls.before_step(step) if nulls else None
         for stepper in asked.values():
             stepper.step()
-        held_at.apply(matrices, step)
-        if looks and ghosts:
-            for name, p in matrices.items():
-                fed = fed_by(asked["hidden"], p)
-                if optimizer == "Muon":
-                    kept = 1 - rates[step] * decay * growth  # rate times decay is that of width 32
-                    fed = (ghosts.weights(name)[0] - kept * before[name]) / rates[step]
-                noise.add(name, fed, _gradient(p), SAMPLED)
+        holding.apply(matrices, step)
+        if nulls and watcher:
+            nulls.after_step(matrices, asked["hidden"], watcher)
         log.append({"loss": loss.item(), "seconds": time.process_time() - began})
         if not math.isfinite(loss.item()):
             break
     taken = [row for row in log if "loss" in row]
-    yield {"component": "seconds", "value": float(np.median([row["seconds"] for row in taken]))}
-    yield {"component": "training_loss", "value": float(np.mean([r["loss"] for r in taken[-200:]]))}
     is_whole = len(taken) == steps and math.isfinite(taken[-1]["loss"])
     final = validation(model, source.held_out()) if is_whole else math.inf
+    yield {"component": "seconds", "value": float(np.median([row["seconds"] for row in taken]))}
+    yield {"component": "training_loss", "value": float(np.mean([r["loss"] for r in taken[-200:]]))}
     yield {"component": "validation_loss", "value": final, "epoch": steps}
     yield from (row for row in log if "loss" not in row)
-    if is_watched and is_whole:
-        law = _laws(matrices, optimizer, asked["hidden"].param_groups[0], rates, noise)
-        yield from _readings(model, starts, ghosts, law, noise, steps, is_last=True)
+    if nulls and is_whole:
+        yield from nulls.readings(model, rates, is_last=True)
 
 
-def _gradient(p: nn.Parameter) -> Tensor:
-    assert p.grad is not None
-    return p.grad
+@dataclass(frozen=True)
+class Nulls:
+    """What a run is compared with: ghosts, and laws of noise with what gradients are like."""
 
+    optimizer: str
+    group: Mapping[str, Any]  # settings of the optimizer
+    starts: Mapping[str, Tensor]
+    ghosts: Ghosts
+    noise: GradientNoise
 
-def _laws(
-    matrices: Mapping[str, nn.Parameter],
-    optimizer: str,
-    settings: Mapping[str, Any],
-    rates: list[float],
-    noise: GradientNoise,
-) -> dict[str, NoiseLaw]:
-    """Return the law of white noise for every matrix after these steps."""
-    found: dict[tuple[int, ...], NoiseLaw] = {}
-    laws = {}
-    for name, p in matrices.items():
-        shape = (p.shape[0], p.shape[1])
-        if optimizer == "SGD":
-            laws[name] = noise_law("SGD", settings, rates, shape, noise.deviation(name))
-        else:
-            if shape not in found:
-                found[shape] = noise_law(optimizer, settings, rates, shape)
-            laws[name] = found[shape]
-    return laws
+    def before_step(self, step: int) -> dict[str, Tensor] | None:
+        """Return a ghost of every matrix before steps that are looked at."""
+        if (step + 1) % SAMPLED:
+            return None
+        return {name: self.ghosts.weights(name)[0].clone() for name in self.starts}
 
+    def after_step(
+        self, matrices: Mapping[str, nn.Parameter], stepper: Optimizer, before: Mapping[str, Tensor]
+    ) -> None:
+        """Take what noise fed to every matrix: for Muon, what it fed to the ghost."""
+        rate, decay = self.group["lr"], self.group["weight_decay"]
+        for name, p in matrices.items():
+            fed = fed_by(stepper, p)
+            if self.optimizer == "Muon":
+                fed = (self.ghosts.weights(name)[0] - (1 - rate * decay) * before[name]) / rate
+            assert p.grad is not None
+            self.noise.add(name, fed, p.grad, SAMPLED)
 
-def _readings(
-    model: GPT,
-    starts: Mapping[str, Tensor],
-    ghosts: Ghosts | None,
-    laws: Mapping[str, NoiseLaw],
-    noise: GradientNoise,
-    step: int,
-    is_last: bool,
-) -> Iterator[dict[str, Any]]:
-    """Yield every part of every matrix and product, beside what each null gives for it."""
-    assert ghosts is not None
-    gain = gains(model)
-    trained = {name: p.detach() for name, p in hidden(model).items()}
-    frames = {name: StartFrame(w) for name, w in seen(starts, gain).items()}
-    stacks: dict[str, dict[str, Tensor]] = {
-        "ghost": {name: torch.stack(ghosts.weights(name)) for name in trained},
-        "start": {name: laws[name].kept * w[None] for name, w in starts.items()},
-        "shaped": _drawn(laws, starts, SHAPED_DRAWS, noise),
-    }
-    if is_last and trained[next(iter(trained))].shape[-1] <= BASE_WIDTH:
-        stacks["white"] = _drawn(laws, starts, WHITE_DRAWS)
-    nulls = {
-        label: {name: found for name, _, found in every_part(seen(stack, gain), frames)}
-        for label, stack in stacks.items()
-    }
-    lots = np.random.default_rng(step)
-    for name, kind, found in every_part(seen(trained, gain), frames):
-        for part, value in found.items():
-            row = {"component": part, "matrix": name, "kind": kind, "epoch": step}
-            row["value"] = float(value)
-            for label, null in nulls.items():
-                draws = null[name][part]
-                row[label] = float(draws.mean())
-                row[f"{label}_spread"] = float(draws.std()) if len(draws) > 1 else 0.0
-            if "white" in nulls:
-                row["place"] = place(float(value), nulls["white"][name][part].numpy(), lots)
-            yield row
+    def laws(self, rates: Sequence[float]) -> dict[str, NoiseLaw]:
+        """Return the law of white noise for every matrix after steps at these rates."""
+        found: dict[tuple[int, ...], NoiseLaw] = {}
+        laws = {}
+        for name, start in self.starts.items():
+            shape = (start.shape[0], start.shape[1])
+            if self.optimizer == "SGD":
+                deviation = self.noise.deviation(name)
+                laws[name] = noise_law("SGD", self.group, rates, shape, deviation)
+            else:
+                if shape not in found:
+                    found[shape] = noise_law(self.optimizer, self.group, rates, shape)
+                laws[name] = found[shape]
+        return laws
 
+    def readings(
+        self, model: GPT, rates: Sequence[float], is_last: bool
+    ) -> Iterator[dict[str, Any]]:
+        """Yield every part of every matrix and product, beside what each null gives for it."""
+        gain, laws = gains(model), self.laws(rates)
+        trained = {name: p.detach() for name, p in hidden(model).items()}
+        frames = {name: StartFrame(w) for name, w in seen(self.starts, gain).items()}
+        stacks: dict[str, dict[str, Tensor]] = {
+            "ghost": {name: torch.stack(self.ghosts.weights(name)) for name in trained},
+            "start": {name: laws[name].kept * w[None] for name, w in self.starts.items()},
+            "shaped": self._drawn(laws, SHAPED_DRAWS, is_shaped=True),
+        }
+        if is_last and trained[next(iter(trained))].shape[-1] <= BASE_WIDTH:
+            count = MUON_DRAWS if self.optimizer == "Muon" else WHITE_DRAWS
+            stacks["white"] = self._drawn(laws, count, is_shaped=False)
+        nulls = {
+            label: {name: found for name, _, found in every_part(seen(stack, gain), frames)}
+            for label, stack in stacks.items()
+        }
+        lots = np.random.default_rng(len(rates))
+        for name, kind, found in every_part(seen(trained, gain), frames):
+            for part, value in found.items():
+                row = {"component": part, "matrix": name, "kind": kind, "epoch": len(rates)}
+                row["value"] = float(value)
+                for label, null in nulls.items():
+                    draws = null[name][part]
+                    row[label] = float(draws.mean())
+                    row[f"{label}_spread"] = float(draws.std()) if len(draws) > 1 else 0.0
+                if "white" in nulls:
+                    row["place"] = place(float(value), nulls["white"][name][part].numpy(), lots)
+                yield row
 
-def _drawn(
-    laws: Mapping[str, NoiseLaw],
-    starts: Mapping[str, Tensor],
-    count: int,
-    noise: GradientNoise | None = None,
-) -> dict[str, Tensor]:
-    """Draw every matrix from its law; the two factors of a product have noise of their own."""
-    drawn = {}
-    for name, start in starts.items():
-        law = laws[name]
-        if noise is not None:
-            law = law.shaped(noise.state[name]["rows"], noise.state[name]["columns"])
-        seed = 1 if kind_of(name) in ("key", "value") else 0
-        drawn[name] = torch.cat(list(law.draws(start, count, seed)))
-    return drawn
+    def _drawn(
+        self, laws: Mapping[str, NoiseLaw], count: int, is_shaped: bool
+    ) -> dict[str, Tensor]:
+        """Draw every matrix from its law; the two factors of a product have noise of their own."""
+        drawn = {}
+        for name, start in self.starts.items():
+            law, sums = laws[name], self.noise.state[name]
+            law = law.shaped(sums["rows"], sums["columns"]) if is_shaped else law
+            seed = 1 if kind_of(name) in ("key", "value") else 0
+            drawn[name] = torch.cat(list(law.draws(start, count, seed)))
+        return drawn
 
 
 class Held:
@@ -292,7 +296,7 @@ def cell(optimizer: str, decay: float, rate_factor: float = 1.0, **changes: Any)
 def whole_grid(steps: int = STEPS) -> tuple[Setting, ...]:
     """List every run, those that tell most first: a run that is cut has whole parts."""
     found = [cell(o, DECAYS[o][k], steps=steps) for k in (2, 0, 3, 1) for o in OPTIMIZERS]
-    short = {"stage": "matter", "steps": steps * 3 // 4}
+    short: dict[str, Any] = {"stage": "matter", "steps": steps * 3 // 4}
     arms = [("nothing", 1.0), *(("norm", level) for level in LEVELS)]
     later = [*((freed, 1.0) for freed in FREED), *(("tail", level) for level in LEVELS)]
     found += [cell("AdamW", DECAYS["AdamW"][CENTRE], held=h, level=x, **short) for h, x in arms]
@@ -303,7 +307,7 @@ def whole_grid(steps: int = STEPS) -> tuple[Setting, ...]:
         found += [cell(optimizer, decay, held=h, level=x, **short) for h, x in later]
     centre = DECAYS["AdamW"][CENTRE]
     for rate_factor, decay_factor in ((1.0, 1.0), (2.0, 0.5), (0.5, 4.0)):
-        about = {"stage": "data", "steps": steps}
+        about: dict[str, Any] = {"stage": "data", "steps": steps}
         found += [
             cell("AdamW", centre * decay_factor, rate_factor, text=text, **about) for text in TEXTS
         ]
