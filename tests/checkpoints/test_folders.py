@@ -149,3 +149,29 @@ def test_the_choice_of_a_folder_never_depends_on_the_order_of_its_files(tmp_path
     assert choice.files == ("model.safetensors",)
     notes = ["read model.safetensors, left aside a.ckpt, pytorch_model.bin"]
     assert list(choice.notes(choice.all)) == notes
+
+
+def test_a_folder_too_large_to_look_through_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model may be any of those that were not looked at."""
+    monkeypatch.setattr(folders, "_MOST_ENTRIES", 3)
+    for name in ("a", "b", "c", "model.safetensors"):
+        put(tmp_path / "model", SOUND, name)
+    refused(tmp_path / "model", "a folder of more than 3 files")
+    refused(tmp_path, "no checkpoint in it")
+
+
+def test_a_folder_inside_that_may_not_be_read_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lost+found").mkdir()
+    real = os.scandir
+
+    def scandir(path: Path) -> Any:
+        if Path(path).name == "lost+found":
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr(folders.os, "scandir", scandir)
+    refused(tmp_path, "no checkpoint in it")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from kappascope.checkpoints import gguf
+from kappascope.checkpoints import codes, gguf
 from kappascope.checkpoints.codes import CodedLocation
 from kappascope.checkpoints.formats import Malformed
 from kappascope.checkpoints.locations import CheckpointFile, TensorLocation
@@ -275,6 +275,6 @@ def test_coded_tensors_are_decoded_a_panel_at_a_time(
     location = read(written(tmp_path / "x.gguf", {"w": (numbers(10, 64), "Q4_0")})).tree["w"]
     assert isinstance(location, CodedLocation)
     whole, steps = location.read(), location.half_steps()
-    monkeypatch.setattr(gguf, "PANEL_ENTRIES", 128)
+    monkeypatch.setattr(codes, "PANEL_ENTRIES", 128)
     assert torch.equal(location.read(), whole)
     assert torch.equal(location.half_steps(), steps)

@@ -13,7 +13,7 @@ import broken_files
 import checkpoint_files
 from broken_files import refused
 from checkpoint_files import NOT_SAFETENSORS, TWO, archive, everything, legacy, put, saved
-from kappascope.checkpoints import open, torchfiles
+from kappascope.checkpoints import open, zips
 
 
 def test_a15_torchscript_tar_and_plain_pickles(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_a16_a_storage_that_is_missing_or_of_another_size_costs_its_tensor_only(
 
 
 def test_a17_zip_archives_made_to_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torchfiles, "_BOMB_SIZE", 1 << 20)
+    monkeypatch.setattr(zips, "_BOMB_SIZE", 1 << 20)
     path = tmp_path / "x.pt"
     bomb = {"data.pkl": checkpoint_files.members(saved(TWO))["data.pkl"], "data/0": bytes(1 << 22)}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
@@ -75,9 +75,9 @@ def test_a17_zip_archives_made_to_harm(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a17_too_many_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torchfiles, "_MOST_MEMBERS", 4)
+    monkeypatch.setattr(zips, "_MOST_MEMBERS", 4)
     refused(put(tmp_path, saved(TWO), "x.pt"), "members")
-    monkeypatch.setattr(torchfiles, "_LONGEST_DIRECTORY", 100)
+    monkeypatch.setattr(zips, "_LONGEST_DIRECTORY", 100)
     refused(put(tmp_path, saved(TWO), "x.pt"), "directory")
 
 

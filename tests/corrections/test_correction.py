@@ -256,6 +256,18 @@ def test_what_cannot_be_attached_to_is_an_error_in_one_line() -> None:
             NormPin().attach(model, optimizer, where=where)
 
 
+def test_an_optimizer_that_runs_no_hooks_is_an_error_in_one_line() -> None:
+    class Lookahead(Optimizer):
+        """One around another, as some are written: without a start of its own."""
+
+        def __init__(self, inner: Optimizer) -> None:
+            self.optimizer, self.param_groups = inner, inner.param_groups
+
+    model = perceptron()
+    with pytest.raises(TypeError, match=r"Lookahead runs no hooks, .*; attach to the optimizer"):
+        NormPin().attach(model, Lookahead(SGD(model.parameters(), lr=0.1)))
+
+
 WRONG = {
     "every": (0, -1, 1.5, None),
     "kappa": (0.5, float("nan"), float("inf"), None),

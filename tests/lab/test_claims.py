@@ -295,7 +295,7 @@ class TestJudge:
         assert list(record) == [
             *("id", "experiment", "sentence", "source", "verdict"),
             *("measured", "interval", "n", "explanation"),
-            *("alone", "p", "p_page", "p_all", "printed_mean", "mended"),
+            *("alone", "p", "p_page", "p_all", "printed_mean", "mended", "estimates"),
         ]
         assert record["measured"] == (None if math.isnan(estimate.value) else estimate.value)
         assert (record["interval"] is None) == (estimate.interval is None)

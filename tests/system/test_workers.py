@@ -304,3 +304,35 @@ except Refusal as refusal:
     print(refusal.code)
 """
         assert called(program, tmp_path) in {"['']\n", "5\n"}
+
+
+def test_more_open_files_than_select_can_take_are_no_hindrance(tmp_path: Path) -> None:
+    program = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1200)]
+print(go())
+"""
+    assert called(program, tmp_path) == "['']\n"
+
+
+def test_a_current_folder_that_was_removed_is_the_workers_too(tmp_path: Path) -> None:
+    program = f"""
+os.mkdir({str(tmp_path / "gone")!r})
+os.chdir({str(tmp_path / "gone")!r})
+os.rmdir({str(tmp_path / "gone")!r})
+done, = Processes(1, loaded=("torch",)).run(os.listdir, ["."])
+print(done.result, go())
+"""
+    assert called(program, tmp_path) == "[] ['']\n"  # not the files of another folder
+
+
+@pytest.mark.parametrize("executable", ["", None])
+def test_a_program_that_knows_no_python_is_told_so(
+    executable: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_server, "_CURRENT", _server._Current())
+    monkeypatch.setattr(sys, "executable", executable)
+    with pytest.raises(Refusal, match="names no Python") as refusal:
+        Processes(1).warm()
+    assert refusal.value.code == 5

@@ -8,6 +8,7 @@ interval of its condition number follows as it does from the dtype of other matr
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -17,6 +18,27 @@ from torch import Tensor
 
 from kappascope.checkpoints.formats import Malformed
 from kappascope.checkpoints.locations import StorageLocation, TensorLocation
+
+PANEL_ENTRIES = 1 << 22  # numbers decoded at a time: sixteen megabytes
+
+
+def panels(rows: int, columns: int, multiple: int = 1) -> Iterator[slice]:
+    """Yield slices of rows that are decoded together, each but the last a multiple of rows.
+
+    >>> list(panels(5, PANEL_ENTRIES // 2, multiple=2))
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
+    """
+    height = max(1, PANEL_ENTRIES // max(columns, 1) // multiple) * multiple
+    yield from (slice(top, min(top + height, rows)) for top in range(0, rows, height))
+
+
+def enlarged(half_steps: Tensor) -> Tensor:
+    """Return half steps in bfloat16, none of them smaller: a 64th more outweighs its rounding.
+
+    >>> enlarged(torch.tensor([0.1])) >= 0.1
+    tensor([True])
+    """
+    return (half_steps * (1 + 1 / 64)).bfloat16()
 
 
 class Code(ABC):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -155,7 +156,10 @@ def is_plain(name: object) -> bool:
 
 def _names(folder: Path) -> list[str]:
     with os.scandir(folder) as entries:
-        names = [entry.name for entry, _ in zip(entries, range(_MOST_ENTRIES), strict=False)]
+        names = [entry.name for entry in islice(entries, _MOST_ENTRIES + 1)]
+    if len(names) > _MOST_ENTRIES:  # the model may be among those that were not looked at
+        wrong = f"a folder of more than {_MOST_ENTRIES:,} files"
+        raise Malformed(wrong, "give the checkpoint in it")
     return sorted(names)
 
 
@@ -207,15 +211,22 @@ def _without(folder: Path, names: list[str]) -> Malformed:
             "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE.pt",
         )
     inner = [n for n in names[:1000] if (folder / n).is_dir() and not (folder / n).is_symlink()]
-    inner = [n for n in inner if any(map(_is_checkpoint, _names(folder / n)))]
+    inner = [n for n in inner if _holds_checkpoint(folder / n)]
     if inner:
         return Malformed(f"checkpoints only in its folders {_list(inner)}", "give one of them")
-    foreign = [n for n in names if re.fullmatch(r".+\.(onnx|h5|msgpack|pb|npz|tflite)", n)]
+    foreign = [n for n in names if re.fullmatch(r".+\.(onnx|h5|msgpack|pb|npz|npy|tflite)", n)]
     if foreign:
         return Malformed(
             f"no safetensors or PyTorch file in it, but {_list(foreign)}", "convert it"
         )
     return Malformed("no checkpoint in it", "give a folder with safetensors or PyTorch files")
+
+
+def _holds_checkpoint(folder: Path) -> bool:
+    try:
+        return any(map(_is_checkpoint, _names(folder)))
+    except (OSError, Malformed):  # not ours to read, as lost+found, or far too large
+        return False
 
 
 def _list(names: list[str]) -> str:

@@ -53,7 +53,6 @@ _SIGNS = [
     (rb"ggml|lmgg|tjgg|fmgg|algg", "an old GGML file", "give the safetensors it was made from"),
     (rb"\x89HDF\r\n\x1a\n", "an HDF5 file (Keras, TensorFlow)", _CONVERT),
     (rb"(?s:.{4})TFL3", "a TensorFlow Lite model", _CONVERT),
-    (rb"\x93NUMPY", "a NumPy array", "save it with safetensors or torch.save"),
     (rb"PAR1", "a Parquet table", "give the checkpoint itself"),
     (rb"ARROW1", "an Arrow table", "give the checkpoint itself"),
     (rb"%PDF-", "a PDF document", "give the checkpoint itself"),
@@ -86,6 +85,8 @@ def format_of(head: bytes) -> str:
         return "safetensors"
     if head[:4] == b"GGUF":
         return "gguf"
+    if head[:6] == b"\x93NUMPY":
+        return "npy"
     if head[:4] in (b"PK\3\4", b"PK\5\6"):
         return "zip"
     if re.match(rb"\x80[\0-\5]", head):

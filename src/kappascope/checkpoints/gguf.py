@@ -10,7 +10,7 @@ and it adds one to the norm gains of others, which is said in a note.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from math import prod
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kappascope.checkpoints.codes import Code, CodedLocation
+from kappascope.checkpoints.codes import Code, CodedLocation, enlarged, panels
 from kappascope.checkpoints.formats import AGAIN, Malformed, quoted
 from kappascope.checkpoints.locations import (
     CheckpointFile,
@@ -37,7 +37,6 @@ MOST_SETTINGS = 100_000  # beside tensors; models in use have fewer than a hundr
 LONGEST_NAME = 1 << 16  # bytes of a key or a tensor's name: the format's own limit
 LONGEST_TEXT = 1 << 26  # bytes of a value; chat templates have a few thousand
 MOST_DIMENSIONS = 4
-PANEL_ENTRIES = 1 << 22  # numbers decoded at a time: sixteen megabytes
 
 _CHUNK = 1 << 20  # bytes of the header read at a time
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q",
@@ -377,8 +376,8 @@ class GgufCode(Code):
         """Return the numbers of all blocks, row by row."""
         (blocks,) = stored
         decoded = torch.empty(self._shape(blocks), dtype=torch.float32)
-        for part, panel in self._panels(decoded, blocks):
-            part.copy_(torch.from_numpy(self._decoded(panel)))
+        for rows in panels(*decoded.shape):
+            decoded[rows] = torch.from_numpy(self._decoded(blocks[rows].numpy()))
         return in_order(decoded, self.heads)
 
     def half_steps(self, *stored: Tensor) -> Tensor:
@@ -389,20 +388,15 @@ class GgufCode(Code):
         """
         (blocks,) = stored
         steps, step = torch.empty(self._shape(blocks), dtype=torch.bfloat16), _TYPES[self.type].step
-        for part, panel in self._panels(steps, blocks):
+        for rows in panels(*steps.shape):
+            panel = blocks[rows].numpy()
             half = self._largest(panel) if step is None else self._step(panel, step)
-            # bfloat16 keeps eight bits: a 64th more, and rounding down makes none smaller
-            part.copy_(torch.from_numpy(half) * (1 + 1 / 64))
+            steps[rows] = enlarged(torch.from_numpy(half))
         return in_order(steps, self.heads)
 
     def _shape(self, blocks: Tensor) -> tuple[int, int]:
         code = _TYPES[self.type]
         return blocks.shape[0], blocks.shape[1] // code.bytes * code.block
-
-    def _panels(self, out: Tensor, blocks: Tensor) -> Iterator[tuple[Tensor, np.ndarray[Any, Any]]]:
-        height = max(1, PANEL_ENTRIES // max(out.shape[1], 1))
-        for part, panel in zip(out.split(height), blocks.split(height), strict=True):
-            yield part, panel.numpy()
 
     def _decoded(self, panel: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         from gguf import GGMLQuantizationType, dequantize

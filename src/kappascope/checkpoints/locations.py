@@ -127,6 +127,11 @@ class StorageLocation:
         self.fill(memoryview(data), 0)
         return bytes(data)
 
+    def first(self, size: int) -> bytes:
+        """Read as many bytes of its beginning as there are of ``size``."""
+        part = StorageLocation(self.file, self.begin, min(size, self.size), self.packed)
+        return part.read()
+
     def fill(self, view: memoryview, skip: int) -> None:
         """Put the bytes after the first ``skip`` into ``view``."""
         with self.file.opened() as descriptor:

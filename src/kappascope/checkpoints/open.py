@@ -1,15 +1,16 @@
 """Open a checkpoint that nobody vouches for: what is in it at once, its numbers when asked for.
 
-Safetensors files, folders of them as Hugging Face lays them out, and what ``torch.save`` wrote, old
-or new. A file is what its content says, whatever its name; no code in it is run, nothing is
-written, and only the tensor that is asked for is read.
+Safetensors files, folders of them as Hugging Face lays them out, what ``torch.save`` wrote, old or
+new, GGUF files and NumPy's arrays. A file is what its content says, whatever its name; no code in
+it is run, nothing is written, and only the tensor that is asked for is read.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,7 +20,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from kappascope.checkpoints import folders, gguf, safetensors, torchfiles
+from kappascope.checkpoints import folders, gguf, numpyfiles, quantized, safetensors, torchfiles
 from kappascope.checkpoints.codes import CodedLocation
 from kappascope.checkpoints.formats import AGAIN, HEAD, Malformed, format_of, quoted
 from kappascope.checkpoints.locations import CheckpointFile, FileContents, TensorLocation, Tree
@@ -36,8 +37,17 @@ _MOST_SHARDS = 10_000
 _FORMATS = {
     "safetensors": "safetensors",
     "gguf": "GGUF",
+    "npy": "NumPy",
+    "npz": "NumPy",
     "zip": "PyTorch",
     "pickle": "PyTorch, before 1.6",
+}
+_READERS: Mapping[str, Callable[[CheckpointFile], FileContents]] = {
+    "gguf": gguf.read_gguf,
+    "npy": numpyfiles.read_npy,
+    "npz": numpyfiles.read_npz,
+    "zip": torchfiles.zipped,
+    "pickle": torchfiles.legacy,
 }
 _REPAIR = "download the index again"
 _STATE_DICT = "save model.state_dict() where you trust it"
@@ -159,7 +169,8 @@ def _checkpoint(path: Path, folder: Path, held: FileContents, form: str) -> Chec
     notes, faults = _said(held)
     config, more = _config(folder)
     config = {**held.config, **config}  # what lies beside a file may correct it
-    return Checkpoint(str(path), form, held.tree, config, notes + held.notes + more, faults)
+    tree = quantized.with_weights(held.tree, config)
+    return Checkpoint(str(path), form, tree, config, notes + held.notes + more, faults)
 
 
 @contextmanager
@@ -189,12 +200,11 @@ def _load(real: Path, name: str) -> tuple[FileContents, str]:
     if form == "unknown":
         return _oldest(file), _FORMATS["pickle"]
     if named:
-        what = {"zip": "zip archive", "gguf": "GGUF file"}.get(form, form)
+        what = {"zip": "zip archive", "gguf": "GGUF file", "npy": "NumPy array"}.get(form, form)
         raise Malformed(f"not a safetensors file but a {what}", "give it the name it should have")
-    if form == "gguf":
-        return gguf.read_gguf(file), _FORMATS[form]
-    read = torchfiles.zipped if form == "zip" else torchfiles.legacy
-    return read(file), _FORMATS[form]
+    if form == "zip" and numpyfiles.is_npz(file):
+        form = "npz"
+    return _READERS[form](file), _FORMATS[form]
 
 
 def _oldest(file: CheckpointFile) -> FileContents:
@@ -226,7 +236,7 @@ def _said(held: FileContents) -> tuple[tuple[str, ...], tuple[Skipped, ...]]:
 def _config(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the ``config.json`` of the model, if there is one that can be understood."""
     try:
-        if not (folder / "config.json").exists():
+        if not os.path.lexists(folder / "config.json"):
             return {}, ()
         text = CheckpointFile.at(folders.inside(folder, "config.json")).read(0, _LONGEST_CONFIG + 1)
         config = json.loads(text) if len(text) <= _LONGEST_CONFIG else None

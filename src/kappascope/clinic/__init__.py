@@ -1,5 +1,6 @@
 """Examine the matrices of a model, find what is wrong, and say what to try."""
 
+import sys
 from typing import Any, Literal, TypeAlias, get_args
 
 from kappascope.system import files
@@ -21,6 +22,8 @@ def blank_document(source: str) -> dict[str, Any]:
     >>> blank_document("toy.pt")["summary"]["verdict"]
     'Nothing could be examined.'
     """
+    # a torch that is not loaded by now may be one that cannot be
+    known = files.environment() if "torch" in sys.modules else files.unloaded_environment()
     lists = "matrices", "products", "chains", "findings", "skipped", "failed"
     return {
         "schema": SCHEMA,
@@ -33,5 +36,5 @@ def blank_document(source: str) -> dict[str, Any]:
             "verdict": "Nothing could be examined.",
         },
         # float64, whatever the matrices are stored in
-        "provenance": {**files.environment(), "dtype": "float64", "notes": []},
+        "provenance": {**known, "dtype": "float64", "notes": []},
     }

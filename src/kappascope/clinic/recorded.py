@@ -17,7 +17,7 @@ from typing import Any
 
 from kappascope.clinic.diagnose import UNCHOSEN, Selection
 from kappascope.clinic.diagnosis import Diagnosis
-from kappascope.clinic.examination import Examination, Spread
+from kappascope.clinic.examination import SINGULAR, Examination, Spread
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, acts_beside, no_weight
 from kappascope.monitor.record import Run
 from kappascope.refusal import Refusal
@@ -25,7 +25,6 @@ from kappascope.theory import GaussianNull
 
 MOST_STEPS = 12  # of a trajectory: what a screen holds; the page of the run itself has them all
 NOT_RECORDED = "the record of a run does not have it"
-SINGULAR = "infinite: the smallest singular value cannot be told from zero"
 NUMBERS = (
     "sigma_max", "sigma_2", "sigma_min", "condition_number", "condition_number_low",
     "condition_number_high", "stable_rank", "spectral_gap", "frobenius_norm",
@@ -134,7 +133,7 @@ def _row(
     is_singular = values.get("condition_number") == math.inf
     numbers |= _against_chance(shape, numbers.get("condition_number"))
     reasons = {field.name: NOT_RECORDED for field in fields(Examination) if field.default is None}
-    reasons |= {quantity: SINGULAR for quantity, value in values.items() if value == math.inf}
+    reasons |= {q: SINGULAR.reason for q, value in values.items() if value == math.inf}
     optional = {"depth", "part_of", "errors", "failure", "uncompared", *numbers}
     return Examination(
         name=name,

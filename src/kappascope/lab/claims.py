@@ -316,7 +316,8 @@ class Verdict:
     ``alone`` is the verdict without regard to other claims, ``p`` the least error rate at which it
     would be decided; ``p_page`` and ``p_all`` are Holm's, over the claims of its page, which decide
     ``verdict``, and over all of the run. ``printed_mean`` tells of means that are quoted and do not
-    exist, ``mended`` of a rule that was changed after rows had been seen.
+    exist, ``mended`` of a rule that was changed after rows had been seen. ``estimates`` has every
+    number that the claim measured, by name: value, low, high and n, of a family by key.
     """
 
     id: str
@@ -334,6 +335,7 @@ class Verdict:
     p_all: float | None = None
     printed_mean: Mapping[str, Any] | None = None
     mended: Mapping[str, str] | None = None
+    estimates: Mapping[str, Any] = field(default_factory=dict)
 
 
 def judge(claim: Claim, rows: Table, least: int = 0) -> Verdict:
@@ -397,7 +399,19 @@ def judge(claim: Claim, rows: Table, least: int = 0) -> Verdict:
         p,
         printed_mean=_quoted(claim.quotes, rows) if claim.quotes else None,
         mended=asdict(claim.mended) if claim.mended else None,
+        estimates={name: _numbers(estimate) for name, estimate in estimates.items()},
     )
+
+
+def _numbers(estimate: Estimate | Estimates) -> dict[str, Any]:
+    """Write an estimate, or a family of them, as plain numbers."""
+    if isinstance(estimate, Estimates):
+        return {str(key): _numbers(member) for key, member in estimate.items()}
+    low, high = estimate.interval or (math.nan, math.nan)
+    return {
+        "value": _number(estimate.value), "low": _number(low), "high": _number(high),
+        "n": estimate.n,
+    }  # fmt: skip
 
 
 def _quoted(quotes: QuotedMean, rows: Table) -> dict[str, Any] | None:

@@ -27,6 +27,7 @@ DEAD_BELOW, ALIVE_ABOVE = 0.01, 0.1  # of the median row norm; it was the latter
 LARGE_UPDATE = 0.03  # of the weight in one step; early steps may be so large, ...
 LARGE_UPDATE_FACTOR = 4.0  # ... but not so many times the median of the last eight readings
 UNRESOLVED_FACTOR = 10.0  # over the first κ: in 16 bits many a matrix is near the limit
+WHY_RANKS_FALL = "look at its decay and its learning rate"
 SWALLOWED_ABOVE = 0.5  # of the entries, at two readings in a row
 
 
@@ -50,7 +51,7 @@ class Watch:
     >>> list(watch.reading(0, {"w": {"frobenius_norm": 1.0}, "v": {}}))
     []
     >>> [alert.text for alert in watch.reading(50, {"w": {"non_finite": 3.0}, "v": {}})]
-    ['w: 3 entries are NaN or infinite (step 50)']
+    ['w: 3 entries are NaN or infinite: look at the last batches, ... and the scaling (step 50)']
     """
 
     told: set[tuple[str, str]] = field(default_factory=set)
@@ -100,20 +101,21 @@ def _remember(readings: Readings, past: _Past) -> None:
 
 def _symptoms(readings: Readings, past: _Past) -> Iterator[tuple[str, str]]:
     if readings.get("non_finite"):
-        yield "non-finite", f"{readings['non_finite']:,.0f} entries are NaN or infinite"
+        text = f"{plural(int(readings['non_finite']), 'entry is', 'entries are')} NaN or infinite"
+        yield "non-finite", f"{text}: look at the last batches, the learning rate and the scaling"
         return
     first = past.first
     began, low = first.get("condition_number", 0.0), readings.get("condition_number_low", 0.0)
     if first.get("resolved") and low > UNRESOLVED_FACTOR * began and not _is_resolved(readings):
         text = f"κ rose from {number(began)} to {number(low)} or more"
-        yield "unresolved", f"{text}, beyond what its dtype resolves"
+        yield "unresolved", f"{text}, beyond what its dtype resolves: look at what still feeds it"
     least = _least_row(readings)
     if first.get("least_row", 0.0) > ALIVE_ABOVE and least < DEAD_BELOW:
         text = f"a row has fallen to {number(least)} of the others"
         yield "dead-row", f"{text}: look at what feeds it, and at its decay"
     if readings.get("dead_rows"):
         text = plural(int(readings["dead_rows"]), "row")
-        yield "dead-row", f"no gradient has reached {text} for some readings: look at its inputs"
+        yield "dead-row", f"no gradient has reached {text} for three readings: look at these units"
     yield from _collapse(readings, past)
     yield from _runaway(readings, past)
     yield from _too_large(readings, past)
@@ -141,17 +143,18 @@ def _is_resolved(readings: Readings) -> bool:
 def _collapse(readings: Readings, past: _Past) -> Iterator[tuple[str, str]]:
     rank, began = readings.get("effective_rank"), past.first.get("effective_rank", 0.0)
     if rank is not None and rank < COLLAPSED_SHARE * began:
-        yield "rank-collapse", f"its effective rank fell from {began:.0f} to {rank:.0f}"
+        text = f"its effective rank fell from {began:.0f} to {rank:.0f}"
+        yield "rank-collapse", f"{text}: {WHY_RANKS_FALL}"
     stable, began = readings.get("stable_rank"), past.first.get("stable_rank", 0.0)
     if stable is None or began < 4 or "row_norms" not in readings:
         return  # the product of a head that specializes has few directions, and is healthy
     text = f"its stable rank fell from {number(began)} to {number(stable)}"
     if stable < RANK_ONE_BELOW:
-        yield "rank-collapse", f"{text}: one direction is all that is left"
+        yield "rank-collapse", f"{text}, one direction is all that is left: {WHY_RANKS_FALL}"
     elif len(past.ranks) == FALLING_READINGS and past.readings > 2 * FALLING_READINGS:
         falls = stable < FALLING_SHARE * past.ranks[0] and stable < COLLAPSED_SHARE * began
         if falls:
-            yield "rank-collapse", f"{text}, most of it within the last readings"
+            yield "rank-collapse", f"{text}, most of it lately: {WHY_RANKS_FALL}"
 
 
 def _runaway(readings: Readings, past: _Past) -> Iterator[tuple[str, str]]:

@@ -244,7 +244,7 @@ class Monitor:
             start |= {"optimizers": [type(o).__name__ for o in self._optimizers]}
             self._write(start | {"resumed": bool(cut)})
         for name in stepped_twice(survey, self._optimizers):
-            text = f"{name}: more than one optimizer or group steps it"
+            text = f"{name}: more than one optimizer or group steps it; leave it in one of them"
             self._alert(self._watch.once(begun, "stepped-twice", name, text))
 
     def _all_facts(self, survey: Survey) -> dict[str, dict[str, Any]]:
@@ -815,7 +815,8 @@ class Monitor:
         ]
         if not names:
             return []
-        text = f"{first_few(names)}: a gradient comes, and no optimizer steps it"
+        what = "a gradient comes, and no optimizer steps it: pass it to one, or freeze it"
+        text = f"{first_few(names)}: {what} (step {step:,})"
         return list(self._watch.once(step, "not-stepped", names[0], text))
 
     def _sums(self) -> dict[str, Tensor]:
@@ -829,7 +830,8 @@ class Monitor:
     def _tell_of_drift(self, step: int, sums: Sequence[dict[str, float]]) -> None:
         drifted = [name for name in sums[0] if len({repr(each.get(name)) for each in sums}) > 1]
         if drifted:
-            text = f"{first_few(drifted)}: the replicas differ between processes (step {step:,})"
+            what = "the replicas differ between processes: look for what one of them does alone"
+            text = f"{first_few(drifted)}: {what} (step {step:,})"
             self._alert(self._watch.once(step, "drift", drifted[0], text))
 
     def _break(self, why: str) -> None:
@@ -872,7 +874,7 @@ class Monitor:
             self._ring.log(step, logged["loss"])
         for name, value in logged.items():
             if not math.isfinite(value):
-                text = f"{name} is not finite (step {step:,})"
+                text = f"{name} is not finite: look at the last batches (step {step:,})"
                 if new := list(self._watch.once(step, "non-finite", name, text)):
                     self._alert(new)
                     self._break(f"{name} is not finite")

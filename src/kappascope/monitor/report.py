@@ -58,14 +58,14 @@ class Chart:
 
 CHARTS = (
     Chart("Condition number", ("condition_number",),
-          "κ = σ₁ / σ of the smallest; the band is what rounding to the stored dtype leaves open."),
+          "κ = largest σ / smallest σ; the band is what rounding to the stored dtype leaves open."),
     Chart("Ends of the spectrum", ("sigma_*",), "The largest, second and smallest singular value."),
     Chart("Update over weight", ("update_size", "update_step", "update_decay"),
           "Frobenius norm of what one step changed, relative to the weight: all of it, the step"
           " without decay, and decay alone."),
     Chart("Swallowed", ("swallowed*",),
           "Shares that did not move although they should: of entries with a gradient, seen and as"
-          " predicted for this dtype and for float32; of rows, of the intended update, of decay."),
+          " predicted for this dtype and finer ones; of rows, of the intended update, of decay."),
     Chart("Frobenius norm", ("frobenius_norm",)),
     Chart("Ranks", ("effective_rank", "stable_rank", "entropy_rank"),
           "Singular values above 0.01 of the largest; squared Frobenius norm over σ₁ squared."),
@@ -78,8 +78,10 @@ CHARTS = (
           " reading."),
     Chart("Growth by the update", ("update_radial",),
           "Change of the weight along itself in one step: negative where it shrinks."),
-    Chart("Rank of the update", ("update_stable_rank",), "With the whole spectra."),
-    Chart("Condition of the update", ("update_condition_number",), "With the whole spectra."),
+    Chart("Rank of the update", ("update_stable_rank", "momentum_stable_rank"),
+          "Stable rank of what one step changed, and of the momentum; with the whole spectra."),
+    Chart("Condition of the update", ("update_condition_number", "momentum_condition_number"),
+          "κ of what one step changed, and of the momentum; with the whole spectra."),
     Chart("Where the momentum lies", ("momentum_share_*",)),
     Chart("Alignment of the momentum", ("momentum_alignment_*",), "Cosine with the gradient."),
     Chart("Spectral gap", ("spectral_gap",), "(σ₁ − σ₂) / σ₁"),
@@ -92,7 +94,10 @@ LABELS = {
     "sigma_min": "smallest σ", "update_size": "update / weight", "update_step": "step / weight",
     "update_decay": "decay / weight", "swallowed": "entries swallowed",
     "swallowed_rows": "rows", "swallowed_predicted": "entries, predicted",
-    "swallowed_in_float32": "entries, if float32", "swallowed_update": "update",
+    "swallowed_in_float16": "entries, if float16", "swallowed_in_float32": "entries, if float32",
+    "update_stable_rank": "update", "momentum_stable_rank": "momentum",
+    "update_condition_number": "update", "momentum_condition_number": "momentum",
+    "momentum_alignment_gradient": "gradient", "swallowed_update": "update",
     "swallowed_decay": "decay", "update_share_top": "leading", "update_share_bottom": "trailing",
     "momentum_share_top": "leading", "momentum_share_bottom": "trailing",
     "update_alignment_gradient": "minus gradient", "update_alignment_last": "last update",
@@ -127,7 +132,7 @@ def run_page(run: Run, connects: str = "'none'", seconds: float = 0.0) -> str:
         poll=round(1000 * seconds),
         data=document,
         provenance=_provenance(run),
-        skipped=run.skipped,
+        skipped={name: why for name, why in run.skipped.items() if name not in run.matrices},
     )
 
 

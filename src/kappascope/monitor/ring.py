@@ -134,11 +134,7 @@ def _gradient(parameter: Tensor) -> Tensor:
 def _norms(tensors: list[Tensor]) -> Tensor:
     """The norms of some tensors, in float32 at least and on the device of the first."""
     local = [own_shard(t) for t in tensors]
-    if all(t.dtype == torch.float32 and t.is_contiguous() for t in local):
-        squares = [torch.dot(flat, flat) for flat in (t.view(-1) for t in local)]
-        single = [square.sqrt() for square in squares]
-    else:
-        single = list(torch._foreach_norm(local, 2, dtype=torch.float32))
+    single = torch._foreach_norm(local, 2, dtype=torch.float32)
     device = single[0].device
     norms = torch.stack([norm.to(device, non_blocking=True) for norm in single])
     shards = [shard_count(t) for t in tensors]

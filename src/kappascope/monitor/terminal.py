@@ -24,7 +24,7 @@ from kappascope.monitor.overview import (
 )
 from kappascope.monitor.record import Run
 from kappascope.monitor.report import envelope
-from kappascope.text import clean, number, plural
+from kappascope.text import clean, number
 
 BARS = "▁▂▃▄▅▆▇█"
 SPARK_POINTS = 16  # characters of a small curve
@@ -82,7 +82,7 @@ def run_screen(run: Run, width: int, height: int, silence: float = 0.0) -> Rende
     if not ranked:
         return Group(*lines, Text("No reading yet.", "dim"))
     hidden = len(ranked) - room
-    more = [Text(f"{plural(hidden, 'more matrix', 'more matrices')}", "dim")] if hidden > 0 else []
+    more = [Text(f"{hidden:,} more", "dim")] if hidden > 0 else []
     return Group(*lines, _table(run, ranked[:room], width), *more)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from kappascope.lab.claims import Above, Below, Between, Claim, Measure
+from kappascope.lab.claims import Above, Below, Between, Claim, Measure, Mended
 from kappascope.lab.experiment import Experiment, Rows, grid, size_of
 from kappascope.lab.figures import error_lines, sheet, spectrum_lines, tail
 from kappascope.lab.measures import (
@@ -120,6 +120,11 @@ CLAIMS = (
         "1024 and {drawn[2048]:.2f} at 2048 (n = {drawn[2048].n}), which stand for the trained "
         "trials there.",
         answers=("W2",),
+        mended=Mended(
+            "undecided",
+            "32 trained trials at d = 2048 did not decide; now 200 draws of theory stand for "
+            "trained trials at 1024 and 2048, drawn after the rule.",
+        ),
     ),
     Claim(
         "e10.superlinear",
@@ -137,6 +142,11 @@ CLAIMS = (
         "singular value like 1/d.",
         answers=("W2",),
         teaches={"size": "fails"},
+        mended=Mended(
+            "fails",
+            "32 trained trials stood for d = 2048; now 200 draws of theory do at 1024 and 2048, "
+            "drawn after the rule.",
+        ),
     ),
     Claim(
         "e10.learned",

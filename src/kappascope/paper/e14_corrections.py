@@ -21,7 +21,7 @@ from torch.nn.utils import parametrizations
 from torch.optim import SGD
 
 from kappascope import corrections as c
-from kappascope.lab.claims import Above, Below, Claim, Measure
+from kappascope.lab.claims import Above, Below, Claim, Measure, Mended
 from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.figures import sheet, strips
 from kappascope.lab.measures import LOG_KAPPA, ROW_NORMS, Where, select
@@ -198,6 +198,21 @@ def helped(strategy: str) -> Measure:
     return measure
 
 
+ONE_DEFAULT = (
+    "Every correction had one untuned default; now each is tuned among three choices, in trials "
+    "that are younger than the rule."
+)
+
+ONE_DEFAULT = (
+    "Every correction had one untuned default; now each is tuned among three choices, in trials "
+    "that are younger than the rule."
+)
+
+ONE_DEFAULT = (
+    "Every correction had one untuned default; now each is tuned among three choices, in trials "
+    "that are younger than the rule."
+)
+
 CLAIMS = (
     Claim(
         "e14.value-multipliers",
@@ -218,6 +233,10 @@ CLAIMS = (
         "and {rows_matrix:.0f} % of the matrix's.",
         answers=("W4(c)", "Q6"),
         teaches={"multipliers learn the scale": "fails"},
+        mended=Mended(
+            "fails",
+            ONE_DEFAULT,
+        ),
     ),
     Claim(
         "e14.oracle",
@@ -228,6 +247,10 @@ CLAIMS = (
         explain="Each tuned for it, the oracle lowers the error of log kappa in this share of the "
         "trials: {shares:.2f} (n = {shares.n}).",
         answers=("W4(a)", "W4(e)", "W7"),
+        mended=Mended(
+            "fails",
+            ONE_DEFAULT,
+        ),
     ),
     Claim(
         "e14.blind",
@@ -239,6 +262,10 @@ CLAIMS = (
         "trials (n = {gains.n}), each correction tuned for it among three choices: "
         "{gains.names_first:.0f}.",
         answers=("W4(b)", "W4(d)", "W4(e)"),
+        mended=Mended(
+            "undecided",
+            ONE_DEFAULT,
+        ),
     ),
     Claim(
         "e14.better-matrix",
@@ -256,6 +283,10 @@ CLAIMS = (
         "{projection_kappa:.0f} % and {projection_matrix:.1f} % (n = {penalty_matrix.n}).",
         answers=("W4(a)",),
         teaches={"kappa is no end in itself": "fails"},
+        mended=Mended(
+            "fails",
+            ONE_DEFAULT,
+        ),
     ),
     Claim(
         "e14.harmless",
@@ -268,6 +299,10 @@ CLAIMS = (
         "{gains.names_first:.0f}.",
         answers=("W4(b)", "W4(d)", "W9(d)"),
         teaches={"kappa is no end in itself": "fails"},
+        mended=Mended(
+            "fails",
+            ONE_DEFAULT,
+        ),
     ),
 )
 

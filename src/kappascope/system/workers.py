@@ -198,19 +198,18 @@ def _how(code: int | None) -> str:
     return f": signal {known.get(-code, -code)}"
 
 
-def _folder() -> Path | None:
+def _folder() -> Path:
     try:
         return Path.cwd()
-    except OSError:  # it was removed
-        return None
+    except OSError:  # it was removed: on Linux another process can enter it nevertheless
+        return Path(f"/proc/{os.getpid()}/cwd")
 
 
-def _enter(memory: int | None, folder: Path | None, path: list[str]) -> Callable[[bytes], bytes]:
+def _enter(memory: int | None, folder: Path, path: list[str]) -> Callable[[bytes], bytes]:
     """Make a new process as its driver is now, confine it, and give what it does with parcels."""
     sys.path[:] = path
-    if folder:
-        with suppress(OSError):
-            os.chdir(folder)
+    with suppress(OSError):
+        os.chdir(folder)
     if memory:
         _confine(memory)
     return _answer
