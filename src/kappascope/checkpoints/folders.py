@@ -7,7 +7,8 @@ The first of these that is there is read, all else is left aside and said so:
 3. ``pytorch_model.bin``, or the shards of its index; the same of diffusers;
 4. an adapter: ``adapter_model.safetensors`` or ``.bin``;
 5. the only index, the only safetensors file or family of shards, the only GGUF file or family of
-   shards, the only other checkpoint.
+   shards, the only other checkpoint;
+6. what ``torch.distributed.checkpoint`` wrote: its ``.metadata``.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ _SHARD = r"(.+)-\d{5}-of-(\d{5})((?:\.\w+){1,2})"  # diffusers once had a varian
 _PICKLED = r".+\.(pt|pth|ckpt|bin)"
 # What trainers write beside the weights.
 _OTHER = r"(training_args|optimizer|optim|scheduler|scaler|rng_state|random_states).*"
+_DISTRIBUTED = r"\.metadata"
 _LONGEST_NAME = 255  # what file systems take
 _MOST_ENTRIES = 100_000  # of a folder; more is no model
 
@@ -171,12 +173,12 @@ def _is_checkpoint(name: str) -> bool:
     """By its name; not what a trainer keeps beside it."""
     if re.fullmatch(_OTHER, name):
         return False
-    return bool(re.fullmatch(rf"{_INDEX}|.+\.(safetensors|gguf)|{_PICKLED}", name))
+    return bool(re.fullmatch(rf"{_INDEX}|.+\.(safetensors|gguf)|{_PICKLED}|{_DISTRIBUTED}", name))
 
 
 def _only(names: list[str]) -> CheckpointFiles | None:
     """Return the only checkpoint of the first kind that is there."""
-    for pattern in (_INDEX, r".+\.safetensors", r".+\.gguf", _PICKLED):
+    for pattern in (_INDEX, r".+\.safetensors", r".+\.gguf", _PICKLED, _DISTRIBUTED):
         candidates = [n for n in names if re.fullmatch(pattern, n) and _is_checkpoint(n)]
         families = {_family(name): name for name in candidates}
         if len(families) > 1:
@@ -206,10 +208,7 @@ def _shards(shards: list[str]) -> CheckpointFiles:
 def _without(folder: Path, names: list[str]) -> Malformed:
     """Return what to say of a folder without a checkpoint of its own."""
     if any(name.endswith(".distcp") for name in names):
-        return Malformed(
-            "a distributed checkpoint",
-            "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE.pt",
-        )
+        return Malformed("a distributed checkpoint without its .metadata", "copy all of its files")
     inner = [n for n in names[:1000] if (folder / n).is_dir() and not (folder / n).is_symlink()]
     inner = [n for n in inner if _holds_checkpoint(folder / n)]
     if inner:

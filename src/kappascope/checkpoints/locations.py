@@ -94,6 +94,11 @@ class CheckpointFile:
             finally:  # also of what seems truncated or damaged
                 self._check_unchanged(descriptor)
 
+    @property
+    def whole(self) -> StorageLocation:
+        """All of its bytes."""
+        return StorageLocation(self, 0, self.size)
+
     def read(self, begin: int, size: int) -> bytes:
         """Return the bytes from ``begin``, as many of ``size`` as there are."""
         data = bytearray(max(0, min(size, self.size - begin)))
@@ -207,10 +212,7 @@ class TensorLocation:
     def read(self) -> Tensor:
         """Return the tensor; it takes its own memory once."""
         size = self.dtype.itemsize
-        try:
-            data = torch.empty(self.span * size, dtype=torch.uint8)
-        except RuntimeError as error:  # torch's word for too little memory
-            raise MemoryError(f"{self.span * size} bytes") from error
+        data = uninitialized((self.span * size,), torch.uint8)
         self.storage.fill(data.numpy().data, self.offset * size)
         if not self.span:
             return torch.empty_strided(self.shape, self.stride, dtype=self.dtype)
@@ -220,6 +222,14 @@ class TensorLocation:
         """Return the same view of a storage without content."""
         empty = torch.empty(0, dtype=self.dtype, device="meta")
         return empty.set_(storage, self.offset, self.shape, self.stride)
+
+
+def uninitialized(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return a tensor without values yet; a `MemoryError` where there is too little for it."""
+    try:
+        return torch.empty(shape, dtype=dtype)
+    except RuntimeError as error:  # torch's word for too little memory
+        raise MemoryError(f"{prod(shape) * dtype.itemsize} bytes") from error
 
 
 @contextmanager

@@ -31,14 +31,9 @@ Model: TypeAlias = nn.Module | Mapping[Any, Any]
 Source: TypeAlias = str | Path | Model
 
 GIGABYTE = 2**30
-WEIGHT_SUFFIXES = {
-    ".safetensors",
-    ".bin",
-    ".pt",
-    ".pth",
-    ".ckpt",
-    ".gguf",
-}  # beside logs, which may grow
+WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".onnx_data",
+                   ".data", ".npz", ".npy", ".distcp"}  # fmt: skip
+# not logs, which may grow meanwhile
 Stamps: TypeAlias = tuple[tuple[str, Stamp], ...]
 """The files of a checkpoint by their names, as they were when we first saw them."""
 
