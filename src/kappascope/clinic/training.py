@@ -129,7 +129,8 @@ class Trainings:
         names = {}
         if isinstance(after, nn.Module):
             names = {id(p): stripped(name) for name, p in after.named_parameters()}
-        by_name, found = {}, []
+        by_name: dict[str, Training] = {}
+        found: list[Training] = []
         for each in several:
             for group in each.param_groups:
                 lasting = tuple(rates) if rates is not None else (float(group["lr"]),) * steps
