@@ -9,6 +9,8 @@ import pytest
 from kappascope.lab.table import Table
 from kappascope.studies.unlearned.claims import (
     CLAIMS,
+    GROUPS,
+    MATRICES,
     following,
     gap,
     growth_with_width,
@@ -24,7 +26,7 @@ def rows_of_grid(excess: float, optimizer: str = "AdamW") -> Table:
     for seed in range(4):
         for rate, decay in ((0.1, 0.0), (0.1, 0.5), (0.1, 2.0), (0.05, 0.5), (0.2, 0.5)):
             ghost = math.log(rate + 0.1) - decay
-            for kind in ("up", "down"):
+            for kind in MATRICES:
                 rows.append({
                     "stage": "grid", "optimizer": optimizer, "rate": rate, "decay": decay,
                     "steps": 10, "epoch": 10, "seed": seed, "component": "log_norm",
@@ -80,13 +82,17 @@ def test_a_loss_is_compared_seed_by_seed() -> None:
     assert found.n == 4
 
 
+PARTS = [part for group in ("top", "bulk", "bottom") for part in GROUPS[group]]
+
+
 def test_a_distance_that_halves_with_the_width_falls() -> None:
     rows = Table.of(
         {
-            "stage": "width", "scaling": "mup", "component": "log_sigma_1", "kind": "up",
+            "stage": "width", "scaling": "mup", "component": component, "kind": "up",
             "seed": seed, "width": width, "steps": 1, "epoch": 1, "ghost": 0.0, "value": 32 / width,
         }
         for seed in range(3) for width in (32, 64, 128)
+        for component in PARTS
     )  # fmt: skip
     assert growth_with_width("mup")(rows).value == pytest.approx(-0.375)
 

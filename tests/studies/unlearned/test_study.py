@@ -10,15 +10,7 @@ from kappascope.lab.resume import ResumePoint
 from kappascope.lab.table import Table
 from kappascope.studies.gpt.model import Corpus
 from kappascope.studies.unlearned import study
-from kappascope.theory import noise
 from short_runs import run
-
-
-@pytest.fixture(autouse=True)
-def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    for draws in ("WHITE_DRAWS", "MUON_DRAWS", "SHAPED_DRAWS"):
-        monkeypatch.setattr(study, draws, 5)
-    monkeypatch.setattr(noise, "ADAM_SAMPLES", 2**16)
 
 
 def test_every_part_has_its_nulls_beside_it(small_rows: Table) -> None:

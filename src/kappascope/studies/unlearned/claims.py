@@ -48,7 +48,7 @@ def final(rows: Table) -> Table:
 
 def column(rows: Table, name: str) -> Floats:
     """Read a column as it stands."""
-    return np.asarray(rows.rows[name].to_numpy(zero_copy_only=False), dtype=float)
+    return np.array(rows.rows[name].to_pylist(), dtype=float)
 
 
 def decayed(rows: Table, optimizer: str, parts: Sequence[str], kinds: Sequence[str]) -> Table:
