@@ -23,10 +23,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kappascope.matrix.parts import StartFrame, matrix_parts
+from kappascope.monitor.survey import Item
 from kappascope.theory.beyond import PartComparison, compared_with_few
 
 GHOSTS = 4  # Student's law with three degrees of freedom: a difference of 3 spreads has p = 0.06
 NULL = "ghosts"
+# Parts that are near enough to normal for Student's law; shares of the norm are skewed.
+RECORDED = ("log_norm", "row_spread", "column_spread", "log_sigma_1", "log_sigma_50",
+            "log_sigma_min", "log_kappa", "log_stable_rank")  # fmt: skip
 
 
 class Ghosts:
@@ -71,12 +75,22 @@ class Ghosts:
 
     def compared(self, name: str, weight: Tensor) -> list[PartComparison]:
         """Compare every part of a weight with its ghosts'."""
-        frame = StartFrame(self.starts[name])
-        ghosts = matrix_parts(torch.stack(self.weights(name)), frame)
-        return [
-            compared_with_few(part, float(value), ghosts[part].cpu().numpy(), NULL)
-            for part, value in matrix_parts(weight, frame).items()
-        ]
+        return compared_with_ghosts(weight, self.weights(name), StartFrame(self.starts[name]))
+
+    def quantities(self, item: Item, weight: Tensor) -> dict[str, dict[str, float]]:
+        """Return the p-values of some parts, for the record: of every matrix in a weight."""
+        assert item.unit is not None
+        if item.name not in self._copies:
+            return {}
+        cut = item.unit.layout.cut
+        stacks = [[piece for _, piece in cut(each)] for each in self.weights(item.name)]
+        found = {}
+        for place, (part, (_, piece)) in enumerate(zip(item.unit.parts, cut(weight), strict=True)):
+            ghosts = [stack[place].float().cpu() for stack in stacks]
+            compared = compared_with_ghosts(piece.detach().float().cpu(), ghosts)
+            found[part.name] = {f"ghost_p_{c.part}": c.p for c in compared if c.part in RECORDED}
+        wanted = {logical.name for logical in item.wanted}
+        return {name: quantities for name, quantities in found.items() if name in wanted}
 
     @torch.no_grad()
     def _step(self, k: int, real: Optimizer) -> None:
@@ -123,6 +137,17 @@ class Ghosts:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def compared_with_ghosts(
+    weight: Tensor, ghosts: Sequence[Tensor], frame: StartFrame | None = None
+) -> list[PartComparison]:
+    """Compare every part of a matrix with those of its ghosts."""
+    parts = matrix_parts(torch.stack(list(ghosts)), frame)
+    return [
+        compared_with_few(part, float(value), parts[part].cpu().numpy(), NULL)
+        for part, value in matrix_parts(weight, frame).items()
+    ]
 
 
 def _twin(

@@ -92,7 +92,6 @@ def trials(
     if scaling == "mup":  # whose limit has a head that begins with nothing
         nn.init.zeros_(model.head.weight)
     asked = steppers(model, optimizer, decay, growth)
-    group = asked["hidden"].param_groups[0]
     matrices = hidden(model)
     freed = FREED[held].attach(model, list(asked.values())) if held in FREED else None
     nulls = None
@@ -100,7 +99,7 @@ def trials(
         starts = {name: p.detach().clone() for name, p in matrices.items()}
         ghosts = Ghosts(matrices, asked["hidden"], GHOSTS, seed)
         noise = GradientNoise(matrices, (1 - forgetting(optimizer, rate, decay)) ** 2)
-        nulls = Nulls(optimizer, group, starts, ghosts, noise)
+        nulls = Nulls(optimizer, asked["hidden"], starts, ghosts, noise)
     holding = Held(held, level)
     parts: dict[str, Any] = {"model": model, "data": data, "held": holding, **asked}
     parts |= {"ghosts": nulls.ghosts, "noise": nulls.noise} if nulls else {}
@@ -111,7 +110,7 @@ def trials(
         if nulls and step in (steps // 8, steps // 2):
             log += nulls.readings(model, rates[:step], is_last=False)
         began = time.process_time()
-        group["lr"] = rates[step] * holding.rate_factor(step)
+        asked["hidden"].param_groups[0]["lr"] = rates[step] * holding.rate_factor(step)
         for stepper in asked.values():
             stepper.zero_grad()
         loss = model.loss(source.batch(BATCH, data))
@@ -123,7 +122,7 @@ def trials(
             stepper.step()
         holding.apply(matrices, step)
         if nulls and watcher:
-            nulls.after_step(matrices, asked["hidden"], watcher)
+            nulls.after_step(matrices, watcher)
         log.append({"loss": loss.item(), "seconds": time.process_time() - began})
         if not math.isfinite(loss.item()):
             break
@@ -143,10 +142,15 @@ class Nulls:
     """What a run is compared with: ghosts, and laws of noise with what gradients are like."""
 
     optimizer: str
-    group: Mapping[str, Any]  # settings of the optimizer
+    stepper: Optimizer
     starts: Mapping[str, Tensor]
     ghosts: Ghosts
     noise: GradientNoise
+
+    @property
+    def group(self) -> Mapping[str, Any]:
+        """The settings of the optimizer, whose groups are new ones after a resumption."""
+        return self.stepper.param_groups[0]
 
     def before_step(self, step: int) -> dict[str, Tensor] | None:
         """Return a ghost of every matrix before steps that are looked at."""
@@ -155,12 +159,12 @@ class Nulls:
         return {name: self.ghosts.weights(name)[0].clone() for name in self.starts}
 
     def after_step(
-        self, matrices: Mapping[str, nn.Parameter], stepper: Optimizer, before: Mapping[str, Tensor]
+        self, matrices: Mapping[str, nn.Parameter], before: Mapping[str, Tensor]
     ) -> None:
         """Take what noise fed to every matrix: for Muon, what it fed to the ghost."""
         rate, decay = self.group["lr"], self.group["weight_decay"]
         for name, p in matrices.items():
-            fed = fed_by(stepper, p)
+            fed = fed_by(self.stepper, p)
             if self.optimizer == "Muon":
                 fed = (self.ghosts.weights(name)[0] - (1 - rate * decay) * before[name]) / rate
             assert p.grad is not None

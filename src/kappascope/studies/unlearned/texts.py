@@ -87,8 +87,9 @@ def _function(lots: Iterator[int]) -> list[str]:
             return one((*known, str(next(lots) % 100)))
         return f"({expression(depth - 1, known)} {one(OPERATORS)} {expression(depth - 1, known)})"
 
-    first, second, result = (one(NAMES) for _ in range(3))
-    known = (first, second, result)
+    place = next(lots)
+    known = tuple(NAMES[(place + shift) % len(NAMES)] for shift in (0, 3, 7))  # three that differ
+    first, second, result = known
     lines = [f"def {one(NAMES)}_{one(NAMES)}({first}, {second}):"]
     lines.append(f"    {result} = {expression(2, known[:2])}")
     if one(("loop", "branch")) == "loop":
