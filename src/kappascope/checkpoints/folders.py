@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kappascope.checkpoints.formats import Malformed, quoted
+from kappascope.checkpoints.locations import MAP
 from kappascope.text import first_few
 
 _STEMS = ("model.safetensors", "diffusion_pytorch_model.safetensors", "pytorch_model.bin",
@@ -154,6 +155,15 @@ def is_plain(name: object) -> bool:
     if not isinstance(name, str) or not 0 < len(name.encode("utf-8", "replace")) <= _LONGEST_NAME:
         return False
     return name.isprintable() and not re.search(r"[/\\:]|^~|^\.{1,2}$", name)
+
+
+def plain_name(name: str) -> str | None:
+    """Return a name if it is that of a file in a folder, and of none that is ours.
+
+    >>> plain_name("model.pt"), plain_name("../model.pt"), plain_name(".fetched")
+    ('model.pt', None, None)
+    """
+    return name if is_plain(name) and not name.startswith(MAP) else None
 
 
 def _names(folder: Path) -> list[str]:
