@@ -1,4 +1,4 @@
-"""Nulls of noise: are their p-values uniform, and how small a signal do they find?
+"""Nulls of noise: how uniform their p-values are, and how small a signal they find.
 
 A thousand matrices for each optimizer and setting are trained by the optimizer itself on white
 gradients, from one start. Every part of every matrix gets its place among the draws of the closed
@@ -51,6 +51,7 @@ def trained(
     rates: Sequence[float],
     start: Tensor,
     count: int,
+    *,
     signal: Tensor | None = None,
 ) -> Tensor:
     """Train copies of a start on white gradients, and a constant one if there is a signal."""
@@ -94,7 +95,7 @@ def measured(name: str, count: int) -> dict[str, Any]:
     direction = math.sqrt(math.prod(SHAPE)) * torch.outer(u / u.norm(), v / v.norm())
     row["power"] = {}
     for strength in STRENGTHS:
-        many = trained(kind, settings, rates, start, count // 5, strength * direction)
+        many = trained(kind, settings, rates, start, count // 5, signal=strength * direction)
         found = places(many, drawn, frame)
         row["power"][f"{strength:g}"] = {
             part: float((2 * np.minimum(found[part], 1 - found[part]) <= 0.05).mean())
