@@ -77,7 +77,11 @@ def place(value: float, draws: ArrayLike, random: np.random.Generator) -> float:
 def compared_with_draws(
     part: str, value: float, draws: ArrayLike, null: str, random: np.random.Generator | None = None
 ) -> PartComparison:
-    """Compare a part with the draws of a null."""
+    """Compare a part with the draws of a null.
+
+    >>> compared_with_draws("log_norm", 0.5, [0.0, 0.4, 0.6, 1.0], "a null").usual
+    0.5
+    """
     others = np.asarray(draws, dtype=float)
     low, usual, high = np.quantile(others, (0.05, 0.5, 0.95))
     u = place(value, others, random or np.random.default_rng(0))
@@ -111,6 +115,10 @@ def answered(
     Beyond noise: the adjusted p-value (Benjamini and Hochberg 1995) is at most ``level``, and the
     difference from the median exceeds ``margin``. What noise would have done: 90 % of the null's
     draws are within ``margin`` of the value, which is two one-sided tests at 5 %.
+
+    >>> near = PartComparison("log_norm", 0.01, 0.0, -0.02, 0.02, 0.4, "a null")
+    >>> answered([near])[0].answer
+    'what noise alone would have done'
     """
     every = list(found)
     if not every:
@@ -153,6 +161,11 @@ def drawn_parts(
 def parts_compared(
     values: Mapping[str, float], drawn: Mapping[str, Sequence[float] | Array], null: str, seed: int
 ) -> list[PartComparison]:
-    """Compare every part with its draws; ``seed`` decides between equal ones."""
+    """Compare every part with its draws; ``seed`` decides between equal ones.
+
+    >>> found = parts_compared({"log_norm": 2.0}, {"log_norm": [0.0, 1.0]}, "a null", seed=0)
+    >>> found[0].part, found[0].difference
+    ('log_norm', 1.5)
+    """
     random = np.random.default_rng(seed)
     return [compared_with_draws(name, values[name], drawn[name], null, random) for name in drawn]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from kappascope.lab.optimizers import Muon
+from kappascope.matrix import spectra
 from kappascope.matrix.parts import StartFrame, matrix_parts, spectral_parts
 from kappascope.model.names import kind as kind_of
 from kappascope.studies.gpt.model import GPT, HEAD
@@ -104,7 +105,7 @@ def every_part(
                 "OV": output[..., :, rows].double() @ value[..., rows, :].double(),
             }
             for label, product in products.items():
-                values = torch.linalg.svdvals(product)[..., :HEAD]
+                values = spectra.singular_values(product)[..., :HEAD]
                 norm = product.square().mean((-2, -1)).log() / 2
                 found = {"log_norm": norm, **spectral_parts(values)}
                 yield f"{layer}[{label.lower()}.{head}]", label, found
@@ -147,7 +148,7 @@ class GradientNoise:
         return float((state["square"] / state["total"].clamp(min=1e-30)).sqrt())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sums."""
+        """Return the sums so far, by matrix."""
         return self.state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -32,6 +32,7 @@ from kappascope.lab import downloads
 from kappascope.lab.experiment import Rows, Setting, Study
 from kappascope.lab.resume import ResumePoint
 from kappascope.lab.tasks import generator
+from kappascope.matrix import spectra
 from kappascope.matrix.parts import StartFrame
 from kappascope.model.names import kind as kind_of
 from kappascope.monitor.ghosts import Ghosts
@@ -256,13 +257,13 @@ class Held:
                 p.mul_(self.level * self.levels.setdefault(name, norm.clone()) / norm)
         elif step % HOLD_EVERY == 0:
             for name, p in matrices.items():
-                u, s, vt = torch.linalg.svd(p, full_matrices=False)
+                u, s, vt = spectra.decomposition(p.detach())
                 half = len(s) // 2
                 tail = self.levels.setdefault(name, s[half:].clone())
                 p.copy_((u * torch.cat([s[:half], self.level * tail])) @ vt)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return what is held."""
+        """Return the levels that are held, by matrix."""
         return self.levels
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
