@@ -5,13 +5,21 @@ from typing import Any, Literal, TypeAlias, get_args
 from kappascope.system import files
 
 Severity: TypeAlias = Literal["info", "warning", "critical"]
-"""Worth knowing, but nothing to do; somebody should look; the model cannot work as it is."""
+"""Worth knowing; somebody should look; the model cannot work as it is."""
+
+Concern: TypeAlias = Literal["defect", "harm", "observation"]
+"""Broken, never trained, dead or double; hurts quantization, pruning, merging or training on;
+nothing to do."""
+
+Null: TypeAlias = Literal["none", "chance", "trained", "start"]
+"""What a rule compares with: nothing, random matrices, trained matrices, how training begins."""
 
 Extent: TypeAlias = Literal["auto", "full", "none"]
 """How much of the spectrum is taken: all of it up to a size, always, or never."""
 
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # the mildest first
-SCHEMA = "kappascope.diagnosis/1"
+CONCERNS: tuple[Concern, ...] = get_args(Concern)  # what can be acted on first
+SCHEMA = "kappascope.diagnosis/2"
 MODULES = ("torch", "kappascope.clinic.diagnose")  # what a worker needs
 
 
@@ -21,7 +29,7 @@ def blank_document(source: str) -> dict[str, Any]:
     >>> blank_document("toy.pt")["summary"]["verdict"]
     'Nothing could be examined.'
     """
-    lists = "matrices", "products", "chains", "findings", "skipped", "failed"
+    lists = "matrices", "products", "chains", "findings", "skipped", "failed", "swallowed", "files"
     return {
         "schema": SCHEMA,
         "source": source,
@@ -30,6 +38,7 @@ def blank_document(source: str) -> dict[str, Any]:
         "summary": {
             **dict.fromkeys(("matrices", "analysed", "failed", "skipped"), 0),
             "by_severity": dict.fromkeys(SEVERITIES, 0),
+            "by_concern": dict.fromkeys(CONCERNS, 0),
             "verdict": "Nothing could be examined.",
         },
         # float64, whatever the matrices are stored in

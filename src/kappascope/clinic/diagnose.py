@@ -18,14 +18,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TypeAlias, final, get_args
 
 import torch
 from torch import Tensor
 
 from kappascope.clinic import MODULES, Extent
+from kappascope.clinic.atlas import Atlas
 from kappascope.clinic.diagnosis import Diagnosis
-from kappascope.clinic.examination import Examination, examine
+from kappascope.clinic.examination import Examination, Kernel, examine
+from kappascope.clinic.moments import Moments, SwallowedStep
 from kappascope.clinic.source import (
     GIGABYTE,
     InMemory,
@@ -36,6 +39,7 @@ from kappascope.clinic.source import (
     Source,
     located,
 )
+from kappascope.clinic.vectors import Vector
 from kappascope.matrix import spectra
 from kappascope.matrix.status import Outcome, Status
 from kappascope.model.attention import Attention, Product, attention
@@ -43,6 +47,7 @@ from kappascope.model.chains import Chain, Ends, Links, links, obstacle
 from kappascope.model.matrices import Logical, Plan, Unit
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, unreadable
 from kappascope.refusal import Refusal
+from kappascope.system.files import FileDigest
 from kappascope.system.memory import (
     LIBRARY_BYTES,
     available_bytes,
@@ -53,7 +58,7 @@ from kappascope.system.memory import (
 from kappascope.system.workers import CORES, Done, Engine, Here, Processes
 from kappascope.text import error_text
 
-Row: TypeAlias = Examination | Product | Chain
+Row: TypeAlias = Examination | Product | Chain | SwallowedStep | FileDigest
 Readable: TypeAlias = OnDisk | Portion
 """A model, or what is needed of it, that can be opened in whichever process."""
 MIN_WORKER_BYTES = LIBRARY_BYTES + GIGABYTE  # to parse any file that people make
@@ -180,7 +185,7 @@ class TensorTask(Task):
                 continue
             counterpart = counterparts.get(logical.name)
             other = counterpart if isinstance(counterpart, Tensor) else None
-            row = _examined(logical.name, matrix, spectrum, other)
+            row = _examined(logical, matrix, spectrum, other, self._kernel(logical))
             if reference and row.errors is None:
                 if isinstance(counterpart, Reason):
                     row = replace(row, uncompared=counterpart)
@@ -189,6 +194,11 @@ class TensorTask(Task):
                 row = replace(row, reasons={"errors": str(row.uncompared), **row.reasons})
             row = replace(row, faults=(*row.faults, *fault))
             yield _described(row, logical)
+
+    def _kernel(self, logical: Logical) -> Kernel:
+        is_stack = logical.whole is None and self.unit.layout.stack
+        groups = max(1, len(self.unit.layout.parts)) if is_stack else 1
+        return Kernel(logical.taps, logical.stride, groups, logical.kind == "depthwise")
 
     def failed(self, reason: Reason) -> Iterator[Row]:
         """Yield a row that says why for each chosen matrix."""
@@ -220,18 +230,18 @@ def _counterparts(
 
 
 def _examined(
-    name: str, matrix: Tensor, spectrum: Extent, counterpart: Tensor | None
+    logical: Logical, matrix: Tensor, spectrum: Extent, counterpart: Tensor | None, kernel: Kernel
 ) -> Examination:
     """Return the examination of a matrix.
 
     An error costs this one, not its neighbours in the tensor.
     """
     try:
-        return examine(name, matrix, spectrum, counterpart)
+        return examine(logical.name, matrix, spectrum, counterpart, kernel)
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        return Examination.failed(name, (0, 0), "", unreadable(error_text(error)))
+        return Examination.failed(logical.name, (0, 0), "", unreadable(error_text(error)))
 
 
 def _described(row: Examination, logical: Logical) -> Examination:
@@ -310,6 +320,65 @@ class ChainTask(Task):
         yield Chain(name, names, self.layers.widths, None, False, None, status)
 
 
+@final
+@dataclass(frozen=True)
+class MomentsTask(Task):
+    """What the dtype of a weight will swallow of the step that Adam's moments ask for."""
+
+    moments: Moments
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """The tensors of matrices that it reads: none by their plan."""
+        return ()
+
+    @property
+    def effort(self) -> float:
+        """Seconds that are more than enough to read three tensors and step once."""
+        return 60 + math.prod(self.moments.shape) * 100 / LEAST_FLOPS
+
+    @property
+    def memory(self) -> Memory:
+        """The weight, its moments, and the step in float64 with what it is made of."""
+        return Memory(math.prod(self.moments.shape) * 8 * 6)
+
+    def rows(self, model: Opened, reference: Readable | None, spectrum: Extent) -> Iterator[Row]:
+        """Yield the one row, if the moments ask for a step."""
+        if found := self.moments.swallowed(model.read):
+            yield found
+
+    def failed(self, reason: Reason) -> Iterator[Row]:
+        """Yield nothing: the weight itself has a row that says what is wrong with the file."""
+        yield from ()
+
+
+@final
+@dataclass(frozen=True)
+class DigestTask(Task):
+    """The digest of a file that was examined."""
+
+    path: str
+    size: int
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """The tensors that are read for it: none, but all bytes of the file."""
+        return ()
+
+    @property
+    def effort(self) -> float:
+        """Seconds that are more than enough to read the file."""
+        return 30 + 60 * self.size / GIGABYTE
+
+    def rows(self, model: Opened, reference: Readable | None, spectrum: Extent) -> Iterator[Row]:
+        """Yield the digest."""
+        yield FileDigest.of(self.path)
+
+    def failed(self, reason: Reason) -> Iterator[Row]:
+        """Yield the file without its digest."""
+        yield FileDigest(self.path, self.size, None)
+
+
 # --- a case ---------------------------------------------------------------------------------------
 
 
@@ -324,6 +393,9 @@ class Inventory:
     faults: tuple[Skipped, ...]
     notes: tuple[str, ...]
     unsound: tuple[Skipped, ...]
+    vectors: tuple[Vector, ...] = ()
+    moments: tuple[Moments, ...] = ()
+    files: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, model: Location) -> Inventory:
@@ -344,6 +416,7 @@ class Inventory:
             chains = links(opened.plan)
         except Exception as error:
             skipped += (Skipped("chains of layers", _not_found(error)),)
+        beside = tuple(opened.examined_vectors())
         return cls(
             plan=opened.plan,
             attention=layers,
@@ -351,7 +424,10 @@ class Inventory:
             skipped=skipped,
             faults=opened.faults,
             notes=opened.notes,
-            unsound=tuple(opened.unsound()),
+            unsound=tuple(vector for vector in beside if isinstance(vector, Skipped)),
+            vectors=tuple(vector for vector in beside if isinstance(vector, Vector)),
+            moments=opened.moments,
+            files=opened.files,
         )
 
 
@@ -376,6 +452,8 @@ class Case:
     tasks: tuple[Task, ...]
     engine: Engine
     room: Room
+    reference_vectors: tuple[Vector, ...] = ()
+    atlas: Atlas | None = None
 
     def examine(self) -> Generator[Done[Task]]:
         """Yield each task as it ends; its ``result`` is the rows of what it measured.
@@ -428,14 +506,11 @@ class Case:
         chains = [tuple(member.name for member in links.members) for links in inventory.links]
         place = {key: k for k, key in enumerate((*names, *chains))}
         layer_place = {name: k for k, name in enumerate(layers)}
-        matrices, products, multiplied = [], [], []
-        for row in rows:
-            if isinstance(row, Examination):
-                matrices.append(row)
-            elif isinstance(row, Product):
-                products.append(row)
-            else:
-                multiplied.append(row)
+        every = list(rows)
+        matrices = [row for row in every if isinstance(row, Examination)]
+        products = [row for row in every if isinstance(row, Product)]
+        multiplied = [row for row in every if isinstance(row, Chain)]
+        digests = {row.path: row for row in every if isinstance(row, FileDigest)}
         unchosen = [Skipped(name, UNCHOSEN) for name in names if not takes(name)]
         settings = vars(self.selection).items()
         return Diagnosis(
@@ -446,6 +521,11 @@ class Case:
             skipped=(*inventory.skipped, *unchosen),
             faults=inventory.faults,
             unsound=tuple(vector for vector in inventory.unsound if takes(vector.name)),
+            vectors=tuple(vector for vector in inventory.vectors if takes(vector.name)),
+            reference_vectors=self.reference_vectors,
+            swallowed=tuple(row for row in every if isinstance(row, SwallowedStep)),
+            files=tuple(digests[path] for path in inventory.files if path in digests),
+            atlas=self.atlas,
             notes=inventory.notes,
             reference=str(self.reference) if self.reference else None,
             settings={name: list(it) if isinstance(it, tuple) else it for name, it in settings},
@@ -511,6 +591,8 @@ def case(
     selection: Selection | None = None,
     jobs: int = CORES,
     memory: int | None = None,
+    *,
+    atlas: Atlas | None = None,
 ) -> Case:
     """Look at what there is to examine; a `Refusal` says why there is nothing.
 
@@ -524,8 +606,8 @@ def case(
     workers = replace(WORKER, jobs=jobs)
     model, other = located(source), None if reference is None else located(reference)
     inventory = _inventory(model, memory)
-    if other:
-        _inventory(other, memory)  # refused now if it cannot be opened, not once for each matrix
+    # refused now if it cannot be opened, not once for each matrix
+    compared = _inventory(other, memory) if other else None
     weights = [
         TensorTask(unit, chosen)
         for unit in inventory.plan.units
@@ -537,6 +619,10 @@ def case(
         if selection.takes(layer.query.name) and selection.takes(layer.key.name)
     ]
     tasks: list[Task] = [*weights, *heads]
+    if isinstance(model, OnDisk) or other is None:  # else only matrices are sent where work is done
+        tasks += [MomentsTask(one) for one in inventory.moments if selection.takes(one.name)]
+    if isinstance(model, OnDisk):
+        tasks += [DigestTask(path, Path(path).stat().st_size) for path in inventory.files]
     tasks.sort(key=lambda task: task.effort, reverse=True)
     engine: Engine = Here()
     sides = [side for side in (model, other) if side is not None]
@@ -554,7 +640,8 @@ def case(
             least = max((task.memory.at_least(copies) for task in tasks), default=0)
             workers = replace(workers, jobs=max(1, min(jobs, free // (LIBRARY_BYTES + least))))
         engine = replace(workers, limit=slowest, memory=memory or most)
-    return Case(model, other, selection, inventory, tuple(tasks), engine, room)
+    beside = compared.vectors if compared else ()
+    return Case(model, other, selection, inventory, tuple(tasks), engine, room, beside, atlas)
 
 
 def _inventory(model: Location, memory: int | None) -> Inventory:
@@ -586,13 +673,15 @@ def diagnose(
     spectrum: Extent = "auto",
     jobs: int = CORES,
     memory: int | str | None = None,
+    atlas: Atlas | str | Path | None = None,
 ) -> Diagnosis:
     """Examine every matrix of a checkpoint, a model or a state dict, and apply all rules.
 
     With a ``reference`` each matrix also gets the errors of its components against the matrix of
     that name there. If either is a checkpoint, ``jobs`` processes read and examine; models in
     memory are examined here. Each process may use ``memory`` (bytes, or like ``"8G"``): by default
-    what its matrices need, if that is free.
+    what its matrices need, if that is free. ``atlas`` is what trained matrices are like, by default
+    that of the package.
 
     >>> import torch
     >>> found = diagnose({"a.weight": 2 * torch.eye(3)}, reference={"a.weight": torch.eye(3)})
@@ -604,5 +693,6 @@ def diagnose(
     )
     selection = Selection(include, exclude, spectrum)
     limit = None if memory is None else bytes_of(memory)
-    prepared = case(source, reference, selection, jobs, limit)
+    known = Atlas.read(atlas) if isinstance(atlas, str | Path) else atlas
+    prepared = case(source, reference, selection, jobs, limit, atlas=known)
     return prepared.concluded(row for done in prepared.examine() for row in done.result)

@@ -13,9 +13,13 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from kappascope.clinic import SCHEMA, SEVERITIES
+from kappascope.clinic import CONCERNS, SCHEMA, SEVERITIES
+from kappascope.clinic.atlas import Atlas
 from kappascope.clinic.examination import Examination, Finding, json_value
-from kappascope.clinic.rules import Measurements, judgement
+from kappascope.clinic.judgement import judgement, urgency
+from kappascope.clinic.moments import SwallowedStep
+from kappascope.clinic.symptoms import Measurements
+from kappascope.clinic.vectors import Vector
 from kappascope.matrix import spectra
 from kappascope.matrix.status import Outcome
 from kappascope.model.attention import Product
@@ -50,16 +54,32 @@ class Diagnosis:
     settings: Mapping[str, Any] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     unjudged: tuple[Skipped, ...] = ()
+    vectors: tuple[Vector, ...] = field(default=(), repr=False)
+    reference_vectors: tuple[Vector, ...] = field(default=(), repr=False)
+    swallowed: tuple[SwallowedStep, ...] = ()
+    files: tuple[files.FileDigest, ...] = ()
+    atlas: Atlas | None = None
 
     def judged(self) -> Diagnosis:
-        """Add what the rules find; of equally grave findings those of worse rows come first.
+        """Add what the rules find; of equally urgent findings those of worse rows come first.
 
         >>> from kappascope.model.skipped import Reason
         >>> bad = Skipped("b", Reason(ReasonKind.NON_FINITE, "non-finite (1 of 2)"))
         >>> [one.rule for one in Diagnosis("toy.pt", unsound=(bad,)).judged().findings]
         ['non-finite']
         """
-        said = judgement(Measurements(self.matrices, self.products, self.chains, self.unsound))
+        said = judgement(
+            Measurements(
+                self.matrices,
+                self.products,
+                self.chains,
+                self.unsound,
+                self.vectors,
+                self.reference_vectors,
+                self.swallowed,
+                self.atlas,
+            )
+        )
         found = said.findings
         own: dict[str, tuple[Finding, ...]] = {}
         for finding in found:
@@ -67,10 +87,7 @@ class Diagnosis:
         rows = tuple(replace(row, findings=own.get(row.name, ())) for row in self.matrices)
         judged = replace(self, matrices=rows, unjudged=said.failed)
         place = {row.name: k for k, row in enumerate(judged.ranked)}
-        order = sorted(
-            found,
-            key=lambda f: (-SEVERITIES.index(f.severity), place.get(f.subject, len(place))),
-        )
+        order = sorted(found, key=lambda f: (*urgency(f), place.get(f.subject, len(place))))
         return replace(judged, findings=tuple(order))
 
     def __repr__(self) -> str:
@@ -230,6 +247,8 @@ class Diagnosis:
             "products": products,
             "chains": chains,
             "findings": [asdict(each) for each in self.findings],
+            "swallowed": [asdict(each) for each in self.swallowed],
+            "files": [asdict(each) for each in self.files],
             "skipped": [{"name": each.name, "reason": str(each.reason)} for each in self.skipped],
             "failed": [{"name": each.name, "reason": str(each.reason)} for each in failed],
             "summary": self.summary,
@@ -246,6 +265,10 @@ class Diagnosis:
             "failed": len(self.failed),
             "skipped": len(self.skipped),
             "by_severity": {severity: counts[severity] for severity in SEVERITIES},
+            "by_concern": {
+                concern: sum(finding.concern == concern for finding in self.findings)
+                for concern in CONCERNS
+            },
             "verdict": "\n".join(self.verdict),
         }
 

@@ -16,6 +16,8 @@ from kappascope.checkpoints import open
 from kappascope.checkpoints.folders import resolved
 from kappascope.checkpoints.locations import Stamp
 from kappascope.clinic.examination import non_finite_entries
+from kappascope.clinic.moments import Moments, moments
+from kappascope.clinic.vectors import Vector
 from kappascope.corrections.saved import merged
 from kappascope.model.matrices import Plan, Unit, plan, reader
 from kappascope.model.names import is_mask, stored
@@ -51,12 +53,15 @@ class Opened:
     faults: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
     vectors: Mapping[str, Keys] = field(default_factory=dict)
+    moments: tuple[Moments, ...] = ()
+    files: tuple[str, ...] = ()  # of which it was read
 
-    def unsound(self) -> Iterator[Skipped]:
-        """Yield the vectors that cannot be read or are not finite: no matrices, but all pass them.
+    def examined_vectors(self) -> Iterator[Vector | Skipped]:
+        """Yield the vectors, or why one cannot be read or is not finite: all outputs pass them.
 
         >>> import torch
-        >>> list(InMemory({"fc.bias": torch.tensor([1.0, float("nan")])}).opened().unsound())
+        >>> broken = {"fc.bias": torch.tensor([1.0, float("nan")])}
+        >>> list(InMemory(broken).opened().examined_vectors())
         [Skipped(name='fc.bias', reason='non-finite (1 of 2), first at [1]')]
         """
         for name, path in self.vectors.items():
@@ -69,7 +74,9 @@ class Opened:
                 yield Skipped(name, unreadable(f"cannot be read: {wrong}"))
                 continue
             reason = non_finite_entries(vector)
-            if reason and not (reason.kind is ReasonKind.MINUS_INFINITY and is_mask(name)):
+            if reason is None and not vector.is_meta:
+                yield Vector.of(name, vector)
+            elif reason and not (reason.kind is ReasonKind.MINUS_INFINITY and is_mask(name)):
                 yield Skipped(name, reason)
 
     def matrices(self, names: Iterable[str]) -> dict[str, Tensor]:
@@ -177,7 +184,14 @@ def _opened(path: str, stamp: Stamps) -> Opened:
     model = merged(checkpoint.contents, checkpoint.read)
     planned, small = plan(model.contents, checkpoint.config), vectors(model.contents)
     return Opened(
-        planned, model.read, checkpoint.config, checkpoint.faults, checkpoint.notes, small
+        planned,
+        model.read,
+        checkpoint.config,
+        checkpoint.faults,
+        checkpoint.notes,
+        small,
+        moments(model.contents),
+        checkpoint.files,
     )
 
 
@@ -206,7 +220,12 @@ class InMemory:
         if isinstance(self.model, nn.Module):
             return Opened(plan(self.model), here, vectors=vectors(self.model))
         model = merged(self.model, here)
-        return Opened(plan(model.contents), model.read, vectors=vectors(model.contents))
+        return Opened(
+            plan(model.contents),
+            model.read,
+            vectors=vectors(model.contents),
+            moments=moments(model.contents),
+        )
 
     def portion(self, names: Iterable[str]) -> Portion:
         """Return what of it is needed for the matrices of these names."""

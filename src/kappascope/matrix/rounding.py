@@ -1,4 +1,4 @@
-"""What it costs to keep a matrix in fewer bits: rounding to int8, and entries too coarse to move."""
+"""What fewer bits cost a matrix: rounding to int8, and entries too coarse to move."""
 
 from __future__ import annotations
 

@@ -72,10 +72,10 @@ def _depthwise(layers: Sequence[Layer]) -> Iterator[str]:
     for before, each in pairwise(layers):
         rows, columns = each.shape[0], each.shape[1] if len(each.shape) == 2 else 0
         of_one_input = prod(each.taps) > 1 and columns == prod(each.taps)
-        is_map = before.kind not in ("embedding", "adapter")
-        if each.kind == "convolution" and of_one_input and is_map and rows > 1:
-            if before.shape[0] in (rows, 2 * rows):
-                yield each.name
+        is_kernel = each.kind == "convolution" and of_one_input and rows > 1
+        is_fed = before.shape[0] in (rows, 2 * rows) and before.kind not in ("embedding", "adapter")
+        if is_kernel and is_fed:
+            yield each.name
 
 
 def language_heads(layers: Sequence[Layer]) -> list[str]:
