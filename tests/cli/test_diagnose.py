@@ -452,7 +452,7 @@ def test_a_step_that_fails_leaves_the_others(run: Run, saved: Path, tmp_path: Pa
 
 
 def test_all_steps_are_opened_before_any_is_examined(run: Run, saved: Path, monkeypatch) -> None:
-    monkeypatch.setattr("kappascope.cli.diagnose._examine", lambda case: pytest.fail("worked"))
+    monkeypatch.setattr("kappascope.cli.diagnose.examined", lambda case: pytest.fail("worked"))
     code, _, errors = run(saved, saved.with_name("nowhere.pt"))
     assert code == 2 and "nowhere.pt" in one_line(errors)
 
@@ -540,7 +540,7 @@ def test_json_is_one_document_whatever_fails(
     page.parent.mkdir()
     code, output, errors = run(saved, "--json", "--html", page, "--table", table)
     document = json.loads(output)
-    assert document["schema"] == "kappascope.diagnosis/1" and code in (3, 5)
+    assert document["schema"] == "kappascope.diagnosis/2" and code in (3, 5)
     assert "OverflowError: math range error" in one_line(errors)
 
 

@@ -49,7 +49,7 @@ def found() -> Diagnosis:
 
 def test_the_document_is_strict_json_with_the_fields_of_its_schema(found: Diagnosis) -> None:
     told = json.loads(strict(found.document()))
-    assert told["schema"] == SCHEMA == "kappascope.diagnosis/1"
+    assert told["schema"] == SCHEMA == "kappascope.diagnosis/2"
     assert {"source", "matrices", "skipped", "summary", "provenance"} <= set(told)
     fields = """name shape dtype status row_norms column_norms sigma_max sigma_2 sigma_min
         condition_number condition_number_low condition_number_high resolved effective_rank

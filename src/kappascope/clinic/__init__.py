@@ -1,5 +1,7 @@
 """Examine the matrices of a model, find what is wrong, and say what to try."""
 
+import json
+from importlib.resources import files as resources
 from typing import Any, Literal, TypeAlias, get_args
 
 from kappascope.system import files
@@ -23,13 +25,25 @@ SCHEMA = "kappascope.diagnosis/2"
 MODULES = ("torch", "kappascope.clinic.diagnose")  # what a worker needs
 
 
+def schema() -> dict[str, Any]:
+    """Return the JSON schema of a diagnosis, as it is in the package.
+
+    >>> schema()["title"] == SCHEMA
+    True
+    """
+    text = resources(__name__).joinpath("diagnosis.schema.json").read_text(encoding="utf-8")
+    loaded: dict[str, Any] = json.loads(text)
+    return loaded
+
+
 def blank_document(source: str) -> dict[str, Any]:
     """Return the document of a diagnosis that examined nothing; torch need not be loaded for it.
 
     >>> blank_document("toy.pt")["summary"]["verdict"]
     'Nothing could be examined.'
     """
-    lists = "matrices", "products", "chains", "findings", "skipped", "failed", "swallowed", "files"
+    rows = "matrices", "products", "chains", "logits", "swallowed", "files"
+    lists = *rows, "findings", "skipped", "failed"
     return {
         "schema": SCHEMA,
         "source": source,

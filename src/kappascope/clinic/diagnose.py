@@ -44,6 +44,7 @@ from kappascope.matrix import spectra
 from kappascope.matrix.status import Outcome, Status
 from kappascope.model.attention import Attention, Product, attention
 from kappascope.model.chains import Chain, Ends, Links, links, obstacle
+from kappascope.model.logits import LogitBound, logit_bounds
 from kappascope.model.matrices import Logical, Plan, Unit
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, unreadable
 from kappascope.refusal import Refusal
@@ -58,11 +59,12 @@ from kappascope.system.memory import (
 from kappascope.system.workers import CORES, Done, Engine, Here, Processes
 from kappascope.text import error_text
 
-Row: TypeAlias = Examination | Product | Chain | SwallowedStep | FileDigest
+Row: TypeAlias = Examination | Product | Chain | LogitBound | SwallowedStep | FileDigest
 Readable: TypeAlias = OnDisk | Portion
 """A model, or what is needed of it, that can be opened in whichever process."""
 MIN_WORKER_BYTES = LIBRARY_BYTES + GIGABYTE  # to parse any file that people make
 UNCHOSEN = Reason(ReasonKind.NOT_CHOSEN, "not chosen")
+MAX_TABLE_ENTRIES = 2**25  # of a table of tokens: a copy in float64 has 268 megabytes
 LEAST_FLOPS = 2e9  # floating point operations a second: any machine does more
 WORKER = Processes(1, retries=0, loaded=MODULES)  # what fails on a file will fail again
 
@@ -185,7 +187,7 @@ class TensorTask(Task):
                 continue
             counterpart = counterparts.get(logical.name)
             other = counterpart if isinstance(counterpart, Tensor) else None
-            row = _examined(logical, matrix, spectrum, other, self._kernel(logical))
+            row = _examined(logical, matrix, spectrum, other, kernel_of(self.unit, logical))
             if reference and row.errors is None:
                 if isinstance(counterpart, Reason):
                     row = replace(row, uncompared=counterpart)
@@ -195,16 +197,23 @@ class TensorTask(Task):
             row = replace(row, faults=(*row.faults, *fault))
             yield _described(row, logical)
 
-    def _kernel(self, logical: Logical) -> Kernel:
-        is_stack = logical.whole is None and self.unit.layout.stack
-        groups = max(1, len(self.unit.layout.parts)) if is_stack else 1
-        return Kernel(logical.taps, logical.stride, groups, logical.kind == "depthwise")
-
     def failed(self, reason: Reason) -> Iterator[Row]:
         """Yield a row that says why for each chosen matrix."""
         for part in self.unit.parts:
             if part.name in self.chosen:
                 yield _described(Examination.failed(part.name, (0, 0), "", reason), part)
+
+
+def kernel_of(unit: Unit, logical: Logical) -> Kernel:
+    """Return how the columns of a matrix of a stored tensor are the taps of a convolution.
+
+    >>> unit = Inventory.of(InMemory(torch.nn.Conv2d(2, 4, 3))).plan.units[0]
+    >>> kernel_of(unit, unit.parts[0])
+    Kernel(taps=(3, 3), stride=(1, 1), groups=1, depthwise=False)
+    """
+    is_stack = logical.whole is None and unit.layout.stack
+    groups = max(1, len(unit.layout.parts)) if is_stack else 1
+    return Kernel(logical.taps, logical.stride, groups, logical.kind == "depthwise")
 
 
 def _counterparts(
@@ -263,15 +272,19 @@ class AttentionTask(Task):
     """The products of the heads of one attention layer."""
 
     layer: Attention
+    table: Unit | None = None  # of tokens, where the first layer reads nothing else
 
     @property
     def units(self) -> tuple[Unit, ...]:
-        """The tensors of its projections."""
-        return self.layer.units
+        """The tensors of its projections, and the table that they read."""
+        return (*self.layer.units, *([self.table] if self.table else []))
 
     def rows(self, model: Opened, reference: Readable | None, spectrum: Extent) -> Iterator[Row]:
-        """Return two products for each head."""
-        return self.layer.products(model.read)
+        """Return two products for each head, and a bound of its logits."""
+        yield from self.layer.products(model.read)
+        table = next(self.table.matrices(model.read))[1] if self.table else None
+        config = model.config or model.plan.config
+        yield from logit_bounds(self.layer, model.read, model.vectors, config, table)
 
     def failed(self, reason: Reason) -> Iterator[Row]:
         """Yield one row for all products of the layer."""
@@ -523,6 +536,12 @@ class Case:
             unsound=tuple(vector for vector in inventory.unsound if takes(vector.name)),
             vectors=tuple(vector for vector in inventory.vectors if takes(vector.name)),
             reference_vectors=self.reference_vectors,
+            logits=tuple(
+                sorted(
+                    (row for row in every if isinstance(row, LogitBound)),
+                    key=lambda row: (layer_place[row.layer], row.head),
+                )
+            ),
             swallowed=tuple(row for row in every if isinstance(row, SwallowedStep)),
             files=tuple(digests[path] for path in inventory.files if path in digests),
             atlas=self.atlas,
@@ -613,8 +632,9 @@ def case(
         for unit in inventory.plan.units
         if (chosen := frozenset(p.name for p in unit.parts if selection.takes(p.name)))
     ]
+    table = _tokens(inventory.plan)
     heads = [
-        AttentionTask(layer)
+        AttentionTask(layer, table if layer.depth == 0 else None)
         for layer in inventory.attention
         if selection.takes(layer.query.name) and selection.takes(layer.key.name)
     ]
@@ -642,6 +662,13 @@ def case(
         engine = replace(workers, limit=slowest, memory=memory or most)
     beside = compared.vectors if compared else ()
     return Case(model, other, selection, inventory, tuple(tasks), engine, room, beside, atlas)
+
+
+def _tokens(plan: Plan) -> Unit | None:
+    """Return the table of tokens, if it is the only table and not too large to look through."""
+    tables = [unit for unit in plan.units if unit.parts[0].kind == "embedding"]
+    small = [unit for unit in tables if math.prod(unit.parts[0].shape) <= MAX_TABLE_ENTRIES]
+    return small[0] if len(tables) == len(small) == 1 else None
 
 
 def _inventory(model: Location, memory: int | None) -> Inventory:

@@ -24,6 +24,7 @@ from kappascope.matrix import spectra
 from kappascope.matrix.status import Outcome
 from kappascope.model.attention import Product
 from kappascope.model.chains import Chain
+from kappascope.model.logits import LogitBound
 from kappascope.model.skipped import ReasonKind, Skipped, unreadable
 from kappascope.system import files
 from kappascope.text import error_text, number, plural
@@ -56,6 +57,7 @@ class Diagnosis:
     unjudged: tuple[Skipped, ...] = ()
     vectors: tuple[Vector, ...] = field(default=(), repr=False)
     reference_vectors: tuple[Vector, ...] = field(default=(), repr=False)
+    logits: tuple[LogitBound, ...] = ()
     swallowed: tuple[SwallowedStep, ...] = ()
     files: tuple[files.FileDigest, ...] = ()
     atlas: Atlas | None = None
@@ -247,6 +249,7 @@ class Diagnosis:
             "products": products,
             "chains": chains,
             "findings": [asdict(each) for each in self.findings],
+            "logits": [asdict(each) for each in self.logits],
             "swallowed": [asdict(each) for each in self.swallowed],
             "files": [asdict(each) for each in self.files],
             "skipped": [{"name": each.name, "reason": str(each.reason)} for each in self.skipped],

@@ -231,7 +231,8 @@ class InMemory:
         """Return what of it is needed for the matrices of these names."""
         opened, wanted = self.opened(), {stored(name) for name in names}
         skipped = tuple(item for item in opened.plan.skipped if item.name in wanted)
-        return Portion(opened.units(names), opened.read, skipped)
+        config = opened.plan.config
+        return Portion(opened.units(names), opened.read, skipped, opened.vectors, config)
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,10 +242,13 @@ class Portion:
     units: tuple[Unit, ...]
     read: Read
     skipped: tuple[Skipped, ...] = ()
+    vectors: Mapping[str, Keys] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
 
     def opened(self) -> Opened:
         """These tensors as a model with nothing else in it."""
-        return Opened(Plan(self.units, self.skipped), self.read)
+        plan = Plan(self.units, self.skipped, self.config)
+        return Opened(plan, self.read, vectors=self.vectors)
 
     def holds(self, path: str) -> bool:
         """Tell whether this is the file at ``path``: never, for it is in no file."""
@@ -253,7 +257,7 @@ class Portion:
     def __reduce__(self) -> tuple[Any, ...]:
         paths = [path for unit in self.units for path in unit.paths]
         tensors = {path: self.read(path).clone() for path in paths}  # a view would send its whole
-        return Portion, (self.units, tensors.__getitem__, self.skipped)
+        return Portion, (self.units, tensors.__getitem__, self.skipped)  # without what is beside
 
 
 Location: TypeAlias = OnDisk | InMemory

@@ -199,7 +199,8 @@ def _told(findings: Sequence[Finding]) -> Iterator[Text]:
     shown: set[str] = set()
     groups: dict[tuple[str, ...], list[Finding]] = {}
     for finding in findings:  # what is advised for one is much the same for all of its group
-        groups.setdefault((finding.severity, finding.rule, finding.concern), []).append(finding)
+        key = finding.severity, finding.rule, finding.concern, finding.training_advice
+        groups.setdefault(key, []).append(finding)
     for group in groups.values():
         yield _paragraph(group)
         snippet = group[0].snippet
