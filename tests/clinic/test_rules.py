@@ -80,6 +80,12 @@ def ill_square() -> Tensor:
     return with_values(values, 64, 64)
 
 
+def few_directions() -> Tensor:
+    values = torch.full((64,), 0.05, dtype=torch.float64)
+    values[:8] = 3.0
+    return with_values(values, 96, 64)
+
+
 def with_reference(change: Callable[[Tensor], Tensor]) -> Examination:
     before = trained().bfloat16()
     return examine("ill.weight", change(before), reference=before)
@@ -102,7 +108,7 @@ ILL: dict[str, tuple[Callable[[], Tensor | Examination], str]] = {
     "uneven-norms": (lambda: trained() * (1.5 * gaussian(96, 1)).exp(), "info"),
     "ill-conditioned": (ill_square, "warning"),
     "rank-deficient": (lambda: gaussian(60, 5) @ gaussian(5, 40), "warning"),
-    "low-rank": (lambda: with_values(0.8 ** torch.arange(64).double(), 96, 64), "info"),
+    "low-rank": (few_directions, "info"),
     "untrained": (lambda: gaussian(100, 64) / 8, "info"),
     "stalled-entries": (lambda: with_reference(half_moved), "warning"),
     "rearranged": (lambda: with_reference(lambda w: w.flip(0)), "warning"),
