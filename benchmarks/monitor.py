@@ -4,19 +4,22 @@
     OMP_NUM_THREADS=1 python benchmarks/monitor.py accuracy   # against a float64 SVD, along a run
     OMP_NUM_THREADS=1 python benchmarks/monitor.py swallowed  # predicted against observed shares
     OMP_NUM_THREADS=1 python benchmarks/monitor.py failures   # six kinds of induced failures
+    OMP_NUM_THREADS=1 python benchmarks/monitor.py memory     # over 10,000 steps
 
 A GPT of width d with 4 layers and heads of 64 learns random text, 2,048 tokens a step. Steps of
 training and readings of the monitor are timed in turn in one process, in CPU time: a reading is
-what ``Monitor`` does in its hooks at a step that is due. What its hooks cost at the other steps is
-a figure of its own, near the noise of the timing, and not in the other shares. The results go to
+what ``Monitor`` does in its hooks at a step that is due. What its hooks do at the other steps, the
+norms of weights and gradients, is timed by itself and is part of every share. The results go to
 ``benchmarks/results/monitor.json``.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import math
+import resource
 import statistics
 import sys
 import tempfile
@@ -140,7 +143,6 @@ def cost(width: int, rounds: int) -> dict[str, Any]:
         "whole spectra too": {"spectra_every": 2},
     }
     times: dict[str, list[float]] = {name: [] for name in (*kinds, "plain", "svdvals", "products")}
-    quiet: dict[str, list[float]] = {name: [] for name in kinds}
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     with tempfile.TemporaryDirectory() as folder:
         for turn in range(rounds):
@@ -151,7 +153,7 @@ def cost(width: int, rounds: int) -> dict[str, Any]:
                 monitor = _warm(
                     monitor, model, optimizer, turn, kept=KEPT.setdefault((width, name), [])
                 )
-                quiet[name].append(trained(model, optimizer, data))
+                trained(model, optimizer, data)
                 times[name].append(trained(model, optimizer, data))
                 _sleep(monitor)
             began = time.process_time()
@@ -166,21 +168,20 @@ def cost(width: int, rounds: int) -> dict[str, Any]:
             for monitor in kept:
                 monitor.close()
         KEPT.clear()
+        hooks = quiet_hooks(model, optimizer, Path(folder) / "quiet")
     plain = min(times["plain"])
-    idle = {name: statistics.median(quiet[name]) for name in kinds}
     usual = statistics.median(times["plain"])
     reading = {name: statistics.median(times[name][1:]) - usual for name in kinds}
-    hooks = {name: max(idle[name] - usual, 0.0) for name in kinds}
     both = reading["components, signal, update, swallowed"]
     spectra = max(reading["whole spectra too"] - both, 0.0)
     share = {
-        "components every 20 steps": reading["components"] / EVERY / usual,
-        "components every 10 steps": reading["components"] / (EVERY / 2) / usual,
+        "components every 20 steps": (reading["components"] / EVERY + hooks) / usual,
+        "components every 10 steps": (reading["components"] / (EVERY / 2) + hooks) / usual,
         "with signal, update, swallowed every 20 and whole spectra every 500": (
-            both / EVERY + spectra / SPECTRA_EVERY
+            both / EVERY + spectra / SPECTRA_EVERY + hooks
         )
         / usual,
-        "hooks of the other steps": hooks["components"] / usual,
+        "of these, hooks of the other steps": hooks / usual,
     }
     svdvals = statistics.median(times["svdvals"])
     return {
@@ -199,6 +200,18 @@ def cost(width: int, rounds: int) -> dict[str, Any]:
             (svdvals + times["products"][0]) / reading["components"]
         ),
     }
+
+
+def quiet_hooks(model: GPT, optimizer: torch.optim.Optimizer, folder: Path) -> float:
+    """CPU seconds of the hooks at a step without a reading, the median of many."""
+    times = []
+    with Monitor(folder, every=10**6, quantities=(), strict=True).attach(model, optimizer) as quiet:
+        for _ in range(20):
+            began = time.process_time()
+            for hook in (quiet._before, quiet._gradients, quiet._after):
+                hook(0, (optimizer, (), {}))
+            times.append(time.process_time() - began)
+    return statistics.median(times)
 
 
 def is_product(name: str) -> bool:
@@ -295,6 +308,35 @@ def _reference(model: GPT) -> dict[tuple[str, str], float]:
         )
         found[name, "condition_number"] = s[0] / s[-1]
     return found
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def memory(steps: int = 10_000) -> dict[str, Any]:
+    """What the process holds along a long run of a small model, all quantities recorded."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    given, held = torch.randn(16, 32), {}
+    with tempfile.TemporaryDirectory() as folder:
+        with Monitor(folder, every=50, norms_every=10, strict=True).attach(
+            model, optimizer
+        ) as monitor:
+            for step in range(1, steps + 1):
+                optimizer.zero_grad()
+                loss = model(given).square().mean()
+                loss.backward()
+                optimizer.step()
+                monitor.log(loss=loss)
+                if step % (steps // 5) == 0:
+                    gc.collect()
+                    pages = int(Path("/proc/self/statm").read_text().split()[1])
+                    tensors = sum(issubclass(type(each), Tensor) for each in gc.get_objects())
+                    megabytes = pages * resource.getpagesize() / 2**20
+                    held[step] = {"resident, MB": megabytes, "tensors": tensors}
+        record = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
+    return {"after step": held, "record, MB": record / 2**20}
 
 
 # --- swallowed ------------------------------------------------------------------------------------
@@ -516,6 +558,7 @@ def main() -> None:
         "accuracy": accuracy,
         "swallowed": swallowed_shares,
         "failures": failures,
+        "memory": memory,
     }
     found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name in sys.argv[1:] or parts:

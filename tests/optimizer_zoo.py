@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from kappascope.lab import optimizers as ours
 from kappascope.matrix.orthogonal import orthogonalized
+from kappascope.monitor.promises import iteration_schedule
 
 
 class Specimen(NamedTuple):
@@ -197,7 +198,9 @@ class HandMuon(ByHand):
         return g.lerp(buffer, mu) if group["nesterov"] else buffer
 
     def orthogonal(self, average: Tensor, group: dict[str, Any]) -> Tensor:
-        return orthogonalized(average.flatten(1), self.iterations).view_as(average)
+        return orthogonalized(
+            average.flatten(1), iteration_schedule({"ns_steps": self.iterations})
+        ).view_as(average)
 
     def scale(self, p: Tensor) -> float:
         return max(1.0, len(p) / p[0].numel()) ** 0.5

@@ -48,6 +48,19 @@ def test_imports_point_up(path: Path) -> None:
         assert room == own or not private, f"{path.name} imports {private} of {room}"
 
 
+TESTS = Path(__file__).parent
+
+
+def test_tests_have_the_tree_of_the_source() -> None:
+    sources = {path.relative_to(SOURCE) for path in PAGES if not path.stem.startswith("__")}
+    mirrored = {path.with_name(f"test_{path.stem.lstrip('_')}.py") for path in sources}
+    tests = {path.relative_to(TESTS) for path in TESTS.rglob("test_*.py")}
+    assert not mirrored - tests
+    # What concerns the whole package stands at the root; `test_every_...` is a folder's contract.
+    others = {path for path in tests - mirrored if len(path.parts) > 1}
+    assert not {path for path in others if not path.stem.startswith("test_every_")}
+
+
 # Pages of experiments and studies, commands and adapters to other libraries may share names.
 PAGES_OF_THEIR_OWN = ("paper", "studies", "integrations", "cli")
 

@@ -136,7 +136,7 @@ STUDY = Study(
     question="Can it double?",
     grid=grid(stage=("tune",), rate=(0.01, 0.1), pause=(0.0,)),
     trials=lessons,
-    own=lambda setting: 1 if setting["stage"] == "tune" else 4,
+    own=lambda setting: 1 if setting["stage"] == "tune" else 8,
     name="toy",
     then=best,
     exhibits=shown,

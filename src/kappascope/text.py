@@ -81,14 +81,14 @@ def plural(count: int, one: str, more: str = "") -> str:
     return f"{count:,} {one if count == 1 else more or one + 's'}"
 
 
-def first_few(names: Sequence[str], most: int = 3, mark: str = ", ") -> str:
+def first_few(names: Sequence[str], mark: str = ", ") -> str:
     """Name the first of several, and count the others.
 
     >>> first_few("abcde"), first_few(["a", "b"], mark="; ")
     ('a, b, c and 2 more', 'a; b')
     """
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return mark.join(names[:most]) + more
+    more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+    return mark.join(names[:3]) + more
 
 
 def clean(text: str) -> str:

@@ -81,7 +81,9 @@ def test_a28_other_folders_are_said_to_be_what_they_are(tmp_path: Path) -> None:
     put(tmp_path / "dcp", b"x", "__0_0.distcp")
     refused(tmp_path / "dcp", "distributed checkpoint")
     put(tmp_path / "gguf", b"GGUF", "model.gguf")
-    refused(tmp_path / "gguf", "model.gguf")
+    refused(tmp_path / "gguf", "truncated")
+    put(tmp_path / "keras", b"x", "model.h5")
+    refused(tmp_path / "keras", "model.h5")
     put(tmp_path / "pipe" / "unet", SOUND, "diffusion_pytorch_model.safetensors")
     put(tmp_path / "pipe" / "vae", SOUND, "diffusion_pytorch_model.safetensors")
     refused(tmp_path / "pipe", "unet, vae")
@@ -147,3 +149,29 @@ def test_the_choice_of_a_folder_never_depends_on_the_order_of_its_files(tmp_path
     assert choice.files == ("model.safetensors",)
     notes = ["read model.safetensors, left aside a.ckpt, pytorch_model.bin"]
     assert list(choice.notes(choice.all)) == notes
+
+
+def test_a_folder_too_large_to_look_through_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model may be any of those that were not looked at."""
+    monkeypatch.setattr(folders, "_MOST_ENTRIES", 3)
+    for name in ("a", "b", "c", "model.safetensors"):
+        put(tmp_path / "model", SOUND, name)
+    refused(tmp_path / "model", "a folder of more than 3 files")
+    refused(tmp_path, "no checkpoint in it")
+
+
+def test_a_folder_inside_that_may_not_be_read_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lost+found").mkdir()
+    real = os.scandir
+
+    def scandir(path: Path) -> Any:
+        if Path(path).name == "lost+found":
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr(folders.os, "scandir", scandir)
+    refused(tmp_path, "no checkpoint in it")

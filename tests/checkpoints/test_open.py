@@ -215,6 +215,11 @@ def test_a_config_that_cannot_be_read_is_left_aside(tmp_path: Path) -> None:
         checkpoint = open.open(path)
         assert checkpoint.config == {}
         assert "config.json" in checkpoint.notes[0]
+    (tmp_path / "config.json").unlink()
+    for target in ("config.json", "nowhere", "/etc/hostname"):  # a circle, a hole, a way out
+        (tmp_path / "config.json").symlink_to(target)
+        assert "config.json" in open.open(path).notes[0]
+        (tmp_path / "config.json").unlink()
     put(tmp_path, b'{"eps": Infinity}', "config.json")  # as transformers writes it
     assert open.open(path).config == {"eps": float("inf")}
 

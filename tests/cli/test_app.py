@@ -100,3 +100,23 @@ def test_closed_streams_are_no_traceback(tmp_path: Path) -> None:
     assert json.loads(document)["summary"]["analysed"] == 1 and (code, errors) == ("code 0", "")
     output, errors = closed(">&-", tmp_path / "model.pt")
     assert output == "code 5\n" and errors.count("\n") == 1 and "standard output" in errors
+
+
+@pytest.mark.parametrize("columns", ["0", "-1", "none", "\N{SUPERSCRIPT TWO}", "9" * 5000, ""])
+def test_a_terminal_without_width_hides_no_result(
+    columns: str, run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save({"weight": torch.eye(3)}, tmp_path / "model.pt")
+    monkeypatch.setenv("COLUMNS", columns)
+    code, output, errors = run("diagnose", tmp_path / "model.pt")
+    assert (code, errors) == (0, "") and "1 matrix was examined" in output
+
+
+def test_a_removed_current_folder_is_one_line_and_one_document(tmp_path: Path) -> None:
+    script = (
+        f"cd {shlex.quote(str(tmp_path))} && mkdir gone && cd gone && rmdir ../gone && "
+        f"{shlex.join([sys.executable, '-P', '-m', 'kappascope'])} diagnose m.pt --json"
+    )
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 5 and json.loads(done.stdout)["error"]["code"] == 5
+    assert done.stderr.count("\n") == 1 and "the current folder: does not exist" in done.stderr

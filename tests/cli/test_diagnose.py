@@ -572,3 +572,30 @@ def test_a_recorded_run_is_a_trajectory_of_its_own(run: Run, saved: Path, tmp_pa
     for others in ((folder, saved), (folder, "--reference", saved)):
         code, _, errors = run(*others)
         assert code == 4 and "name the run alone" in one_line(errors)
+
+
+def test_json_is_one_document_if_there_is_no_room_for_torch(saved: Path) -> None:
+    program = f"""
+import sys
+class Full:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise ImportError("libtorch_cpu.so: failed to map segment from shared object")
+sys.meta_path.insert(0, Full())
+from kappascope.cli import app
+sys.exit(app.run(["diagnose", {str(saved)!r}, "--json"]))
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    document = json.loads(ended.stdout)
+    assert ended.returncode == 5 and document["provenance"]["cpu capability"] == "unknown"
+    assert "ulimit -v" in document["error"]["advice"] and "ulimit -v" in one_line(ended.stderr)
+
+
+def test_a_name_too_long_for_the_system_is_told_of_what_it_names(run: Run, saved: Path) -> None:
+    code, output, errors = run("x" * 5000, "--json")
+    assert code == json.loads(output)["error"]["code"] == 2
+    assert "File name too long (give a checkpoint" in one_line(errors)
+    code, output, errors = run(saved, "--html", f"{'x' * 300}.html")
+    assert (code, output) == (5, "") and "cannot be written: File name" in one_line(errors)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kappascope.cli import app
-from kappascope.cli._errors import Interrupted, signals, signals_held
+from kappascope.cli._errors import Interrupted, refusal_of, signals, signals_held
 from kappascope.lab import experiment, report
 
 
@@ -74,3 +74,9 @@ def test_without_a_signal_nothing_waits() -> None:
     assert came == []
     with signals(), pytest.raises(Interrupted):
         os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_library_for_which_there_is_no_room_is_no_missing_one() -> None:
+    full = ImportError("libtorch_cpu.so: failed to map segment from shared object")
+    assert "ulimit -v" in refusal_of(full, ["diagnose"]).advice
+    assert "install" in refusal_of(ImportError("No module named 'torch'"), ["diagnose"]).advice

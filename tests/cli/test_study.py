@@ -22,10 +22,10 @@ def test_a_study_tunes_compares_and_shows_its_tables(run, tmp_path: Path) -> Non
     assert "toy: Doubling" in output and "Losses" in output and "In the end." in output
     rows = pq.read_table(tmp_path / "trials.parquet").to_pylist()
     assert {(row["stage"], row["seed"]) for row in rows} == {
-        ("tune", 0), *(("compare", seed) for seed in range(4))
+        ("tune", 0), *(("compare", seed) for seed in range(8))
     }  # fmt: skip
     assert "seconds" not in {row["component"] for row in rows}
-    assert pq.read_table(tmp_path / "times.parquet").num_rows == 6
+    assert pq.read_table(tmp_path / "times.parquet").num_rows == 10
     page = (tmp_path / "report.html").read_text()
     assert "Real networks" in page and "In the end." in page and "Printed figures" not in page
     assert "toy.learns" in page

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import kappascope
+import odd_models
 from kappascope import corrections
 from kappascope.checkpoints.open import Exhausted
 from kappascope.clinic import diagnose as diagnosing
@@ -556,3 +557,10 @@ def test_a_reference_tensor_that_cannot_be_read_costs_only_the_comparison(
     assert failed.name == "b" and "the reference cannot be read" in str(failed.reason)
     assert "the reference cannot be read" in found.matrices[1].reasons["errors"]
     assert [one.name for one in found.uncompared] == ["b"]
+
+
+def test_odd_but_valid_models_are_answered(tmp_path: Path) -> None:
+    """The short form of what benchmarks/fuzz.py does with thousands of them."""
+    tally = odd_models.run("odd", odd_models.odd_models(28, seed=21), tmp_path)
+    assert tally.crashes == []
+    assert (tally.count, tally.accepted + tally.refused) == (28, 28) and tally.accepted > 20

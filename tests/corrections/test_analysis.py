@@ -66,6 +66,18 @@ def test_a_correction_that_finds_nothing_to_act_on_refuses(correction) -> None:
         correction.attach(model, SGD(model.parameters(), lr=0.1))
 
 
+def test_errors_of_models_of_many_weights_are_short() -> None:
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(300)))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with pytest.raises(
+        ValueError, match=r"called '7.wieght'; there are 7.weight, .* and 292 more$"
+    ):
+        NormPin().attach(model, optimizer, where="7.wieght")
+    model.requires_grad_(False)
+    with pytest.raises(Refusal, match=r"\(0.weight and 299 more: it is frozen\)"):
+        NormPin().attach(model, optimizer)
+
+
 def test_a_pattern_skips_what_a_name_may_not() -> None:
     model = frozen()
     optimizer = SGD(model.parameters(), lr=0.1)

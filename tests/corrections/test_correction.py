@@ -256,6 +256,18 @@ def test_what_cannot_be_attached_to_is_an_error_in_one_line() -> None:
             NormPin().attach(model, optimizer, where=where)
 
 
+def test_an_optimizer_that_runs_no_hooks_is_an_error_in_one_line() -> None:
+    class Lookahead(Optimizer):
+        """One around another, as some are written: without a start of its own."""
+
+        def __init__(self, inner: Optimizer) -> None:
+            self.optimizer, self.param_groups = inner, inner.param_groups
+
+    model = perceptron()
+    with pytest.raises(TypeError, match=r"Lookahead runs no hooks, .*; attach to the optimizer"):
+        NormPin().attach(model, Lookahead(SGD(model.parameters(), lr=0.1)))
+
+
 WRONG = {
     "every": (0, -1, 1.5, None),
     "kappa": (0.5, float("nan"), float("inf"), None),
@@ -429,3 +441,14 @@ def test_a_model_on_the_meta_device_is_refused(correction) -> None:
     with pytest.raises(Refusal, match=r"4 of 4 parameters are on the meta device.*load the"):
         correction.attach(model, SGD(model.parameters(), lr=0.1))
     assert named(model) == before
+
+
+STRESS = Path(__file__).parents[2] / "benchmarks" / "stress.py"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_combination_of_model_optimizer_and_loop_fails(seed, capsys) -> None:
+    counts, reasons = runpy.run_path(str(STRESS))["stressed"](40, seed)
+    assert not counts["failed"], capsys.readouterr().out
+    assert counts["exact"] > 20 and sum(counts.values()) == 40
+    assert sum(reasons.values()) == counts["explained"]

@@ -7,6 +7,7 @@ import io
 import math
 import pickle
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -31,9 +32,11 @@ from kappascope.corrections import (
     Multipliers,
     NormPin,
     PaperPenalty,
+    SigmaMaxPenalty,
     SingularValueBound,
     SingularValueMultipliers,
     SpectralDecay,
+    SpectralNormalization,
     SpectralPenalty,
     SVDCorrection,
 )
@@ -428,8 +431,9 @@ def test_every_value_of_a_state_is_checked(correction, make) -> None:
             "param_groups" in at or at[2:] == ("state",)
         )
         if isinstance(inner, dict) and not options_or_factors:
-            # an old state has no shapes, and what was not looked at yet has no vectors
-            for key in inner.keys() - {"shape"} - ({"top"} if len(inner) == 1 else set()):
+            # an old state lacks two keys, and in it what was not looked at yet had no vectors
+            newer = {"shape", "looked_at"}
+            for key in inner.keys() - newer - ({"top"} if len(inner) == 1 else set()):
                 lacking = {k: v for k, v in inner.items() if k != key}
                 refused(handle, put({"": state}, ("", *at), lacking)[""])
             refused(handle, put({"": state}, ("", *at), {**inner, "more": 1})[""])
@@ -556,6 +560,52 @@ def test_distributed_checkpoints_hold_the_plain_optimizer(correction, flat) -> N
     dcp.set_optimizer_state_dict(plain, other, found, options=options)
     dcp.set_optimizer_state_dict(model, optimizer, expected, options=options)
     steps(model, optimizer)
+
+
+@pytest.mark.parametrize("kind", [AdamW, partial(SGD, momentum=0.9)], ids=["AdamW", "SGD"])
+@pytest.mark.parametrize(
+    "correction",
+    [
+        Multipliers(),
+        SpectralPenalty(0.1, target=1.5),
+        PaperPenalty(0.1, target=1.5),
+        SigmaMaxPenalty(0.5),
+        SingularValueMultipliers(every=3),
+        SingularValueBound(2.0),
+        SpectralDecay(every=2),
+        SpectralNormalization(),
+    ],
+    ids=lambda c: type(c).__name__,
+)
+@pytest.mark.filterwarnings("ignore")  # that there is one process, and of DCP's own
+def test_a_distributed_checkpoint_fills_the_state_of_a_handle_that_has_not_stepped(
+    correction, kind, tmp_path: Path
+) -> None:
+    from torch.distributed import checkpoint
+
+    model, optimizer, handle = trained(correction, wide(), kind)
+    again, other, fresh = trained(correction, wide(), kind, count=0)
+    again.load_state_dict(model.state_dict())
+    plain = {key: value for key, value in optimizer.state_dict().items() if key != "kappascope"}
+    other.load_state_dict(copy.deepcopy(plain))
+    checkpoint.save({"handle": handle}, checkpoint_id=tmp_path)
+    checkpoint.load({"handle": fresh}, checkpoint_id=tmp_path)  # it fills only what it is shown
+    steps(model, optimizer, 3)
+    steps(again, other, 3)
+    assert_same(whole(again, fresh), whole(model, handle))
+
+
+@every
+@pytest.mark.parametrize("kind", [AdamW, partial(SGD, momentum=0.9)], ids=["AdamW", "SGD"])
+def test_a_state_that_was_saved_before_the_first_step_changes_nothing(correction, kind) -> None:
+    ends = []
+    for saved in (False, True):
+        model, optimizer, handle = trained(correction, wide(), kind, count=0)
+        if saved:
+            handle.load_state_dict(handle.state_dict())
+        steps(model, optimizer, 3)
+        ends.append(whole(model, handle))
+    assert_same(*ends)
 
 
 # --- metrics --------------------------------------------------------------------------------------

@@ -11,9 +11,31 @@ from torch import nn
 from torch.optim import AdamW
 
 from correction_examples import EXAMPLES, Attentive, perceptron
-from kappascope.corrections import Multipliers, NormPin, QKClip, SingularValueMultipliers
+from kappascope.corrections import (
+    Correction,
+    Hybrid,
+    Multipliers,
+    NormPin,
+    PaperPenalty,
+    QKClip,
+    SigmaMaxPenalty,
+    SingularValueBound,
+    SingularValueMultipliers,
+    SpectralDecay,
+    SpectralNormalization,
+    SpectralPenalty,
+)
 
 BROAD = [*EXAMPLES, Multipliers(rate=1.0), SingularValueMultipliers(every=3)]
+REMEMBERING = [  # what a look at the weight has left, of which one process has the first
+    SpectralPenalty(0.1, target=1.5, every=2),
+    PaperPenalty(0.1, target=1.5, every=3),
+    SigmaMaxPenalty(0.5, every=3),
+    SpectralDecay(5.0, every=4),
+    SpectralNormalization(),
+    SingularValueBound(2.0),
+    Hybrid(penalties=SpectralPenalty(0.1, target=1.5, every=2)),
+]
 
 
 def broad() -> nn.Module:
@@ -58,8 +80,54 @@ def rank(number: int, place: str) -> None:
                 raise AssertionError(f"{correction} differs by {(both[0] - both[1]).abs().max()}")
             if handle.state_dict()["steps"] != [7] or handle.refused:
                 raise AssertionError(f"{correction} did not take its steps")
+            rewrites = [v for k, v in handle.metrics().items() if k.startswith("rewrites/")]
+            counted = [torch.zeros(len(rewrites)) for _ in range(2)]
+            dist.all_gather(counted, torch.tensor(rewrites))
+            if not torch.equal(*counted):
+                raise AssertionError(f"{correction} is counted where it was done")
     dist.barrier()
     os._exit(0)  # one in thirty is aborted by gloo's threads if it ends as usual
+
+
+def resumed_rank(number: int, place: str) -> None:
+    """One of two processes that go on from what the first has saved, as every trainer saves it."""
+    import torch.distributed as dist
+
+    torch.set_num_threads(1 + number)
+    dist.init_process_group("gloo", init_method=f"file://{place}", rank=number, world_size=2)
+
+    def started(correction: Correction) -> tuple[nn.Module, nn.Module, AdamW]:
+        torch.manual_seed(0)
+        model = broad()
+        optimizer = AdamW(model.parameters(), lr=0.01)
+        parallel = nn.parallel.DistributedDataParallel(model)
+        correction.attach(parallel, optimizer)
+        return model, parallel, optimizer
+
+    def trained(parallel: nn.Module, optimizer: AdamW, moments: range) -> None:
+        for moment in moments:
+            optimizer.zero_grad()
+            generator = torch.Generator().manual_seed(2 * moment + number)
+            parallel(torch.randn(8, 4, generator=generator)).square().mean().backward()
+            optimizer.step()
+
+    for i, correction in enumerate(REMEMBERING):
+        whole, parallel, optimizer = started(correction)
+        trained(parallel, optimizer, range(5))
+        file = f"{place}-{i}.pt"
+        if number == 0:
+            torch.save((whole.state_dict(), optimizer.state_dict()), file)
+        dist.barrier()
+        trained(parallel, optimizer, range(5, 9))
+        again, parallel, optimizer = started(correction)
+        for part, state in zip((again, optimizer), torch.load(file), strict=True):
+            part.load_state_dict(state)
+        trained(parallel, optimizer, range(5, 9))
+        for a, b in zip(whole.parameters(), again.parameters(), strict=True):
+            if not torch.equal(a, b):
+                raise AssertionError(f"{correction} resumed is off by {(a - b).abs().max()}")
+    dist.barrier()
+    os._exit(0)
 
 
 class Whole(nn.Module):
@@ -127,3 +195,8 @@ def test_shards_are_trained_as_the_whole_is_or_refused(tmp_path: Path) -> None:
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 def test_two_processes_stay_equal_with_one_thread_and_two(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(rank, args=(str(tmp_path / "meeting"),), nprocs=2)
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+def test_two_processes_go_on_from_what_the_first_has_saved(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(resumed_rank, args=(str(tmp_path / "meeting"),), nprocs=2)

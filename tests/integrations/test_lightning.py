@@ -1,4 +1,4 @@
-"""Corrections in Lightning: a real ``Trainer``, automatic and by hand, and Fabric."""
+"""Corrections and the monitor in Lightning: with a real ``Trainer``, by hand, and in Fabric."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from correction_examples import perceptron, steps
 from kappascope.corrections import Correction, Hybrid, Multipliers, NormPin
+from kappascope.monitor.record import Run
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Lightning's own, about loaders and loggers
 
 lightning = pytest.importorskip("lightning")
-CorrectionCallback = pytest.importorskip("kappascope.integrations.lightning").CorrectionCallback
+adapters = pytest.importorskip("kappascope.integrations.lightning")
+CorrectionCallback, MonitorCallback = adapters.CorrectionCallback, adapters.MonitorCallback
 
 from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402  # once it is known to be there
 
@@ -130,3 +132,18 @@ def test_what_a_module_calls_its_optimizers_is_unwrapped(tmp_path: Path) -> None
     trainer(tmp_path, lightning.Callback()).fit(module, data())
     torch.testing.assert_close(module.net[0].weight.detach().norm(), norm)
     assert found[0].state_dict()["steps"] == [6]
+
+
+def test_a_monitor_in_a_trainer_records_and_disturbs_nothing(tmp_path: Path) -> None:
+    plain, watched = Module(), Module()
+    for module, callback in (
+        (plain, lightning.Callback()),
+        (watched, MonitorCallback(tmp_path / "run", every=2, strict=True)),
+    ):
+        trainer(tmp_path, callback, gradient_clip_val=0.5).fit(module, data())
+    assert_same(plain, watched)
+    run = Run.read(tmp_path / "run")
+    assert run.is_closed and run.step == 6
+    assert [step for step, _ in run.series("net.0.weight", "sigma_max")] == [0, 2, 4, 6]
+    assert len(run.series("net.0.weight", "signal", 0.0)) == 3
+    assert [step for step, _ in run.logs["loss"]] == list(range(1, 7))

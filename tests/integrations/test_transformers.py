@@ -1,4 +1,4 @@
-"""Corrections in a real ``Trainer``, and with accelerate: checkpoints are of a plain model."""
+"""Corrections and the monitor in a real ``Trainer``, and with accelerate."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from correction_examples import answers, inputs, perceptron
 from kappascope.corrections import Correction, Hybrid, Multipliers, NormPin
+from kappascope.monitor.record import Run
 from kappascope.refusal import Refusal
 
 transformers = pytest.importorskip("transformers")
 accelerate = pytest.importorskip("accelerate")
-CorrectionCallback = pytest.importorskip("kappascope.integrations.transformers").CorrectionCallback
+adapters = pytest.importorskip("kappascope.integrations.transformers")
+CorrectionCallback, MonitorCallback = adapters.CorrectionCallback, adapters.MonitorCallback
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -46,13 +48,18 @@ def language_model() -> nn.Module:
     return transformers.GPT2LMHeadModel(config)
 
 
+def arguments(folder: Path, **more):
+    settings = {
+        "output_dir": str(folder), "max_steps": 6, "save_steps": 3, "learning_rate": 0.01,
+        "per_device_train_batch_size": 4, "use_cpu": True, "disable_tqdm": True,
+        "report_to": "none", "logging_steps": 100,
+    }  # fmt: skip
+    return transformers.TrainingArguments(**(settings | more))
+
+
 def trainer(folder: Path, correction: Correction, resume_from: Path | None = None):
-    args = transformers.TrainingArguments(
-        output_dir=str(folder), max_steps=6, save_steps=3, per_device_train_batch_size=4,
-        learning_rate=0.01, use_cpu=True, disable_tqdm=True, report_to="none", logging_steps=100,
-    )  # fmt: skip
     callback = CorrectionCallback(correction, resume_from=resume_from)
-    model = language_model()
+    model, args = language_model(), arguments(folder)
     return transformers.Trainer(model, args, train_dataset=Tokens(), callbacks=[callback]), callback
 
 
@@ -151,3 +158,49 @@ def test_accelerate_saves_and_resumes_to_the_bit(correction, early, tmp_path: Pa
 
     whole = run(6, load=False)
     torch.testing.assert_close(answers(run(3, load=True)), answers(whole), rtol=0, atol=0)
+
+
+def test_a_monitor_in_a_trainer_records_and_disturbs_nothing(tmp_path: Path) -> None:
+    trained = []
+    for callbacks in ([], [MonitorCallback(tmp_path / "run", every=2, strict=True)]):
+        args = arguments(tmp_path, gradient_accumulation_steps=2, logging_steps=2)
+        run = transformers.Trainer(
+            language_model(), args, train_dataset=Tokens(), callbacks=callbacks
+        )
+        run.train()
+        trained.append(run.model)
+    assert_same(*trained)
+    record = Run.read(tmp_path / "run")
+    assert record.is_closed and record.model == "GPT2LMHeadModel" and record.step == 6
+    name = "transformer.h.0.attn.c_attn.weight[q]"
+    assert [step for step, _ in record.series(name, "condition_number")] == [0, 2, 4, 6]
+    assert record.series(name, "signal", 0.0) and record.series(name, "update_size")
+    assert [step for step, _ in record.logs["loss"]] == [2, 4, 6]
+    assert "transformer.h.0.attn[qk.1]" in record.matrices
+
+
+class Interrupted(transformers.TrainerCallback):
+    """Raises at the end of the first step that it sees."""
+
+    is_armed = True
+
+    def on_step_end(self, *args, **kwargs) -> None:
+        if self.is_armed:
+            self.is_armed = False
+            raise KeyboardInterrupt
+
+
+def test_a_monitored_trainer_that_was_interrupted_can_train_again(tmp_path: Path) -> None:
+    callbacks = [MonitorCallback(tmp_path / "run", every=2, strict=True), Interrupted()]
+
+    def train() -> None:
+        run = transformers.Trainer(
+            language_model(), arguments(tmp_path), train_dataset=Tokens(), callbacks=callbacks
+        )
+        run.train()
+
+    with pytest.raises(KeyboardInterrupt):
+        train()
+    train()
+    record = Run.read(tmp_path / "run")
+    assert record.is_closed and record.step == 6 and len(record.sessions) == 2

@@ -7,11 +7,15 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
+import scipy
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kappascope.lab.claims import (
+    SMALLEST_P,
+    WITHOUT_MEAN,
     Above,
+    Basis,
     Below,
     Between,
     Claim,
@@ -22,7 +26,7 @@ from kappascope.lab.claims import (
     no_mean,
     printed_numbers,
 )
-from kappascope.lab.statistics import Estimate, exactly, mean, median, ratio
+from kappascope.lab.statistics import Estimate, exactly, mean, median, proportion, ratio
 from kappascope.lab.table import Table
 
 NOTHING = Table.of([])
@@ -135,7 +139,23 @@ class TestPrinted:
             "measured": 0.131234,
             "matches": True,
             "agreement": DIGITS,
+            "category": "matched",
         }
+
+    @pytest.mark.parametrize(
+        ("basis", "category"),
+        [
+            ("protocol", "matched"),
+            ("conjecture", "matched by conjecture"),
+            ("fitted", "fitted"),
+            ("repeated", "repeated"),
+        ],
+    )
+    def test_a_match_is_worth_what_it_stands_on(self, basis: Basis, category: str) -> None:
+        figure = Printed("e1/x", "x", "2", lambda t: 2.0, basis)
+        assert check(figure, NOTHING)["category"] == category
+        missed = Printed("e1/x", "x", "3", lambda t: 2.0, basis)
+        assert check(missed, NOTHING)["category"] == "not matched"
 
     @pytest.mark.parametrize("measured", [math.nan, math.inf, (1.0, math.nan), np.float32(2)])
     def test_record_is_strict_json(self, measured: object) -> None:
@@ -189,7 +209,7 @@ class TestExpectation:
 
 def claim(*estimates: Estimate, **change: object) -> Claim:
     """A claim that every one of its measures, a, b, ..., exceeds one."""
-    names = "abc"[: len(estimates)]
+    names = "abcd"[: len(estimates)]
     fields: dict[str, object] = {
         "id": "e1.kappa-grows",
         "sentence": "it exceeds one",
@@ -275,6 +295,7 @@ class TestJudge:
         assert list(record) == [
             *("id", "experiment", "sentence", "source", "verdict"),
             *("measured", "interval", "n", "explanation"),
+            *("alone", "p", "p_page", "p_all", "printed_mean", "mended", "estimates"),
         ]
         assert record["measured"] == (None if math.isnan(estimate.value) else estimate.value)
         assert (record["interval"] is None) == (estimate.interval is None)
@@ -339,29 +360,72 @@ class TestNamedMeasures:
             claim(measures={"ratio": lambda rows: HOLDS}, expect={}, explain="")
 
 
+class TestPValues:
+    @given(st.integers(6, 40), st.integers(0, 40))
+    def test_that_of_a_median_is_the_sign_tests(self, n: int, above: int) -> None:
+        above = min(above, n)
+        values = [*np.linspace(1, 2, above), *np.linspace(-2, -1, n - above)]
+        holds, fails = Above(0).p_values(median(values))
+        exact = scipy.stats.binomtest(above, n).pvalue
+        least = min(holds, fails)
+        assert least == pytest.approx(max(exact, SMALLEST_P), rel=2e-3) or exact > 0.99
+
+    @pytest.mark.parametrize("hits", [0, 2, 5, 14, 20])
+    def test_that_of_a_share_is_the_binomial_tests(self, hits: int) -> None:
+        least = min(Above(0.5).p_values(proportion(hits, 20)))
+        assert least == pytest.approx(scipy.stats.binomtest(hits, 20).pvalue, rel=2e-3)
+
+    def test_a_claim_whose_parts_all_hold_is_as_uncertain_as_the_weakest(self) -> None:
+        strong, weak = median(np.linspace(1, 2, 20)), median(np.linspace(1, 2, 7))
+        both = judge(claim(strong, weak, expect=dict.fromkeys("ab", Above(0))), NOTHING)
+        assert both.p == pytest.approx(2 / 2**7, rel=2e-3)
+
+    def test_one_part_of_many_fails_only_if_it_does_for_their_number(self) -> None:
+        weak, fine = median(np.linspace(-2, -1, 7)), median(np.linspace(1, 2, 20))
+        alone = judge(claim(weak, expect={"a": Above(0)}), NOTHING)
+        of_many = judge(claim(weak, *[fine] * 3, expect=dict.fromkeys("abcd", Above(0))), NOTHING)
+        assert (alone.verdict, of_many.verdict) == ("fails", "undecided")
+        assert alone.p is not None
+        assert of_many.p == pytest.approx(4 * alone.p)
+
+    def test_too_few_seeds_decide_nothing(self) -> None:
+        seven = claim(median(np.linspace(1, 2, 7)), expect={"a": Above(0)})
+        assert judge(seven, NOTHING, least=7).verdict == "holds"
+        found = judge(seven, NOTHING, least=8)
+        assert found.verdict == "undecided"
+        assert found.explanation.endswith("Fewer than 8 seeds decide nothing.")
+
+
 class TestNoMean:
-    theory = "The density is positive at 0."
     random = np.random.default_rng(42)
     cauchy = np.abs(random.standard_cauchy(1000))
     t3 = np.abs(random.standard_t(3, 1000))
 
-    def test_theory_and_a_compatible_tail_make_a_mean_ill_posed(self) -> None:
-        reason = no_mean(self.theory)(rows(self.cauchy))
+    def test_a_compatible_tail_is_consistent_with_theory(self) -> None:
+        reason = no_mean().why(rows(self.cauchy))
         assert reason is not None
-        assert reason.startswith(self.theory + " The tail index is ")
+        assert reason.startswith(WITHOUT_MEAN + " A tail index of ")
+        assert "is consistent with it" in reason
 
-    def test_a_tail_that_contradicts_the_theory_does_not(self) -> None:
-        assert no_mean(self.theory)(rows(self.t3)) is None
+    def test_a_tail_may_contradict_the_theory(self) -> None:
+        assert no_mean().why(rows(self.t3)) is None
 
     @pytest.mark.parametrize("n", [0, 1, 15, 499])
-    def test_fewer_than_500_rows_never_decide(self, n: int) -> None:
-        assert no_mean(self.theory)(Table.of(rows(self.cauchy).rows.slice(0, n))) is None
+    def test_fewer_than_500_rows_cannot_contradict(self, n: int) -> None:
+        assert no_mean().why(Table.of(rows(self.t3).rows.slice(0, n))) == WITHOUT_MEAN
 
-    def test_rows_with_missing_values_do_not_decide(self) -> None:
-        assert no_mean(self.theory)(rows([*self.cauchy, math.nan])) is None
+    def test_rows_with_missing_values_cannot_contradict(self) -> None:
+        assert no_mean().why(rows([*self.t3, math.nan])) == WITHOUT_MEAN
 
     def test_looks_only_at_the_rows_it_is_told(self) -> None:
         heavy, light = rows(self.cauchy, component="a"), rows(self.t3, component="b")
         table = Table.of([*heavy.rows.to_pylist(), *light.rows.to_pylist()])
-        assert no_mean(self.theory, component="a")(table)
-        assert no_mean(self.theory, component="b")(table) is None
+        assert no_mean(component="a").why(table)
+        assert no_mean(component="b").why(table) is None
+
+    def test_a_quoted_mean_leaves_the_sentence_to_the_medians(self) -> None:
+        found = judge(claim(HOLDS, quotes=no_mean("e1/x/mean")), rows(self.cauchy))
+        assert found.verdict == "holds"
+        assert found.printed_mean is not None
+        assert found.printed_mean["figures"] == ["e1/x/mean"]
+        assert judge(claim(HOLDS, quotes=no_mean()), rows(self.t3)).printed_mean is None

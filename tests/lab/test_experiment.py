@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from kappascope.lab import experiment as lab
+from kappascope.lab.claims import Above, Claim
 from kappascope.lab.experiment import Experiment, discover, grid, size_of, studies
+from kappascope.lab.statistics import median
 from kappascope.lab.table import Table
 from kappascope.system import files
 from tiny_experiments import SLOW, TOY, trials
@@ -149,3 +151,17 @@ pages = [name for name in sys.modules if name.startswith("kappascope.paper.")]
 sys.exit(pages != ["kappascope.paper.e02_optimizers"])
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_claim_may_be_judged_on_the_rows_of_another_page() -> None:
+    claim = Claim(
+        "e1.elsewhere", "it is large", "0",
+        {"it": lambda t: median(t.values())}, {"it": Above(1)}, "{it:.1f}", judged_on=("toy",),
+    )  # fmt: skip
+    page = replace(TOY, number=1, claims=(claim,), figures=())
+    rows = [{"experiment": "toy", "seed": k, "error": 2.0 + k} for k in range(9)]
+    here = [{"experiment": "e1", "seed": 0, "error": 0.0}]
+    [found] = lab.verdicts([page], Table.of([*rows, *here]))["claims"]
+    assert (found["verdict"], found["n"]) == ("holds", 9)
+    [absent] = lab.verdicts([page], Table.of(here))["claims"]
+    assert absent["explanation"].startswith("Not measured: it is judged on the trials of toy")

@@ -55,7 +55,8 @@ def claim(place: int, outcome: str = "holds", **more: Any) -> dict[str, Any]:
 def printed(place: int, **more: Any) -> dict[str, Any]:
     return {
         "id": f"e1/{place}/mean", "experiment": "e1", "what": f"figure {place}", "printed": "0.27",
-        "measured": 0.273, "matches": True, "agreement": "to its digits", **more,
+        "measured": 0.273, "matches": True, "agreement": "to its digits",
+        "category": "matched" if more.get("matches", True) else "not matched", **more,
     }  # fmt: skip
 
 
@@ -105,7 +106,7 @@ class Elements(HTMLParser):
 def test_the_page_opens_with_three_sentences_that_count() -> None:
     sentences = conclusion(CLAIMS, FIGURES)
     assert sentences[0] == "Of 12 claims, 3 hold, 3 fail, 3 are undecided and 3 are ill-posed."
-    assert sentences[2] == "Of 2 figures that the paper prints, 1 come out as printed; 1 differs."
+    assert sentences[2] == "Of 2 figures that the paper prints, 1 matched, 1 not matched."
     page = Elements(report_page(Report([], CLAIMS, FIGURES, {}))).text
     assert all(sentence in page for sentence in sentences)
 

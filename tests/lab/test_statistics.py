@@ -1,5 +1,6 @@
 """What is printed as 95 % covers, what is missing is counted, no row counts twice."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterable
 
@@ -11,11 +12,13 @@ from scipy import stats
 
 from kappascope.lab import statistics
 from kappascope.lab.statistics import (
+    LEVEL,
     Estimate,
     contrast,
     exactly,
     falls,
     growth_exponent,
+    holm,
     largest_share,
     mean,
     median,
@@ -530,3 +533,41 @@ def test_every_public_function_has_a_docstring_with_an_example() -> None:
     ours = [f for f in public if getattr(f, "__module__", "") == statistics.__name__]
     assert len(ours) > 15
     assert all(">>>" in (f.__doc__ or "") for f in ours)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
+def test_holms_is_the_closure_of_bonferronis(p_values: list[float]) -> None:
+    places = range(len(p_values))
+    sets = [s for k in places for s in itertools.combinations(places, k + 1)]
+
+    def bonferroni(chosen: tuple[int, ...]) -> float:
+        return min(1.0, len(chosen) * min(p_values[i] for i in chosen))
+
+    closed = [max(bonferroni(s) for s in sets if i in s) for i in places]
+    assert holm(p_values) == pytest.approx(closed)
+
+
+VALUES = np.exp(np.random.default_rng(7).normal(size=40))
+EVERY_KIND = {
+    "quantile": quantile(VALUES, 0.25),
+    "median": median(VALUES),
+    "proportion": proportion(7, 20),
+    "wins with missing": wins([1, 2, 3, np.nan, 4, 5], [2, 1, 4, 5, 6, 7]),
+    "ratio": ratio(VALUES, VALUES[:20]),
+    "exponent": growth_exponent({d: d * VALUES for d in (32, 64, 128)}),
+    "mapped": median(VALUES).map(lambda x: 1 - x, "left"),
+    "correlation": rank_correlation(VALUES, VALUES[::-1]),
+    "within": rank_correlation(VALUES, VALUES[::-1], within=np.repeat(range(10), 4)),
+    "exact": exactly(3, 9, "count"),
+    "bare": Estimate(1.0, 0.5, 3.0, 9, "something"),
+}
+
+
+@pytest.mark.parametrize("estimate", EVERY_KIND.values(), ids=EVERY_KIND)
+def test_every_estimate_has_nested_intervals_at_all_levels(estimate: Estimate) -> None:
+    assert estimate.interval_at(LEVEL) == pytest.approx(estimate.interval)
+    intervals = [estimate.interval_at(level) for level in (0.5, 0.8, 0.95, 0.99)]
+    known = [interval for interval in intervals if interval is not None]
+    assert len(known) >= 3
+    for inner, outer in itertools.pairwise(known):
+        assert outer[0] <= inner[0] <= inner[1] <= outer[1]

@@ -174,3 +174,9 @@ def test_a_sealed_file_that_is_no_unit_is_not_one(body: bytes, tmp_path: Path) -
     (kept := Store(tmp_path)).units.mkdir()
     write_sealed(kept.units / "a.unit", body)
     assert kept.take("a.unit") is None
+
+
+def test_a_lock_that_is_no_text_is_taken_over(tmp_path: Path) -> None:
+    (tmp_path / "lock").write_bytes(b"\xff\xfe")
+    with Store(tmp_path).lock() as notice:
+        assert "ended early" in notice

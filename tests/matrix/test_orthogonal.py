@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kappascope.matrix.orthogonal import newton_schulz, orthogonalized
+from kappascope.matrix.orthogonal import MUON, newton_schulz, orthogonalized
 
 
 def drawn(*shape: int) -> torch.Tensor:
@@ -26,7 +26,9 @@ def test_a_matrix_and_its_singular_values_take_the_same_steps(shape, steps) -> N
     matrix = drawn(*shape)
     u, s, vt = torch.linalg.svd(matrix, full_matrices=False)
     expected = newton_schulz(s / torch.linalg.vector_norm(s, dim=-1, keepdim=True), steps)
-    torch.testing.assert_close(orthogonalized(matrix, steps), (u * expected[..., None, :]) @ vt)
+    torch.testing.assert_close(
+        orthogonalized(matrix, (MUON,) * steps), (u * expected[..., None, :]) @ vt
+    )
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (12, 5), (5, 12)])

@@ -2,11 +2,14 @@
 
 import copy
 import gc
+import itertools
 import math
 import os
+import statistics
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kappascope import Monitor, corrections
 from kappascope.monitor import monitor as module
+from kappascope.monitor import source
 from kappascope.monitor.record import Alert, Run
 from monitored_training import (
     batches,
@@ -293,29 +297,87 @@ class TestWhatIsRead:
         assert 20 < len(last) <= 200 and all(isinstance(value, float) for value in last.values())
         assert {"condition_number/query", "swallowed/vector", "monitor/overhead"} <= set(last)
 
-    def test_a_budget_takes_matrices_in_turn(self, tmp_path: Path) -> None:
-        model, optimizer, monitor = linear(tmp_path, every=1, budget=0.9)
-        train(model, optimizer, batches(40))
-        assert monitor.last["monitor/overhead"] < 1.0
+    def test_a_budget_takes_matrices_in_turn_and_is_kept(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        clock = itertools.count()  # each look at it takes a unit, and a step of training 100
+        look = SimpleNamespace(perf_counter=lambda: float(next(clock)), time=lambda: 0.0)
+        monkeypatch.setattr(module, "time", look)
+        model, optimizer, monitor = linear(tmp_path, every=1, budget=0.05, norms_every=1)
+        for given, target in batches(80):
+            optimizer.zero_grad()
+            loss_of(model, given, target).backward()
+            clock = itertools.count(next(clock) + 100)
+            optimizer.step()
         monitor.close()
         run = Run.read(tmp_path)
-        assert run.sessions[0].options["budget"] == 0.9
+        assert run.sessions[0].options["budget"] == 0.05
+        assert run.series("", "overhead")[-1][1] < 0.06
         counts = [value for _, value in run.series("", "matrices_read")]
-        assert counts[0] == 2 and len(counts) == 41
+        assert 20 < len(counts) < 80 and min(counts) < counts[0] == 2
+        read = [len(run.series(name, "sigma_max")) for name in ("0.weight", "2.weight")]
+        assert min(read) > 10 and abs(read[0] - read[1]) <= 1
 
-    def test_microbatches_give_the_noise(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("is_told", [False, True])
+    def test_noise_is_that_between_micro_batches(self, is_told: bool, tmp_path: Path) -> None:
         model, optimizer, monitor = linear(tmp_path, every=1)
         random = torch.Generator().manual_seed(0)
-        for _ in range(2):
+        expected = []
+        for _ in range(3):
+            u, _, vt = torch.linalg.svd(model[0].weight.detach().double(), full_matrices=False)
+            seen, last = [], torch.zeros(8, 11)
             optimizer.zero_grad()
             for _ in range(4):
                 given = torch.randn(6, 11, generator=random)
                 loss_of(model, given, torch.zeros(6, dtype=torch.long)).backward()
-                monitor.microbatch()
+                if is_told:
+                    monitor.microbatch()
+                seen.append(float(u[:, 0] @ (model[0].weight.grad - last).double() @ vt[0]))
+                last = model[0].weight.grad.clone()
+            expected.append(abs(statistics.mean(seen)) / statistics.stdev(seen))
+            nn.utils.clip_grad_norm_(model.parameters(), 1e-3)  # which is no micro-batch
             optimizer.step()
         monitor.close()
-        pairs = Run.read(tmp_path).series("0.weight", "signal_to_noise", 0.0)
-        assert pairs and all(math.isfinite(value) for _, value in pairs)
+        found = Run.read(tmp_path).series("0.weight", "signal_to_noise", 0.0)
+        assert [value for _, value in found] == pytest.approx(expected, rel=1e-3)
+
+    def test_what_a_scaler_throws_away_is_no_micro_batch(self, tmp_path: Path) -> None:
+        found = []
+        for is_broken in (False, True):
+            model, optimizer, monitor = linear(tmp_path / str(is_broken), every=1)
+            scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+            for broken in (False, is_broken, False) if is_broken else (False, False):
+                optimizer.zero_grad()
+                for given, target in batches(3):
+                    loss = loss_of(model, given, target) * (math.inf if broken else 1.0)
+                    scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            monitor.close()
+            rows = Run.read(tmp_path / str(is_broken))
+            found.append(rows.series("0.weight", "signal_to_noise", 0.0))
+        assert len(found[0]) == 2 and found[0] == found[1]
+
+    def test_one_pass_a_step_is_no_micro_batch(self, tmp_path: Path) -> None:
+        model, optimizer, monitor = linear(tmp_path, every=1)
+        train(model, optimizer, batches(5))
+        assert not any(memory.microbatches for memory in monitor._meter.memory.values())
+        monitor.close()
+        assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+
+    def test_the_momentum_has_a_spectrum_with_the_whole_spectra(self, tmp_path: Path) -> None:
+        torch.manual_seed(0)
+        model = nn.Linear(11, 11)
+        optimizer = AdamW(model.parameters(), lr=0.01)
+        with monitored(tmp_path, every=1, spectra_every=3).attach(model, optimizer):
+            train(model, optimizer, batches(3))
+        run = Run.read(tmp_path)
+        s = torch.linalg.svdvals(optimizer.state[model.weight]["exp_avg"].double())
+        (stable,), (kappa,) = (
+            run.series("weight", f"momentum_{q}") for q in ("stable_rank", "condition_number")
+        )
+        assert stable == (3, pytest.approx(float((s**2).sum() / s[0] ** 2), rel=1e-5))
+        assert kappa == (3, pytest.approx(float(s[0] / s[-1]), rel=1e-4))
 
 
 class TestEveryWayToStep:
@@ -361,6 +423,25 @@ class TestEveryWayToStep:
             train(compiled, optimizer, batches(5))
             assert dict(counter["stats"]) == frames
         assert "0.weight" in Run.read(tmp_path).matrices
+
+    @pytest.mark.filterwarnings("default")  # torch warns of itself
+    def test_a_compiled_step_of_the_optimizer(self, tmp_path: Path) -> None:
+        found = []
+        for folder in (None, tmp_path):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(11, 8), nn.ReLU(), nn.Linear(8, 11))
+            optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+            step = torch.compile(lambda o=optimizer: o.step(), backend="eager")
+            monitor = None if folder is None else monitored(folder).attach(model, optimizer)
+            for given, target in batches(6):
+                optimizer.zero_grad()
+                loss_of(model, given, target).backward()
+                step()
+            if monitor is not None:
+                monitor.close()
+            found.append(state(model, optimizer))
+        assert same(*found)
+        assert [step for step, _ in Run.read(tmp_path).series("0.weight", "signal", 0.0)] == [3, 6]
 
     def test_a_step_within_a_step_is_one(self, tmp_path: Path) -> None:
         class Twice(SGD):
@@ -455,19 +536,33 @@ class Syncs(TorchDispatchMode):
 
 
 class TestManners:
-    def test_steps_without_a_reading_wait_for_nothing(self, tmp_path: Path) -> None:
-        model, optimizer, monitor = linear(tmp_path, every=3)
-        counts = []
-        for given, target in batches(6):
-            optimizer.zero_grad()
-            loss_of(model, given, target).backward()
-            monitor.log(loss=torch.tensor(1.0))
-            with Syncs() as syncs:
-                optimizer.step()
-            counts.append(syncs.count)
+    def test_steps_without_a_reading_wait_for_nothing_and_readings_at_most_twice(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        waits, brought = [0], module.on_host
+
+        def counted(tensors: Any) -> Any:
+            waits[0] += bool(tensors)
+            return brought(tensors)
+
+        for place in (module, source):
+            monkeypatch.setattr(place, "on_host", counted)
+        model, optimizer, monitor = linear(tmp_path, every=3, norms_every=1)
+        counts, reads = [], []
+        with corrections.NormPin().attach(model, optimizer):
+            for given, target in batches(6):
+                optimizer.zero_grad()
+                for _ in range(2):
+                    loss_of(model, given, target).backward()
+                monitor.log(loss=torch.tensor(1.0))
+                before = waits[0]
+                with Syncs() as syncs:
+                    optimizer.step()
+                counts.append(waits[0] - before)
+                reads.append(syncs.count)
         monitor.close()
-        assert counts[0] == counts[1] == counts[3] == counts[4] == 0
-        assert counts[2] <= 2 and counts[5] <= 2
+        assert counts == [0, 0, 2, 0, 0, 2]
+        assert len({reads[i] for i in (0, 1, 3, 4)}) == 1
 
     def test_closing_leaves_no_hook_and_no_reference(self, tmp_path: Path) -> None:
         model, optimizer, monitor = linear(tmp_path)
@@ -622,7 +717,9 @@ class TestManners:
     def test_what_is_no_model_or_optimizer_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(TypeError, match="expected a module"):
             Monitor(tmp_path).attach({})  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="expected a torch optimizer"):
+        with pytest.raises(
+            TypeError, match="expected an optimizer or a list of some; got list of int"
+        ):
             Monitor(tmp_path).attach(nn.Linear(2, 2), [1])  # type: ignore[list-item]
 
 
@@ -654,27 +751,62 @@ class TestResuming:
         assert [s for s, _ in run.series("0.weight", "sigma_max")] == [0, 3, 6]
 
 
-def test_the_audit_is_no_part_of_the_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Result:
-        passed = False
+class TestAudit:
+    @pytest.mark.parametrize("is_honest", [True, False])
+    def test_steps_that_are_undone_are_no_part_of_the_record(
+        self, is_honest: bool, tmp_path: Path
+    ) -> None:
+        model = nn.Sequential(nn.Linear(11, 8), nn.ReLU(), nn.Linear(8, 11))
+        optimizer = (AdamW if is_honest else Forgetful)(model.parameters(), lr=1e-2)
+        given, target = next(batches(1))
+        with monitored(tmp_path, every=1).attach(model, optimizer) as monitor:
+            result = monitor.audit(lambda: loss_of(model, given, target).backward())
+            assert result.passed == is_honest and monitor.audited is result
+            assert monitor.step == 0
+        assert [alert.name for alert in Run.read(tmp_path).alerts] == ["audit"] * (not is_honest)
 
-        def __str__(self) -> str:
-            return "weight: expected decay 0.1, got 0"
-
-    class Audit:
-        @staticmethod
-        def audit(model: nn.Module, optimizer: Optimizer, closure: Any, steps: int) -> Result:
-            for _ in range(steps):
-                closure()
+    @pytest.mark.parametrize("is_honest", [True, False])
+    def test_the_next_steps_of_the_training_are_looked_at(
+        self, is_honest: bool, tmp_path: Path
+    ) -> None:
+        found = []
+        for folder in (None, tmp_path):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(11, 8), nn.ReLU(), nn.Linear(8, 11))
+            optimizer = (AdamW if is_honest else Forgetful)(model.parameters(), lr=1e-2)
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+            train(model, optimizer, batches(3))
+            monitor = None if folder is None else monitored(folder).attach(model, optimizer)
+            if monitor is not None:
+                monitor.audit()
+            for given, target in batches(7):
+                optimizer.zero_grad()
+                loss_of(model, given, target).backward()
                 optimizer.step()
-            return Result()
+                schedule.step()
+            found.append(state(model, optimizer))
+            if monitor is not None:
+                assert monitor.audited is not None and monitor.audited.steps == 5
+                assert monitor.audited.passed == is_honest and monitor.step == 7
+                monitor.close()
+        assert same(*found)
+        alerts = Run.read(tmp_path).alerts
+        assert [alert.name for alert in alerts] == ["audit"] * (not is_honest)
+        assert is_honest or "does not do what its name says (step 5)" in alerts[0].text
 
-    model, _, monitor = linear(tmp_path, every=1)
-    given, target = next(batches(1))
-    monkeypatch.setattr(module, "import_module", lambda _: Audit)
-    result = monitor.audit(lambda: loss_of(model, given, target).backward())
-    assert not result.passed and monitor.step == 0
-    monitor.close()
-    assert [alert.name for alert in Run.read(tmp_path).alerts] == ["audit"]
+    def test_an_audit_that_was_begun_ends_with_the_monitor(self, tmp_path: Path) -> None:
+        model, optimizer, monitor = linear(tmp_path)
+        monitor.audit()
+        train(model, optimizer, batches(2))
+        monitor.close()
+        assert monitor.audited is None and "step" not in vars(optimizer)
+        assert not any(p._backward_hooks for p in model.parameters())
+
+
+class Forgetful(AdamW):
+    """AdamW that forgets its momentum before every step."""
+
+    def step(self, closure: Any = None) -> Any:
+        for kept in self.state.values():
+            kept["exp_avg"].zero_()
+        return super().step(closure)

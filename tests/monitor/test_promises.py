@@ -7,13 +7,13 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from kappascope.matrix.orthogonal import orthogonalized
+from kappascope.matrix.orthogonal import MUON
 from kappascope.monitor.promises import (
     Settings,
     State,
     Unpromised,
     heard_directions,
-    newton_schulz_factor,
+    iteration_schedule,
     promise_of,
     promises,
 )
@@ -59,13 +59,11 @@ def test_state_of_other_names_is_not_guessed() -> None:
         promises()["Adam"].steps({"lr": 0.1}, state, torch.ones(2), torch.ones(2))
 
 
-@pytest.mark.parametrize("shape", [(6, 4), (4, 9)], ids=str)
-def test_the_iteration_is_muons(shape: tuple[int, int]) -> None:
-    matrix = torch.randn(shape, dtype=torch.float64)
-    torch.testing.assert_close(newton_schulz_factor(matrix, {}), orthogonalized(matrix))
-    schedule = [(3.4445, -4.7750, 2.0315)] * 2
-    found = newton_schulz_factor(matrix, {"ns_coeffs": schedule, "ns_steps": 3})
-    torch.testing.assert_close(found, orthogonalized(matrix, 3))
+def test_a_stated_iteration_is_followed_and_muons_is_the_usual_one() -> None:
+    assert iteration_schedule({}) == [MUON] * 5
+    one, other = (2.0, -1.5, 0.5), (3.0, -3.0, 1.0)
+    schedule = iteration_schedule({"ns_coeffs": [one, other], "ns_steps": 3})
+    assert schedule == [one, other, other]
 
 
 def test_what_is_lost_in_rounding_is_not_heard() -> None:

@@ -27,7 +27,7 @@ dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(11, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 11))
-if kind == "fsdp":
+if kind.startswith("fsdp"):
     from torch.distributed.fsdp import fully_shard
     for layer in model:
         if isinstance(layer, nn.Linear):
@@ -42,9 +42,15 @@ if kind == "broken" and rank == 1:
     measure.components = lambda matrix: 1 / 0
     import warnings; warnings.simplefilter("ignore")
 if kind != "plain" and (kind != "alone" or rank == 0):
-    monitor = Monitor(folder / "run", every=2, spectra_every=4, strict=kind != "broken")
+    budget = 0.2 if kind == "fsdp on a budget" else None
+    options = {"norms_every": 1, "budget": budget, "strict": kind != "broken"}
+    monitor = Monitor(folder / "run", every=2, spectra_every=4, **options)
+    if budget is not None and rank == 1:  # whose clock would allow it anything
+        from kappascope.monitor import monitor as module
+        module.time = type("Fast", (), {"perf_counter": lambda: 0.0, "time": lambda: 0.0})
     monitor.attach(wrapped, optimizer)
 random = torch.Generator().manual_seed(rank)
+norms = []
 for step in range(6):
     if kind == "drift" and step == 3 and rank == 1:
         with torch.no_grad():
@@ -53,6 +59,8 @@ for step in range(6):
     given = torch.randn(5, 11, generator=random)
     wrapped(given).square().mean().backward()
     optimizer.step()
+    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+    norms.append([float(p.detach().norm()) for p in whole])
 if monitor is not None:
     monitor.close()
 whole = {}
@@ -60,6 +68,8 @@ for name, p in model.named_parameters():
     whole[name] = (p.full_tensor() if hasattr(p, "full_tensor") else p).detach()
 if rank == 0:
     torch.save(whole, folder / "weights.pt")
+    names = [name for name, _ in model.named_parameters()]
+    torch.save([dict(zip(names, each)) for each in norms], folder / "norms.pt")
 dist.barrier()
 sys.stderr.flush()
 os._exit(0)  # gloo's threads abort some processes that end as usual
@@ -123,6 +133,16 @@ def test_fsdp_gathers_one_matrix_at_a_time(tmp_path: Path) -> None:
         assert pairs[-1][1] == pytest.approx(float(values[0] / values[-1]), rel=1e-6)
         assert len(run.series(name, "update_size")) == 3
         assert len(run.series(name, "swallowed")) == 3
+    norms = torch.load(tmp_path / "fsdp" / "norms.pt", weights_only=True)
+    for name in ("0.weight", "2.weight", "4.bias"):
+        found = [(step, value) for step, value in run.series(name, "frobenius_norm") if step % 2]
+        expected = [(step, pytest.approx(norms[step - 1][name], rel=1e-5)) for step in (1, 3, 5)]
+        assert found == expected
+
+
+def test_a_budget_is_the_same_for_all_processes(tmp_path: Path) -> None:
+    run_two("fsdp on a budget", tmp_path / "budget")
+    assert Run.read(tmp_path / "budget" / "run").is_closed
 
 
 def test_replicas_that_drift_apart_are_an_alert(tmp_path: Path) -> None:

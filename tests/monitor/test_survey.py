@@ -1,10 +1,9 @@
 """Which matrices are watched."""
 
-import torch
 from torch import nn
 from torch.optim import SGD
 
-from kappascope.monitor.survey import inner_optimizer, masters, stepped_twice, watched
+from kappascope.monitor.survey import masters, stepped_twice, watched
 from monitored_training import odd_model, transformer
 
 
@@ -45,11 +44,3 @@ def test_parameters_in_two_optimizers_are_named() -> None:
     model = nn.Linear(3, 3)
     several = [SGD(model.parameters(), lr=0.1), SGD([model.bias], lr=0.1)]
     assert stepped_twice(watched(model), several) == ["bias"]
-
-
-def test_the_optimizer_inside_accelerates_wrapper_is_found() -> None:
-    from accelerate import Accelerator
-
-    plain = SGD([nn.Parameter(torch.ones(2))], lr=0.1)
-    wrapped = Accelerator(cpu=True).prepare_optimizer(plain)
-    assert wrapped is not plain and inner_optimizer(wrapped) is plain

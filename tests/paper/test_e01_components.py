@@ -7,6 +7,7 @@ from scipy import stats
 from experiment_rows import Found, mean, numbers, prints, run
 from kappascope.lab.tasks import LinearBatch, Own, Paper, Regression, Streams, heterogeneous, start
 from kappascope.lab.training import Matrix, descend, last, outcome
+from kappascope.paper.e01_components import net_of_scale
 
 
 def test_experiment_1_prints_its_digits() -> None:
@@ -56,3 +57,13 @@ def test_single_precision_leaves_the_tail_as_it_is(size: int) -> None:
     worst = double.argsort()[-10:]
     torch.testing.assert_close(single[worst], double[worst], rtol=0.02, atol=0)
     torch.testing.assert_close(single.median(), double.median(), rtol=0.001, atol=0)
+
+
+def test_a_common_factor_is_no_error_of_single_singular_values() -> None:
+    wanted = torch.arange(16.0, 0.0, -1.0).double()[None]
+    learned = 0.8 * wanted
+    learned[:, -1] *= 1.5
+    found = list(net_of_scale(learned, wanted))
+    for position in ("second", "fourth", "eighth", "middle", "largest"):
+        torch.testing.assert_close(numbers(found, position=position), torch.zeros(1).double())
+    torch.testing.assert_close(numbers(found, position="smallest"), torch.full((1,), 0.5).double())

@@ -1,7 +1,7 @@
 """Experiment 4: corrective strategies (Section 4.4)."""
 
-from experiment_rows import mean, prints, run
-from kappascope.lab.tasks import Paper
+from experiment_rows import mean, numbers, prints, run
+from kappascope.lab.tasks import Own, Paper
 
 
 def test_experiment_4_prints_its_digits() -> None:
@@ -20,3 +20,14 @@ def test_experiment_4_prints_its_digits() -> None:
         assert round(100 * (1 - error(strategy, "row_norms") / norm)) == at_norm
         assert round(100 * (1 - error(strategy, "condition_number") / kappa)) == at_kappa
     assert prints(error("spectral", "condition_number"), "0.29")
+
+
+def test_multipliers_at_the_full_rate_learn_norms_faster_than_at_a_tenth() -> None:
+    found = run(4, Own(range(4), "full rate"), size=16)
+    tenth, full = (
+        numbers(found, strategy=name, component="row_norms")
+        for name in ("multipliers", "full multipliers")
+    )
+    assert (full < tenth).all()
+    spectrum = numbers(found, strategy="re-projection", component="singular_values")
+    assert (spectrum < 1e-6).all()  # the last of its steps is one of re-projection

@@ -3,11 +3,8 @@
 import torch
 
 from experiment_rows import mean, numbers, run
-from kappascope.lab.claims import Between
-from kappascope.lab.statistics import median
-from kappascope.lab.table import Table
 from kappascope.lab.tasks import Own, Paper
-from kappascope.paper.e06_structures import TARGETS, Multiplied, across
+from kappascope.paper.e06_structures import SCALED, TARGETS, Multiplied
 
 
 def test_experiment_6_prints_its_digits_where_a_target_was_found() -> None:
@@ -33,10 +30,13 @@ def test_experiment_6_has_several_kinds_of_blocks() -> None:
     torch.testing.assert_close(sizes.diagonal(), wanted.double(), rtol=0.15, atol=0)
 
 
-def test_experiment_6_is_undecided_where_kinds_of_targets_disagree() -> None:
-    found = across(*(lambda _, x=x: median([x] * 6) for x in (93.0, 48.0)))(Table.of([]))
-    assert found.value == 93 and found.interval == (48, 93)
-    assert Between(84, 99).decide(found) == "undecided"
+def test_experiment_6_compares_structures_at_one_norm() -> None:
+    for structure in SCALED:
+        found = run(6, Own([0, 1], "norm"), structure=structure, size=8, norm=4.0)
+        about = {"strategy": "standard", "component": "frobenius_norm"}
+        torch.testing.assert_close(
+            numbers(found, "target", **about), torch.full((2,), 4.0).double()
+        )
 
 
 def test_factors_start_at_one_and_scale_rows_and_columns() -> None:

@@ -5,8 +5,9 @@ import itertools
 import pytest
 import torch
 
-from experiment_rows import EXPERIMENTS, mean, prints, run
+from experiment_rows import EXPERIMENTS, mean, numbers, prints, run
 from kappascope.lab.tasks import Own, Paper
+from kappascope.paper.e07_depth import DEPTHS, LEVEL, in_order, unit_rows
 
 
 @pytest.mark.parametrize(
@@ -38,3 +39,25 @@ def test_experiment_7_intervenes_on_the_condition_numbers_of_the_layers() -> Non
     for row in first:
         assert row["epoch"] == 0
         torch.testing.assert_close(row["value"], torch.ones(2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_experiment_7_looks_at_products_before_training_and_at_one_error(depth: int) -> None:
+    about = {"network": "linear", "depth": depth, "size": 12, "intervention": "equal rate"}
+    found = run(7, Own(range(2), "equal rate"), **about)
+    start = numbers(found, component="overall_matrix", epoch=0)
+    torch.testing.assert_close(start, torch.ones(2).double(), atol=0.1, rtol=0)
+    assert (numbers(found, component="overall_matrix", epoch=300) < 0.9 * start).all()
+    arrived = numbers(found, component="overall_matrix", level=LEVEL)
+    torch.testing.assert_close(arrived, torch.full((2,), LEVEL).double(), equal_nan=True)
+    assert not arrived.isnan().any()
+
+
+def test_hidden_units_may_be_scaled_and_ordered_at_will() -> None:
+    random = Own([0, 1], "gauge").random()
+    target = unit_rows(random.normal(5, 5), random.normal(5, 5))
+    scale, order = random.normal(5).exp(), torch.tensor([2, 0, 4, 1, 3])
+    first = (scale[..., None] * target[0])[:, order]
+    second = (target[1] / scale[..., None, :])[..., order]
+    for ours, theirs in zip(in_order(unit_rows(first, second), target), target, strict=True):
+        torch.testing.assert_close(ours, theirs)

@@ -4,6 +4,7 @@ import torch
 
 from experiment_rows import mean, numbers, prints, run
 from kappascope.lab.tasks import Own, Paper
+from kappascope.theory import floor_ratio
 
 
 def test_experiment_9_prints_its_digits() -> None:
@@ -23,3 +24,11 @@ def test_experiment_9_goes_on_without_label_noise_only() -> None:
         return (after / before).median()
 
     assert left("no noise") < 0.01 * left("smaller steps") < left("none")
+
+
+def test_draws_of_theory_end_at_the_noise_floor() -> None:
+    found = run(9, Own(range(900), "drawn"), size=32, intervention="drawn")
+    kappa, norms = (
+        numbers(found, component=name, epoch=5000) for name in ("condition_number", "row_norms")
+    )
+    assert 0.85 < (kappa / norms).median() / floor_ratio(32) < 1.15

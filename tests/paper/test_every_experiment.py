@@ -22,11 +22,11 @@ JUDGED = {
     4: "multipliers-norms multipliers-kappa spectral-kappa spectral-norms svd-middle trade-off "
     "hybrid",
     5: "smooth-norms erratic-kappa",
-    6: "block low-rank kappa-less same-target",
-    7: "depth-explodes amplification overall-moderate relu llm",
-    8: "every-lr ratio-grows decay-no-effect",
-    9: "norms-vanish kappa-plateaus gap-widens not-speed",
-    10: "trend superlinear learned norms",
+    6: "block low-rank kappa-less scale same-target",
+    7: "depth-explodes untrained amplification overall-moderate relu llm",
+    8: "every-lr ratio-grows decay-no-effect decay-acts",
+    9: "norms-vanish kappa-plateaus gap-widens not-speed law",
+    10: "trend superlinear learned norms drawn",
     11: "adam momentum adamw muon persists",
     12: "plateau floor noiseless remedies",
     13: "proportional relative drowned",
@@ -35,8 +35,8 @@ JUDGED = {
     16: "stays delay rates never norms",
     17: "outside higher-rank inputs completion",
     18: "kappa rows columns values gap rank matrix",
-    19: "bound rate tight condition",
-}  # what the paper, its slides and its review say
+    19: "bound rate tight direction direction-tight condition",
+}  # what the paper, its slides and its review say, and our controls of it
 
 
 def test_there_are_nine_experiments_of_the_paper_and_ten_beyond_it() -> None:

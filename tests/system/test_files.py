@@ -113,3 +113,10 @@ def test_the_environment_names_the_instructions_that_are_used() -> None:
         check=True,
     )
     assert told.stdout != "" and told.stdout.strip().lower() in {"default", "no avx"}
+
+
+def test_a_library_that_is_not_installed_costs_no_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(files, "LIBRARIES", ("no-such-library",))
+    assert files.unloaded_environment()["no-such-library"] == "absent"

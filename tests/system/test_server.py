@@ -3,6 +3,8 @@
 import os
 import select
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -139,3 +141,18 @@ def test_variables_reach_the_workers() -> None:
     assert answered(worker, b"__import__('os').environb[b'OMP_NUM_THREADS']") == b"7"
     worker.end()
     server.control.close()
+
+
+def test_a_server_ends_without_a_word() -> None:
+    """Not even of a socket that is open, where warnings are errors."""
+    program = """
+from kappascope.system._server import Server
+server = Server((), {})
+server.control.close()
+while server.alive:
+    pass
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

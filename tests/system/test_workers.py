@@ -304,3 +304,68 @@ except Refusal as refusal:
     print(refusal.code)
 """
         assert called(program, tmp_path) in {"['']\n", "5\n"}
+
+
+def test_more_open_files_than_select_can_take_are_no_hindrance(tmp_path: Path) -> None:
+    program = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1200)]
+print(go())
+"""
+    assert called(program, tmp_path) == "['']\n"
+
+
+def test_a_current_folder_that_was_removed_is_the_workers_too(tmp_path: Path) -> None:
+    program = f"""
+os.mkdir({str(tmp_path / "gone")!r})
+os.chdir({str(tmp_path / "gone")!r})
+os.rmdir({str(tmp_path / "gone")!r})
+done, = Processes(1, loaded=("torch",)).run(os.listdir, ["."])
+print(done.result, go())
+"""
+    assert called(program, tmp_path) == "[] ['']\n"  # not the files of another folder
+
+
+@pytest.mark.parametrize("executable", ["", None])
+def test_a_program_that_knows_no_python_is_told_so(
+    executable: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_server, "_CURRENT", _server._Current())
+    monkeypatch.setattr(sys, "executable", executable)
+    with pytest.raises(Refusal, match="names no Python") as refusal:
+        Processes(1).warm()
+    assert refusal.value.code == 5
+
+
+def test_a_child_does_not_wait_for_a_thread_that_its_parent_had() -> None:
+    """It runs in a process of its own, for a fork takes along whatever threads hold here."""
+    program = """
+import os, threading
+from kappascope.system import workers
+held, free = threading.Event(), threading.Event()
+
+def hold():
+    with workers._one_thread(), workers._SOLO.lock:
+        held.set()
+        free.wait()
+
+threading.Thread(target=hold).start()
+held.wait()
+child = os.fork()
+if not child:
+    alone = not workers._SOLO.askers and "OMP_WAIT_POLICY" not in os.environ
+    os._exit(0 if alone and [one.result for one in workers.Here().run(abs, [-3])] == [3] else 1)
+code = os.waitpid(child, 0)[1]
+free.set()
+print(code)
+"""
+    environment = {name: value for name, value in os.environ.items() if name not in ONE_THREAD}
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        check=False,
+        env=environment,
+        capture_output=True,
+        timeout=120,
+    )
+    assert ended.stdout == b"0\n", ended.stderr

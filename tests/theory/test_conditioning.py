@@ -15,9 +15,12 @@ from kappascope.lab.statistics import tail_index
 from kappascope.lab.tasks import Own, Regression, heterogeneous, start
 from kappascope.lab.training import Matrix, descend
 from kappascope.matrix.components import Components
+from kappascope.matrix.spectra import decomposition
 from kappascope.theory import (
     Relaxation,
+    direction_bound,
     disturbance,
+    floor_ratio,
     hard_edge_scale,
     kappa_error_cdf,
     kappa_error_quantile,
@@ -176,3 +179,68 @@ def test_bound_falls_by_the_root_of_q_a_step_to_its_floor() -> None:
 def test_no_bound_where_a_batch_can_overshoot() -> None:
     setting = Relaxation(8, learning_rate=0.9, rows=4)
     assert log_kappa_bound(setting, torch.eye(8), torch.zeros(8, 8), 10) == math.inf
+
+
+@pytest.mark.parametrize("size", [16, 32, 64])
+def test_ratio_of_errors_at_the_noise_floor_follows_its_law(size: int) -> None:
+    random = Own(range(1200), f"floor {size}").random()
+    target = heterogeneous(random, size)
+    (weight,) = predicted_weights(target, start(random, size), [4000], random.normal)
+    found = errors(weight, target)
+    for norms in ("row_norms", "column_norms"):
+        ratio = float((found["condition_number"] / found[norms]).median())
+        assert ratio == pytest.approx(floor_ratio(size), rel=0.12)
+
+
+def test_the_law_at_the_floor_knows_neither_noise_nor_rate_nor_batch() -> None:
+    random = Own(range(1500), "floor, other settings").random()
+    target = heterogeneous(random, 32)
+    other = Relaxation(32, learning_rate=0.05, rows=128, noise=0.003)
+    (weight,) = predicted_weights(target, 0 * target, [1500], random.normal, other)
+    found = errors(weight, target)
+    ratio = float((found["condition_number"] / found["row_norms"]).median())
+    assert ratio == pytest.approx(floor_ratio(32), rel=0.12)
+
+
+def test_the_law_at_the_floor_takes_any_row_deviations() -> None:
+    random = Own(range(1500), "floor, two kinds of rows").random()
+    deviations = torch.tensor([1.0, 4.0]).repeat(16).double()
+    target = deviations[:, None] * random.normal(32, 32) / 32**0.5
+    found = errors(target + 1e-5 * random.normal(32, 32), target)
+    ratio = float((found["condition_number"] / found["row_norms"]).median())
+    assert ratio == pytest.approx(floor_ratio(32, deviations), rel=0.12)
+
+
+@pytest.mark.parametrize("step", [60, 250])
+def test_the_first_order_of_sigma_min_has_its_mean_and_variance(step: int) -> None:
+    """Of one target and start, over batches: what Chebyshev's inequality is given is exact."""
+    size, count = 6, 3000
+    fixed = Own([0], "direction").random()
+    target, begin = heterogeneous(fixed, size), 3 * start(fixed, size)
+    setting = Relaxation(size, noise=0.3, rows=8)
+    batches = Regression(target.expand(count, -1, -1), noise=0.3, rows=8).batches(
+        Own(range(count), "direction, batches").random()
+    )
+    *_, last = descend(Matrix(begin.repeat(count, 1, 1)), batches, steps=step)
+    (u, s, vt), p = decomposition(target[0]), setting.mean(step)
+    form = torch.einsum("o,koi,i->k", u[:, -1], last.weight / (1 - p) - target, vt[-1])
+    mean = float(u[:, -1] @ begin[0] @ vt[-1]) * p / (1 - p)
+    low, high = (float(direction_bound(setting, target[0], begin[0], step, x)) for x in (1, 0.25))
+    deviation = (high - low) * float(s[-1])  # sqrt(V / risk) is V^0.5 longer at a quarter
+    assert float(form.mean()) == pytest.approx(mean, abs=4 * deviation / count**0.5)
+    assert float(form.std()) == pytest.approx(deviation, rel=0.06)
+    assert low * float(s[-1]) == pytest.approx(abs(mean) + deviation, rel=1e-9)
+
+
+def test_sigma_min_of_sgd_stays_within_its_first_order_bound() -> None:
+    size, step = 16, 900
+    streams = Own(range(150), "direction bound")
+    random = streams.random()
+    target, begin = heterogeneous(random, size), start(random, size)
+    *_, last = descend(Matrix(begin), Regression(target).batches(streams.random(1)), steps=step)
+    setting, s = Relaxation(size), Components(target).singular_values
+    found = Components(last.weight).singular_values[:, -1] / (1 - setting.mean(step))
+    bound = direction_bound(setting, target, begin, step)
+    within = ((found / s[:, -1] - 1).abs() <= bound)[bound < 1].double().mean()
+    assert within > 0.95
+    assert (bound < log_kappa_bound(setting, target, begin, step)).all()

@@ -6,7 +6,9 @@ The first of these that is there is read, all else is left aside and said so:
 2. the same as diffusers names them (``diffusion_pytorch_model...``);
 3. ``pytorch_model.bin``, or the shards of its index; the same of diffusers;
 4. an adapter: ``adapter_model.safetensors`` or ``.bin``;
-5. the only index, the only safetensors file or family of shards, the only other checkpoint.
+5. the only index, the only safetensors file or family of shards, the only GGUF file or family of
+   shards, the only other checkpoint;
+6. what ``torch.distributed.checkpoint`` wrote: its ``.metadata``.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +32,7 @@ _SHARD = r"(.+)-\d{5}-of-(\d{5})((?:\.\w+){1,2})"  # diffusers once had a varian
 _PICKLED = r".+\.(pt|pth|ckpt|bin)"
 # What trainers write beside the weights.
 _OTHER = r"(training_args|optimizer|optim|scheduler|scaler|rng_state|random_states).*"
+_DISTRIBUTED = r"\.metadata"
 _LONGEST_NAME = 255  # what file systems take
 _MOST_ENTRIES = 100_000  # of a folder; more is no model
 
@@ -154,7 +158,10 @@ def is_plain(name: object) -> bool:
 
 def _names(folder: Path) -> list[str]:
     with os.scandir(folder) as entries:
-        names = [entry.name for entry, _ in zip(entries, range(_MOST_ENTRIES), strict=False)]
+        names = [entry.name for entry in islice(entries, _MOST_ENTRIES + 1)]
+    if len(names) > _MOST_ENTRIES:  # the model may be among those that were not looked at
+        wrong = f"a folder of more than {_MOST_ENTRIES:,} files"
+        raise Malformed(wrong, "give the checkpoint in it")
     return sorted(names)
 
 
@@ -166,12 +173,12 @@ def _is_checkpoint(name: str) -> bool:
     """By its name; not what a trainer keeps beside it."""
     if re.fullmatch(_OTHER, name):
         return False
-    return bool(re.fullmatch(rf"{_INDEX}|.+\.safetensors|{_PICKLED}", name))
+    return bool(re.fullmatch(rf"{_INDEX}|.+\.(safetensors|gguf)|{_PICKLED}|{_DISTRIBUTED}", name))
 
 
 def _only(names: list[str]) -> CheckpointFiles | None:
     """Return the only checkpoint of the first kind that is there."""
-    for pattern in (_INDEX, r".+\.safetensors", _PICKLED):
+    for pattern in (_INDEX, r".+\.safetensors", r".+\.gguf", _PICKLED, _DISTRIBUTED):
         candidates = [n for n in names if re.fullmatch(pattern, n) and _is_checkpoint(n)]
         families = {_family(name): name for name in candidates}
         if len(families) > 1:
@@ -201,20 +208,24 @@ def _shards(shards: list[str]) -> CheckpointFiles:
 def _without(folder: Path, names: list[str]) -> Malformed:
     """Return what to say of a folder without a checkpoint of its own."""
     if any(name.endswith(".distcp") for name in names):
-        return Malformed(
-            "a distributed checkpoint",
-            "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE.pt",
-        )
+        return Malformed("a distributed checkpoint without its .metadata", "copy all of its files")
     inner = [n for n in names[:1000] if (folder / n).is_dir() and not (folder / n).is_symlink()]
-    inner = [n for n in inner if any(map(_is_checkpoint, _names(folder / n)))]
+    inner = [n for n in inner if _holds_checkpoint(folder / n)]
     if inner:
         return Malformed(f"checkpoints only in its folders {_list(inner)}", "give one of them")
-    foreign = [n for n in names if re.fullmatch(r".+\.(gguf|onnx|h5|msgpack|pb|npz|tflite)", n)]
+    foreign = [n for n in names if re.fullmatch(r".+\.(onnx|h5|msgpack|pb|npz|npy|tflite)", n)]
     if foreign:
         return Malformed(
             f"no safetensors or PyTorch file in it, but {_list(foreign)}", "convert it"
         )
     return Malformed("no checkpoint in it", "give a folder with safetensors or PyTorch files")
+
+
+def _holds_checkpoint(folder: Path) -> bool:
+    try:
+        return any(map(_is_checkpoint, _names(folder)))
+    except (OSError, Malformed):  # not ours to read, as lost+found, or far too large
+        return False
 
 
 def _list(names: list[str]) -> str:

@@ -50,11 +50,9 @@ _SIGNS = [
     (rb"\x28\xb5\x2f\xfd", "zstd data", _UNPACK),
     (rb"7z\xbc\xaf\x27\x1c|Rar!\x1a\x07", "a packed archive", _UNPACK),
     (rb"(?s:.{257})ustar", "a tar archive", _UNPACK + "; torch's tar format: save it anew"),
-    (rb"GGUF", "a GGUF file, not read yet", "give the safetensors it was made from"),
     (rb"ggml|lmgg|tjgg|fmgg|algg", "an old GGML file", "give the safetensors it was made from"),
     (rb"\x89HDF\r\n\x1a\n", "an HDF5 file (Keras, TensorFlow)", _CONVERT),
     (rb"(?s:.{4})TFL3", "a TensorFlow Lite model", _CONVERT),
-    (rb"\x93NUMPY", "a NumPy array", "save it with safetensors or torch.save"),
     (rb"PAR1", "a Parquet table", "give the checkpoint itself"),
     (rb"ARROW1", "an Arrow table", "give the checkpoint itself"),
     (rb"%PDF-", "a PDF document", "give the checkpoint itself"),
@@ -72,7 +70,7 @@ _SIGNS = [
 
 
 def format_of(head: bytes) -> str:
-    r"""``safetensors``, ``zip``, ``pickle`` or ``unknown``; anything else raises `Malformed`.
+    r"""Name a format that is read here, or ``unknown``; anything else raises `Malformed`.
 
     >>> format_of((16).to_bytes(8, "little") + b"{"), format_of(b"PK\3\4"), format_of(b"\x80\2}.")
     ('safetensors', 'zip', 'pickle')
@@ -85,6 +83,10 @@ def format_of(head: bytes) -> str:
     # First, for the length of a header may begin with the bytes of any other sign.
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= LONGEST_HEADER:
         return "safetensors"
+    if head[:4] == b"GGUF":
+        return "gguf"
+    if head[:6] == b"\x93NUMPY":
+        return "npy"
     if head[:4] in (b"PK\3\4", b"PK\5\6"):
         return "zip"
     if re.match(rb"\x80[\0-\5]", head):

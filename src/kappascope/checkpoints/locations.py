@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import stat
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from math import prod
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,6 +21,22 @@ from kappascope.checkpoints.formats import AGAIN, Malformed
 
 _BLOCK = 1 << 20  # bytes inflated at a time
 _MOST_DIMENSIONS = 64  # what torch's own loops can take
+
+
+Tree: TypeAlias = dict[str, Any]
+"""What a file holds: mappings with text for keys, and tensors, reasons or plain values in them."""
+
+
+class FileContents(NamedTuple):
+    """What a file holds, and the foreign names it asks for (true: a class with tensors inside).
+
+    ``config`` is what the file itself tells of the model, ``notes`` what is to be said of it.
+    """
+
+    tree: Tree
+    kinds: dict[str, bool]
+    config: Mapping[str, Any] = MappingProxyType({})
+    notes: tuple[str, ...] = ()
 
 
 class Stamp(NamedTuple):
@@ -77,6 +94,11 @@ class CheckpointFile:
             finally:  # also of what seems truncated or damaged
                 self._check_unchanged(descriptor)
 
+    @property
+    def whole(self) -> StorageLocation:
+        """All of its bytes."""
+        return StorageLocation(self, 0, self.size)
+
     def read(self, begin: int, size: int) -> bytes:
         """Return the bytes from ``begin``, as many of ``size`` as there are."""
         data = bytearray(max(0, min(size, self.size - begin)))
@@ -109,6 +131,11 @@ class StorageLocation:
         data = bytearray(self.size)
         self.fill(memoryview(data), 0)
         return bytes(data)
+
+    def first(self, size: int) -> bytes:
+        """Read as many bytes of its beginning as there are of ``size``."""
+        part = StorageLocation(self.file, self.begin, min(size, self.size), self.packed)
+        return part.read()
 
     def fill(self, view: memoryview, skip: int) -> None:
         """Put the bytes after the first ``skip`` into ``view``."""
@@ -185,10 +212,7 @@ class TensorLocation:
     def read(self) -> Tensor:
         """Return the tensor; it takes its own memory once."""
         size = self.dtype.itemsize
-        try:
-            data = torch.empty(self.span * size, dtype=torch.uint8)
-        except RuntimeError as error:  # torch's word for too little memory
-            raise MemoryError(f"{self.span * size} bytes") from error
+        data = uninitialized((self.span * size,), torch.uint8)
         self.storage.fill(data.numpy().data, self.offset * size)
         if not self.span:
             return torch.empty_strided(self.shape, self.stride, dtype=self.dtype)
@@ -198,6 +222,14 @@ class TensorLocation:
         """Return the same view of a storage without content."""
         empty = torch.empty(0, dtype=self.dtype, device="meta")
         return empty.set_(storage, self.offset, self.shape, self.stride)
+
+
+def uninitialized(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return a tensor without values yet; a `MemoryError` where there is too little for it."""
+    try:
+        return torch.empty(shape, dtype=dtype)
+    except RuntimeError as error:  # torch's word for too little memory
+        raise MemoryError(f"{prod(shape) * dtype.itemsize} bytes") from error
 
 
 @contextmanager

@@ -1,15 +1,17 @@
 """Open a checkpoint that nobody vouches for: what is in it at once, its numbers when asked for.
 
-Safetensors files, folders of them as Hugging Face lays them out, and what ``torch.save`` wrote, old
-or new. A file is what its content says, whatever its name; no code in it is run, nothing is
-written, and only the tensor that is asked for is read.
+Safetensors files, folders of them as Hugging Face lays them out, what ``torch.save`` wrote, old or
+new, or its distributed form, TorchScript's tensors, GGUF files, ONNX models and NumPy's arrays. A
+file is what its content says, whatever its name; no code in it is run, nothing is written, and only
+the tensor that is asked for is read.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,11 +21,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from kappascope.checkpoints import folders, safetensors, torchfiles
+from kappascope.checkpoints import folders, gguf, numpyfiles, quantized, safetensors, torchfiles
+from kappascope.checkpoints.codes import CodedLocation
+from kappascope.checkpoints.distributed import METADATA, ChunkedLocation, read_distributed
 from kappascope.checkpoints.formats import AGAIN, HEAD, Malformed, format_of, quoted
-from kappascope.checkpoints.locations import CheckpointFile, TensorLocation
+from kappascope.checkpoints.locations import CheckpointFile, FileContents, TensorLocation, Tree
 from kappascope.checkpoints.pickles import ForbiddenCall
-from kappascope.checkpoints.rebuild import FileContents, Tree
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, unreadable
 from kappascope.refusal import Refusal
 from kappascope.text import first_few
@@ -33,7 +36,24 @@ __all__ = ["Checkpoint", "Exhausted", "open"]
 _LONGEST_INDEX = 1 << 25  # bytes: the index of 300,000 tensors
 _LONGEST_CONFIG = 1 << 22
 _MOST_SHARDS = 10_000
-_FORMATS = {"safetensors": "safetensors", "zip": "PyTorch", "pickle": "PyTorch, before 1.6"}
+_FORMATS = {
+    "safetensors": "safetensors",
+    "gguf": "GGUF",
+    "npy": "NumPy",
+    "npz": "NumPy",
+    "zip": "PyTorch",
+    "pickle": "PyTorch, before 1.6",
+    "distributed": "PyTorch, distributed",
+}
+_READERS: Mapping[str, Callable[[CheckpointFile], FileContents]] = {
+    "gguf": gguf.read_gguf,
+    "npy": numpyfiles.read_npy,
+    "npz": numpyfiles.read_npz,
+    "zip": lambda file: torchfiles.zipped(file.whole),
+    "pickle": torchfiles.legacy,
+}
+_Location: TypeAlias = TensorLocation | CodedLocation | ChunkedLocation
+_LOCATIONS = TensorLocation, CodedLocation, ChunkedLocation
 _REPAIR = "download the index again"
 _STATE_DICT = "save model.state_dict() where you trust it"
 
@@ -77,7 +97,7 @@ class Checkpoint:
         def grown(node: Any) -> Any:
             if isinstance(node, dict):
                 return {key: grown(value) for key, value in node.items()}
-            if not isinstance(node, TensorLocation):
+            if not isinstance(node, _LOCATIONS):
                 return node
             place = node.storage.file.path, node.storage.begin
             if place not in storages:
@@ -94,24 +114,52 @@ class Checkpoint:
             if isinstance(node, dict):
                 for value in node.values():
                     yield from met(value)
-            elif isinstance(node, TensorLocation):
+            elif isinstance(node, _LOCATIONS):
                 yield node.storage.file.path
 
         return tuple(dict.fromkeys(met(self.tree)))
 
     def read(self, path: tuple[str, ...]) -> Tensor:
         """Return the tensor at the end of a path of keys into ``contents``."""
-        node: Any = self.tree
-        for key in path:
-            node = node[key] if isinstance(node, dict) else None
-        if not isinstance(node, TensorLocation):
-            raise KeyError(f"{path} is no path to a tensor in contents")
+        node = self._node(path)
         with _refusing(Path(node.storage.file.path)):
             return node.read()
 
+    @cached_property
+    def codes(self) -> Mapping[tuple[str, ...], str]:
+        """The names of the codes that tensors are stored in, by paths; plain ones are not here."""
+        found: dict[tuple[str, ...], str] = {}
+
+        def look(node: Any, path: tuple[str, ...]) -> None:
+            if isinstance(node, dict):
+                for key, value in node.items():
+                    look(value, (*path, key))
+            elif isinstance(node, CodedLocation) and node.code.name:
+                found[path] = node.code.name
+
+        look(self.tree, ())
+        return found
+
+    def half_steps(self, path: tuple[str, ...]) -> Tensor:
+        """Return half the distance between codes at each number of a tensor that is coded."""
+        node = self._node(path)
+        assert isinstance(node, CodedLocation), "plain numbers have no codes"
+        with _refusing(Path(node.storage.file.path)):
+            return node.half_steps()
+
+    def _node(self, path: tuple[str, ...]) -> _Location:
+        node: Any = self.tree
+        for key in path:
+            node = node[key] if isinstance(node, dict) else None
+        if not isinstance(node, _LOCATIONS):
+            raise KeyError(f"{path} is no path to a tensor in contents")
+        return node
+
     def __getstate__(self) -> dict[str, Any]:
-        # What a worker needs to read: contents would go along as slowly as it is built anew.
-        return {name: value for name, value in vars(self).items() if name != "contents"}
+        # What a worker needs to read: the rest would go along as slowly as it is built anew.
+        return {
+            name: value for name, value in vars(self).items() if name not in ("contents", "codes")
+        }
 
 
 def open(path: Path | str) -> Checkpoint:
@@ -127,7 +175,7 @@ def open(path: Path | str) -> Checkpoint:
             return _opened_folder(path)
         if folders.is_index(path.name):
             return _joined(path.parent, _listed(path.parent, path.name), path)
-        checkpoint = _checkpoint(path, path.parent, *_load(folders.resolved(path), path.name))
+        checkpoint = _checkpoint(path, path.parent, *_load(folders.resolved(path), path))
         note = ("one shard of several: only what it holds is read",)
         more = note if folders.is_shard(path.name) else ()
         return replace(checkpoint, notes=more + checkpoint.notes)
@@ -138,7 +186,9 @@ def _checkpoint(path: Path, folder: Path, held: FileContents, form: str) -> Chec
         raise Malformed("holds no tensors", "give the file with the weights")
     notes, faults = _said(held)
     config, more = _config(folder)
-    return Checkpoint(str(path), form, held.tree, config, notes + more, faults)
+    config = {**held.config, **config}  # what lies beside a file may correct it
+    tree = quantized.with_weights(held.tree, config)
+    return Checkpoint(str(path), form, tree, config, notes + held.notes + more, faults)
 
 
 @contextmanager
@@ -156,22 +206,27 @@ def _refusing(path: Path) -> Iterator[None]:
         raise Exhausted(5, given, "not enough memory to read it", "free some memory") from error
 
 
-def _load(real: Path, name: str) -> tuple[FileContents, str]:
-    """Return what a file holds, and its format by its content."""
-    file = CheckpointFile.at(real)
+def _load(real: Path, path: Path) -> tuple[FileContents, str]:
+    """Return what a file holds, and its format by its content; other files lie beside ``path``."""
+    name, file = path.name, CheckpointFile.at(real)
+    if name == METADATA:
+        return read_distributed(file, path.parent), _FORMATS["distributed"]
+    if name.endswith(".distcp"):
+        raise Malformed("one file of a distributed checkpoint", "give its folder")
     head = file.read(0, HEAD)
     form = format_of(head)
     named = name.endswith(".safetensors")
     # Of a header's length alone, or a part of it, nothing can be told but that it is cut off.
     if form == "safetensors" or (named and (form == "unknown" or len(head) <= 8)):
-        return FileContents(safetensors.read(file), {}), "safetensors"
+        return FileContents(safetensors.read_safetensors(file), {}), "safetensors"
     if form == "unknown":
         return _oldest(file), _FORMATS["pickle"]
     if named:
-        what = "zip archive" if form == "zip" else "pickle"
+        what = {"zip": "zip archive", "gguf": "GGUF file", "npy": "NumPy array"}.get(form, form)
         raise Malformed(f"not a safetensors file but a {what}", "give it the name it should have")
-    read = torchfiles.zipped if form == "zip" else torchfiles.legacy
-    return read(file), _FORMATS[form]
+    if form == "zip" and numpyfiles.is_npz(file):
+        form = "npz"
+    return _READERS[form](file), _FORMATS[form]
 
 
 def _oldest(file: CheckpointFile) -> FileContents:
@@ -203,7 +258,7 @@ def _said(held: FileContents) -> tuple[tuple[str, ...], tuple[Skipped, ...]]:
 def _config(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the ``config.json`` of the model, if there is one that can be understood."""
     try:
-        if not (folder / "config.json").exists():
+        if not os.path.lexists(folder / "config.json"):
             return {}, ()
         text = CheckpointFile.at(folders.inside(folder, "config.json")).read(0, _LONGEST_CONFIG + 1)
         config = json.loads(text) if len(text) <= _LONGEST_CONFIG else None
@@ -228,7 +283,8 @@ def _opened_folder(path: Path) -> Checkpoint:
     if choice.listing or len(wanted) > 1:
         checkpoint = _joined(folder, wanted, path)
     else:
-        held = _load(folders.inside(folder, choice.files[0]), choice.files[0])
+        first = choice.files[0]
+        held = _load(folders.inside(folder, first), folder / first)
         checkpoint = _checkpoint(path, folder, *held)
     return replace(checkpoint, notes=(*choice.notes(wanted), *checkpoint.notes))
 
@@ -259,7 +315,7 @@ def _joined(folder: Path, wanted: _Wanted, path: Path) -> Checkpoint:
     faults: list[Skipped] = []
     for shard, names in wanted.items():
         try:
-            loaded[shard] = _load(reals[shard], shard)
+            loaded[shard] = _load(reals[shard], folder / shard)
             _check_unmixed(loaded)
         except (Malformed, OSError) as error:
             loaded.pop(shard, None)
@@ -280,8 +336,9 @@ def _joined(folder: Path, wanted: _Wanted, path: Path) -> Checkpoint:
             faults.append(Skipped(name, reason))
     more = len(tree.keys() - listed.keys()) if listed else 0
     kinds = {name: holds for held, _ in loaded.values() for name, holds in held.kinds.items()}
-    form = next(form for _, form in loaded.values())
-    checkpoint = _checkpoint(path, folder, FileContents(tree, kinds), form)
+    first, form = next(iter(loaded.values()))
+    whole = FileContents(tree, kinds, first.config, first.notes)
+    checkpoint = _checkpoint(path, folder, whole, form)
     notes = [f"{more} tensors in the shards that the index does not list"] if more else []
     if same:
         named = first_few([quoted(name) for name in same])
@@ -316,7 +373,7 @@ def _united(trees: list[tuple[str, Tree]], same: list[str], at: str = "") -> Tre
         united[name] = node
         if others and all(isinstance(each, dict) for _, each in held):
             united[name] = _united(held, same, f"{at}{name}.")
-        elif others and any(isinstance(each, dict | TensorLocation) for _, each in held):
+        elif others and any(isinstance(each, (dict, *_LOCATIONS)) for _, each in held):
             why = next(filter(None, (_difference(node, each) for _, each in others)), "")
             if why:
                 shards = first_few([quoted(shard) for shard, _ in held])
@@ -328,7 +385,7 @@ def _united(trees: list[tuple[str, Tree]], same: list[str], at: str = "") -> Tre
 
 def _difference(node: Any, other: Any) -> str:
     """Tell how two nodes of the same name differ, if they do."""
-    if not (isinstance(node, TensorLocation) and isinstance(other, TensorLocation)):
+    if not (isinstance(node, _LOCATIONS) and isinstance(other, _LOCATIONS)):
         return "of different kinds"
     if (node.dtype, node.shape) != (other.dtype, other.shape):
         return "of different shapes or dtypes"

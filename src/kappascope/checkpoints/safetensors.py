@@ -59,7 +59,7 @@ class _Entry(NamedTuple):
     end: int
 
 
-def read(file: CheckpointFile) -> dict[str, TensorLocation | Reason]:
+def read_safetensors(file: CheckpointFile) -> dict[str, TensorLocation | Reason]:
     """Return the tensors of a safetensors file by name, in the order of its header.
 
     >>> from pathlib import Path
@@ -68,7 +68,7 @@ def read(file: CheckpointFile) -> dict[str, TensorLocation | Reason]:
     >>> with TemporaryDirectory() as folder:
     ...     path = Path(folder) / "one.safetensors"
     ...     _ = path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
-    ...     read(CheckpointFile.at(path))["w"].read()
+    ...     read_safetensors(CheckpointFile.at(path))["w"].read()
     tensor([0.])
     """
     length = _length(file)

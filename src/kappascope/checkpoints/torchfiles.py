@@ -1,139 +1,105 @@
 """What ``torch.save`` writes: a pickle that says what there is, and storages that hold the numbers.
 
 Both forms are read, the zip archive of today and the plain pickle of before torch 1.6; neither by
-torch, and no code in them is run. The tree that comes back holds mappings with text for keys, a
-`TensorLocation` for every tensor, a `Reason` for what is none, and plain values as they are.
+torch, and no code in them is run. Of a TorchScript archive, which is such an archive with code and
+constants beside it, the tensors are read and the code is not. The tree that comes back holds
+mappings with text for keys, a `TensorLocation` for every tensor, a `Reason` for what is none, and
+plain values as they are.
 """
 
 from __future__ import annotations
 
-import io
 import os
 import re
-import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from kappascope.checkpoints import pickles
 from kappascope.checkpoints.formats import AGAIN, SAVE, Malformed, quoted
-from kappascope.checkpoints.locations import CheckpointFile, StorageLocation
-from kappascope.checkpoints.pickles import DictItems, forbidden
+from kappascope.checkpoints.locations import CheckpointFile, FileContents, StorageLocation
+from kappascope.checkpoints.pickles import DictItems, ForeignObject, forbidden
 from kappascope.checkpoints.rebuild import (
     BUILDERS,
-    FileContents,
     PickledStorage,
     TreeBuilder,
     pickled_storage,
 )
+from kappascope.checkpoints.zips import archive_members
 
-_MOST_MEMBERS = 65_535  # what a zip directory counts without its extension for more
-_LONGEST_DIRECTORY = 1 << 24  # bytes: 256 for each member
-_BOMB_SIZE, _BOMB_RATIO = 1 << 26, 100  # weights hardly shrink: more is made to fill a memory
 _MAGIC = 0x1950A86A20F9469CFC6C  # begins the plain form; its version is 1001
 _VERSION = 1001
 
 
-class _Cautious(io.FileIO):
-    """A file of which no directory is read that would fill the memory."""
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        if size is not None and size > _LONGEST_DIRECTORY:
-            raise Malformed("a zip archive with an oversized directory", AGAIN)
-        return super().read(size) or b""
-
-
-def zipped(file: CheckpointFile) -> FileContents:
-    """Return the tree of a zip archive that torch wrote.
+def zipped(archive: StorageLocation) -> FileContents:
+    """Return the tree of a zip archive that torch wrote, which may be a part of a file.
 
     >>> import torch
     >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     torch.save({"w": torch.ones(2), "epoch": 3}, Path(folder) / "x.pt")
-    ...     tree, _ = zipped(CheckpointFile.at(Path(folder) / "x.pt"))
+    ...     tree = zipped(CheckpointFile.at(Path(folder) / "x.pt").whole).tree
     ...     tree["w"].read(), tree["epoch"]
     (tensor([1., 1.]), 3)
     """
-    members = _members(file)
+    members = archive_members(archive)
     if not members:
         raise Malformed("an empty zip archive", AGAIN)
     mains = [name for name in members if re.fullmatch(r"([^/]+/)?data\.pkl", name)]
     if len(mains) != 1:
         raise _other_archive(members)
-    root, data = mains[0].removesuffix("data.pkl"), members[mains[0]]
-    if any(name.startswith((f"{root}code/", f"{root}constants.pkl")) for name in members):
-        raise _other_archive(members)
+    root = mains[0].removesuffix("data.pkl")
     order = members.get(f"{root}byteorder")  # which torch wrote from 2.1 on
     byte_order = b"little" if order is None else order.read() if order.size < 64 else b""
     if byte_order == b"big":
         raise Malformed("its numbers are big-endian", "save it again on a little-endian machine")
     if byte_order != b"little":
         raise Malformed(f"the order of its bytes is unknown: {quoted(repr(byte_order))}", AGAIN)
-    if data.size > pickles.MOST_BYTES:
-        raise Malformed(f"its pickle has {data.size} bytes without any tensor", SAVE)
-    loaded = pickles.load(data.read(), BUILDERS, pickled_storage)
+    loaded = _loaded(members, root, "data")
+    notes: tuple[str, ...] = ()
+    if any(name.startswith((f"{root}code/", f"{root}constants.pkl")) for name in members):
+        notes = ("a TorchScript archive: its tensors are read, its code is not",)
+    if f"{root}constants.pkl" in members:
+        constants = _loaded(members, root, "constants")
+        whole = DictItems([*_attributes(loaded.value), ("constants", constants.value)])
+        loaded = loaded._replace(value=whole, asked=loaded.asked | constants.asked)
 
     def locate(it: PickledStorage) -> StorageLocation | str:
-        location = members.get(f"{root}data/{it.key}")
+        location = members.get(f"{root}{it.key}")
         return location or f"its storage {quoted(it.key)} is missing from the archive"
 
-    return TreeBuilder(locate).build(loaded)
+    return TreeBuilder(locate).build(loaded)._replace(notes=notes)
 
 
-def _members(file: CheckpointFile) -> dict[str, StorageLocation]:
-    """Return where the members of a zip archive lie; refuse one that torch did not write."""
-    with file.opened() as descriptor, _Cautious(descriptor, closefd=False) as stream:
-        try:
-            infos = zipfile.ZipFile(stream).infolist()
-            if len(infos) > _MOST_MEMBERS:
-                raise Malformed(f"a zip archive of {len(infos)} members", "save as safetensors")
-            members = [(info.orig_filename, _location(file, info, stream)) for info in infos]
-        except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError, IndexError) as error:
-            raise Malformed("truncated or damaged zip archive", AGAIN) from error
-        except (OverflowError, KeyError, EOFError) as error:
-            raise Malformed("damaged zip archive", AGAIN) from error
-    last = 0
-    for name, location in sorted(members, key=lambda pair: pair[1].begin):
-        if location.begin < last:
-            raise Malformed(f"member {quoted(name)} of the zip archive overlaps another", AGAIN)
-        last = location.begin + location.taken
-    if len({name for name, _ in members}) < len(members):
-        raise Malformed("a zip archive with two members of one name", AGAIN)
-    return dict(members)
+def _loaded(members: Mapping[str, StorageLocation], root: str, folder: str) -> pickles.LoadedPickle:
+    """Return the value of a pickle whose storages lie in the folder of its name."""
+    data = members[f"{root}{folder}.pkl"]
+    if data.size > pickles.MOST_BYTES:
+        raise Malformed(f"its pickle has {data.size} bytes without any tensor", SAVE)
+
+    def persistent(identity: Any) -> Any:
+        it = pickled_storage(identity)
+        return replace(it, key=f"{folder}/{it.key}") if isinstance(it, PickledStorage) else it
+
+    return pickles.load(data.read(), BUILDERS, persistent)
 
 
-def _location(file: CheckpointFile, info: zipfile.ZipInfo, stream: io.FileIO) -> StorageLocation:
-    name, size, packed = info.orig_filename, info.file_size, info.compress_size
-    if re.search(r"(^|[/\\])\.\.([/\\]|$)|^[/\\]|\\|\0|^\w:", name):
-        raise Malformed(f"a zip archive with a member at {quoted(name)}", "do not unpack it")
-    if info.flag_bits & 0b0010_0001 or info.flag_bits & 1 << 13:
-        raise Malformed("an encrypted or patched zip archive", "unpack it and save it again")
-    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise Malformed("a zip archive packed in an unknown way", "save it again with torch.save")
-    if size > _BOMB_SIZE and size > _BOMB_RATIO * packed:
-        raise Malformed(f"a zip bomb: {quoted(name)} swells to {size} bytes", "do not unpack it")
-    stored = info.compress_type == zipfile.ZIP_STORED
-    stream.seek(info.header_offset)
-    local = stream.read(30)
-    lengths = int.from_bytes(local[26:28], "little"), int.from_bytes(local[28:30], "little")
-    begin = info.header_offset + 30 + sum(lengths)
-    same = stream.read(lengths[0]) == name.encode("utf-8" if info.flag_bits & 1 << 11 else "cp437")
-    fits = 0 <= packed <= file.size - begin and size >= 0 and (size == packed or not stored)
-    if local[:4] != b"PK\3\4" or not same or not fits:
-        raise Malformed(f"damaged zip archive: {quoted(name)} is not where it should be", AGAIN)
-    return StorageLocation(file, begin, size, None if stored else packed, info.CRC)
+def _attributes(module: Any) -> list[tuple[Any, Any]]:
+    """Return what a module of TorchScript keeps, by name."""
+    state = module.state if isinstance(module, ForeignObject) else module
+    return state if isinstance(state, DictItems) else [("0", module)]
 
 
 def _other_archive(names: dict[str, StorageLocation]) -> Malformed:
     """Return what a zip archive is that is no checkpoint."""
     signs = {
         r"(^|/)(code|constants\.pkl)(/|$)": (
-            "a TorchScript archive, which is code",
+            "a TorchScript archive without its data.pkl",
             "where you trust it: torch.save(torch.jit.load(...).state_dict(), ...)",
         ),
         r"archive_format$|serialized_exported_program": ("a torch.export archive", SAVE),
         r"model\.weights\.h5$": ("a Keras model", "convert it to safetensors first"),
-        r"\.npy$": ("a NumPy archive (.npz)", "save it with safetensors or torch.save"),
         r"(^|/)data\.pkl$": ("a zip archive with several checkpoints", "give one of them"),
         r"\.(safetensors|pt|pth|bin|ckpt|zip)$": ("a zip archive of files", "unpack it first"),
     }

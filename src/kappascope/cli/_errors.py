@@ -7,6 +7,7 @@ room or memory, 130 and 143 interrupted.
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -83,12 +84,19 @@ def refusal_of(error: BaseException, arguments: Sequence[str]) -> Refusal:
     known: dict[type[BaseException], tuple[int, str, str]] = {
         Interrupted: (getattr(error, "code", 130), "stopped early", again),
         MemoryError: (5, "out of memory", "use fewer --jobs"),
-        ImportError: (5, str(error), "install kappascope with its dependencies"),
+        ImportError: (5, str(error), _import_advice(error)),
         OSError: (5, str(error), "see to it and give the same command again"),
         BaseException: (5, f"{type(error).__name__}: {error}", "a bug; --debug shows where"),
     }
     code, wrong, advice = next(known[kind] for kind in known if isinstance(error, kind))
     return Refusal(code, " ".join(arguments), wrong, advice)
+
+
+def _import_advice(error: BaseException) -> str:
+    # the loader's words where `ulimit -v` leaves no room for a library
+    if re.search("failed to map segment|annot allocate memory", str(error)):
+        return "free some memory, or raise the limit that `ulimit -v` shows"
+    return "install kappascope with its dependencies"
 
 
 def error_line(refusal: Refusal) -> str:

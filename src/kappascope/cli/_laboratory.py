@@ -21,9 +21,10 @@ if TYPE_CHECKING:  # what needs torch is loaded when there is work
     from kappascope.lab.store import Store
 
 WORKER_MODULES = (  # torch's optimizers load its compiler, which takes a second
-    "torch._dynamo", "matplotlib.figure", "kappascope.lab.runs", "kappascope.lab.report",
+    "torch._dynamo", "kappascope.lab.drawing", "matplotlib.figure", "kappascope.lab.runs",
+    "kappascope.lab.report",
 )  # fmt: skip
-OWN_MODULES = ("scipy.stats", "matplotlib.figure", "kappascope.lab.runs")
+OWN_MODULES = ("scipy.stats", "kappascope.lab.drawing", "matplotlib.figure", "kappascope.lab.runs")
 
 
 def start_engine(jobs: int) -> Processes | Here:

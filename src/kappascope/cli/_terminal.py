@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import typer
@@ -79,6 +80,11 @@ def waiting(work: str) -> Iterator[None]:
 @contextmanager
 def loading() -> Iterator[None]:
     """Show that torch is loaded, which takes seconds; a signal waits until that is done."""
+    try:
+        Path.cwd()
+    except OSError as error:  # MKL, which torch loads, would end the process
+        advice = "change to one that does"
+        raise Refusal(5, "the current folder", "does not exist any more", advice) from error
     with waiting("Loading torch"), signals_held():
         yield
 

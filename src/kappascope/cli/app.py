@@ -10,6 +10,7 @@ import gc
 import io
 import os
 import pkgutil
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -75,6 +76,7 @@ for _name in command_names():
 def run(arguments: Sequence[str]) -> int:
     """Do what the arguments say and give the exit code."""
     os.environ.update(ONE_THREAD)  # before numpy and torch are loaded, or it is too late
+    _drop_sizes_of_nothing()
     gc.set_threshold(100_000)  # loading torch makes a million objects and no garbage
     command = typer.main.get_command(app)
     with signals() as came:
@@ -96,6 +98,13 @@ def run(arguments: Sequence[str]) -> int:
                 refusal = refusal_of(came[0] if came else error, arguments)
             say(error_line(refusal))
             return refusal.code
+
+
+def _drop_sizes_of_nothing() -> None:
+    """Forget the size of a terminal that has no room: rich would print nothing on it."""
+    for name in ("COLUMNS", "LINES"):
+        if not re.fullmatch(r"0*[1-9][0-9]{0,5}", os.environ.get(name, "80")):
+            del os.environ[name]
 
 
 def _only_help(arguments: Sequence[str]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +17,7 @@ from kappascope.clinic import MODULES, Extent, Severity, blank_document
 from kappascope.model.skipped import ReasonKind, Skipped
 from kappascope.monitor.record import is_run
 from kappascope.refusal import Refusal
-from kappascope.system.files import strict
+from kappascope.system.files import strict, unwritable
 from kappascope.system.memory import bytes_of
 from kappascope.system.workers import CORES, Processes
 from kappascope.text import clean, plural
@@ -89,7 +89,7 @@ def diagnose(
         if not all((*paths, reference is None or reference)):
             raise Refusal(4, "''", "a path without a name", "name a checkpoint")
         _check_outputs([*paths, reference] if reference else paths, html, table)
-        if any(map(is_run, paths)):
+        if any(map(_is_recorded, paths)):
             diagnoses = _recorded(paths, reference, selection)
         else:
             cases = []
@@ -173,23 +173,40 @@ def refuse_unwritable(inputs: Sequence[str], *outputs: Path | None) -> None:
         raise Refusal(4, str(named[0]), "is named twice", "name one file for each")
     checkpoints = {resolved(Path(path)) for path in inputs}
     for out in named:
-        folder = resolved(out).parent
-        if checkpoints & {resolved(out), folder, *folder.parents}:
-            raise Refusal(4, str(out), "lies in the checkpoint", "write it somewhere else")
-        beside = folder in {path.parent for path in checkpoints}
-        if beside and out.is_file() and out.suffix.lower() not in OWN_SUFFIXES:
-            # it may be a shard, or a configuration
-            raise Refusal(4, str(out), "is a file beside the checkpoint", "name another")
-        if out.is_dir():
-            raise Refusal(4, str(out), "is a folder", "name a file")
-        if resolved(out).is_symlink():  # which is where a circle of links ends
-            raise Refusal(4, str(out), "is a link that leads to itself", "name a file")
-        if out.exists() and not out.is_file():  # a pipe or a device is written to where it is
-            continue
-        if not folder.exists():
-            raise Refusal(5, str(out), "its folder does not exist", "make it, or name another")
-        if not folder.is_dir() or not os.access(folder, os.W_OK):
-            raise Refusal(5, str(out), "its folder cannot be written to", "name another place")
+        try:
+            _check_output(out, checkpoints)
+        except OSError as error:  # a name that is too long, a folder that may not be entered
+            raise unwritable(out, error) from error
+
+
+def _check_output(out: Path, checkpoints: Set[Path]) -> None:
+    """Refuse a place that is not ours to write to."""
+    from kappascope.checkpoints.folders import resolved
+
+    folder = resolved(out).parent
+    if checkpoints & {resolved(out), folder, *folder.parents}:
+        raise Refusal(4, str(out), "lies in the checkpoint", "write it somewhere else")
+    beside = folder in {path.parent for path in checkpoints}
+    if beside and out.is_file() and out.suffix.lower() not in OWN_SUFFIXES:
+        # it may be a shard, or a configuration
+        raise Refusal(4, str(out), "is a file beside the checkpoint", "name another")
+    if out.is_dir():
+        raise Refusal(4, str(out), "is a folder", "name a file")
+    if resolved(out).is_symlink():  # which is where a circle of links ends
+        raise Refusal(4, str(out), "is a link that leads to itself", "name a file")
+    if out.exists() and not out.is_file():  # a pipe or a device is written to where it is
+        return
+    if not folder.exists():
+        raise Refusal(5, str(out), "its folder does not exist", "make it, or name another")
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise Refusal(5, str(out), "its folder cannot be written to", "name another place")
+
+
+def _is_recorded(path: str) -> bool:
+    try:
+        return is_run(path)
+    except OSError:  # a name that is too long, or not ours to look at: who opens it will tell
+        return False
 
 
 def _recorded(paths: Sequence[str], reference: str | None, selection: Selection) -> list[Diagnosis]:

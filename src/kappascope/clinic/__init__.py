@@ -1,6 +1,7 @@
 """Examine the matrices of a model, find what is wrong, and say what to try."""
 
 import json
+import sys
 from importlib.resources import files as resources
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -42,6 +43,8 @@ def blank_document(source: str) -> dict[str, Any]:
     >>> blank_document("toy.pt")["summary"]["verdict"]
     'Nothing could be examined.'
     """
+    # a torch that is not loaded by now may be one that cannot be
+    known = files.environment() if "torch" in sys.modules else files.unloaded_environment()
     rows = "matrices", "products", "chains", "logits", "swallowed", "files"
     lists = *rows, "findings", "skipped", "failed"
     return {
@@ -56,5 +59,5 @@ def blank_document(source: str) -> dict[str, Any]:
             "verdict": "Nothing could be examined.",
         },
         # float64, whatever the matrices are stored in
-        "provenance": {**files.environment(), "dtype": "float64", "notes": []},
+        "provenance": {**known, "dtype": "float64", "notes": []},
     }

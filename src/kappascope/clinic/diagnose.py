@@ -41,6 +41,7 @@ from kappascope.clinic.source import (
 )
 from kappascope.clinic.vectors import Vector
 from kappascope.matrix import spectra
+from kappascope.matrix.precision import Rounding
 from kappascope.matrix.status import Outcome, Status
 from kappascope.model.attention import Attention, Product, attention
 from kappascope.model.chains import Chain, Ends, Links, links, obstacle
@@ -182,12 +183,14 @@ class TensorTask(Task):
         """Examine each chosen matrix, and compare it with its counterpart if there is one."""
         wanted = [part.name for part in self.unit.parts if part.name in self.chosen]
         counterparts, fault = _counterparts(reference, wanted)
+        roundings = model.roundings(self.unit)
         for logical, matrix in self.unit.matrices(model.read):
             if logical.name not in self.chosen:
                 continue
             counterpart = counterparts.get(logical.name)
             other = counterpart if isinstance(counterpart, Tensor) else None
-            row = _examined(logical, matrix, spectrum, other, kernel_of(self.unit, logical))
+            kernel, rounding = kernel_of(self.unit, logical), roundings.get(logical.name)
+            row = _examined(logical, matrix, spectrum, other, kernel=kernel, rounding=rounding)
             if reference and row.errors is None:
                 if isinstance(counterpart, Reason):
                     row = replace(row, uncompared=counterpart)
@@ -195,7 +198,7 @@ class TensorTask(Task):
                     row = replace(row, uncompared=unreadable(row.status))
                 row = replace(row, reasons={"errors": str(row.uncompared), **row.reasons})
             row = replace(row, faults=(*row.faults, *fault))
-            yield _described(row, logical)
+            yield _described(row, logical, rounding.code if rounding else "")
 
     def failed(self, reason: Reason) -> Iterator[Row]:
         """Yield a row that says why for each chosen matrix."""
@@ -239,27 +242,35 @@ def _counterparts(
 
 
 def _examined(
-    logical: Logical, matrix: Tensor, spectrum: Extent, counterpart: Tensor | None, kernel: Kernel
+    logical: Logical,
+    matrix: Tensor,
+    spectrum: Extent,
+    counterpart: Tensor | None,
+    *,
+    kernel: Kernel,
+    rounding: Rounding | None,
 ) -> Examination:
     """Return the examination of a matrix.
 
     An error costs this one, not its neighbours in the tensor.
     """
     try:
-        return examine(logical.name, matrix, spectrum, counterpart, kernel)
+        return examine(
+            logical.name, matrix, spectrum, counterpart, rounding=rounding, kernel=kernel
+        )
     except Exception as error:
         if is_out_of_memory(error):
             raise
         return Examination.failed(logical.name, (0, 0), "", unreadable(error_text(error)))
 
 
-def _described(row: Examination, logical: Logical) -> Examination:
-    """Return the row with what the model tells of its matrix."""
+def _described(row: Examination, logical: Logical, code: str = "") -> Examination:
+    """Return the row with what the model tells of its matrix; ``code`` is what it is stored in."""
     rows, columns = logical.shape
     return replace(
         row,
         shape=(rows, columns),
-        dtype=str(logical.dtype).removeprefix("torch."),
+        dtype=code or str(logical.dtype).removeprefix("torch."),
         kind=logical.kind,
         depth=logical.depth,
         part_of=logical.whole,

@@ -82,14 +82,14 @@ class Diagnosis:
                 self.atlas,
             )
         )
-        found = said.findings
+        findings = said.findings
         own: dict[str, tuple[Finding, ...]] = {}
-        for finding in found:
+        for finding in findings:
             own[finding.subject] = (*own.get(finding.subject, ()), finding)
         rows = tuple(replace(row, findings=own.get(row.name, ())) for row in self.matrices)
         judged = replace(self, matrices=rows, unjudged=said.failed)
         place = {row.name: k for k, row in enumerate(judged.ranked)}
-        order = sorted(found, key=lambda f: (*urgency(f), place.get(f.subject, len(place))))
+        order = sorted(findings, key=lambda f: (*urgency(f), place.get(f.subject, len(place))))
         return replace(judged, findings=tuple(order))
 
     def __repr__(self) -> str:

@@ -26,6 +26,7 @@ from kappascope.matrix import components, powerlaw, precision, spectra
 from kappascope.matrix.components import Components
 from kappascope.matrix.convolutions import MOST_OPERATIONS, operator_norm
 from kappascope.matrix.fingerprints import Fingerprints, fingerprints, likeness
+from kappascope.matrix.precision import Rounding
 from kappascope.matrix.rounding import Int8Errors, int8_errors, unchanged_share
 from kappascope.matrix.status import Outcome, Status
 from kappascope.matrix.waves import is_sinusoidal
@@ -321,9 +322,13 @@ def examine(
     matrix: Tensor,
     spectrum: Extent = "auto",
     reference: Tensor | None = None,
+    *,
+    rounding: Rounding | None = None,
     kernel: Kernel = NO_KERNEL,
 ) -> Examination:
     """Measure one matrix, and its errors against a reference of its shape if there is one.
+
+    ``rounding`` tells how well a matrix is known that was decoded.
 
     >>> found = examine("eye", torch.eye(4))
     >>> found.condition_number, found.effective_rank, found.stable_rank, found.spectral_gap
@@ -334,7 +339,7 @@ def examine(
     'failed: non-finite (1 of 2), first at [0, 0]'
     """
     complete = spectrum == "full" or (spectrum == "auto" and min(matrix.shape) <= AUTO_LIMIT)
-    vitals = spectra.vitals(matrix, complete=complete)
+    vitals = spectra.vitals(matrix, complete=complete, rounding=rounding)
     shape, dtype = (matrix.shape[0], matrix.shape[1]), str(matrix.dtype).removeprefix("torch.")
     if vitals.status.outcome is Outcome.FAILED:
         failure = non_finite_entries(matrix) or unreadable(vitals.status.reason)

@@ -17,7 +17,7 @@ from typing import Any
 
 from kappascope.clinic.diagnose import UNCHOSEN, Selection
 from kappascope.clinic.diagnosis import Diagnosis
-from kappascope.clinic.examination import Examination, Spread
+from kappascope.clinic.examination import SINGULAR, Examination, Spread
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, acts_beside, no_weight
 from kappascope.monitor.record import Run
 from kappascope.refusal import Refusal
@@ -25,7 +25,6 @@ from kappascope.theory import GaussianNull
 
 MOST_STEPS = 12  # of a trajectory: what a screen holds; the page of the run itself has them all
 NOT_RECORDED = "the record of a run does not have it"
-SINGULAR = "infinite: the smallest singular value cannot be told from zero"
 NUMBERS = (
     "sigma_max", "sigma_2", "sigma_min", "condition_number", "condition_number_low",
     "condition_number_high", "stable_rank", "spectral_gap", "frobenius_norm",
@@ -81,16 +80,16 @@ def _is_matrix(facts: Mapping[str, Any]) -> bool:
 
 
 def _skipped(run: Run, selection: Selection) -> list[Skipped]:
-    found = [Skipped(name, acts_beside(why)) for name, why in run.skipped.items()]
-    told = {one.name for one in found}
+    skipped = [Skipped(name, acts_beside(why)) for name, why in run.skipped.items()]
+    known = {skip.name for skip in skipped}
     for name, facts in run.matrices.items():
         if facts.get("kind") in HEAD_PRODUCTS:
-            found.append(Skipped(name, no_weight("a product of a head; see the page of the run")))
+            skipped.append(Skipped(name, no_weight("a product of a head; see the page of the run")))
         elif _is_matrix(facts) and not selection.takes(name):
-            found.append(Skipped(name, UNCHOSEN))
-        elif not _is_matrix(facts) and name not in told:
-            found.append(Skipped(name, acts_beside("one-dimensional")))
-    return found
+            skipped.append(Skipped(name, UNCHOSEN))
+        elif not _is_matrix(facts) and name not in known:
+            skipped.append(Skipped(name, acts_beside("one-dimensional")))
+    return skipped
 
 
 def _examined(
@@ -117,16 +116,16 @@ def _row(
     shape, dtype = (int(facts["shape"][0]), int(facts["shape"][1])), str(facts.get("dtype", ""))
     ill, norm = known("non_finite"), known("frobenius_norm")
     if ill and ill[1] and (norm is None or norm[0] < ill[0]):
-        told = f"non-finite ({ill[1]:.0f} of {shape[0] * shape[1]})"
-        return Examination.failed(name, shape, dtype, Reason(ReasonKind.NON_FINITE, told))
-    values = {quantity: found[1] for quantity in NUMBERS if (found := known(quantity))}
+        text = f"non-finite ({ill[1]:.0f} of {shape[0] * shape[1]})"
+        return Examination.failed(name, shape, dtype, Reason(ReasonKind.NON_FINITE, text))
+    values = {quantity: entry[1] for quantity in NUMBERS if (entry := known(quantity))}
     if not values:
         return None
     rank = known("effective_rank")
     numbers: dict[str, Any] = {q: v for q, v in values.items() if math.isfinite(v)}
     numbers |= {"effective_rank": int(rank[1])} if rank else {}
     for vector in ("row_norms", "column_norms"):
-        norms = [one[1] for index in (1.0, 0.5, 0.0) if (one := known(vector, index))]
+        norms = [entry[1] for index in (1.0, 0.5, 0.0) if (entry := known(vector, index))]
         if len(norms) == 3:
             smallest, middle, largest = norms
             numbers[vector] = Spread(smallest, middle, largest, None)
@@ -134,7 +133,7 @@ def _row(
     is_singular = values.get("condition_number") == math.inf
     numbers |= _against_chance(shape, numbers.get("condition_number"))
     reasons = {field.name: NOT_RECORDED for field in fields(Examination) if field.default is None}
-    reasons |= {quantity: SINGULAR for quantity, value in values.items() if value == math.inf}
+    reasons |= {q: SINGULAR.reason for q, value in values.items() if value == math.inf}
     optional = {"depth", "part_of", "errors", "failure", "uncompared", *numbers}
     return Examination(
         name=name,

@@ -19,6 +19,7 @@ from kappascope.clinic.examination import non_finite_entries
 from kappascope.clinic.moments import Moments, moments
 from kappascope.clinic.vectors import Vector
 from kappascope.corrections.saved import merged
+from kappascope.matrix.precision import Rounding
 from kappascope.model.matrices import Plan, Unit, plan, reader
 from kappascope.model.names import is_mask, stored
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, unreadable
@@ -32,7 +33,9 @@ Model: TypeAlias = nn.Module | Mapping[Any, Any]
 Source: TypeAlias = str | Path | Model
 
 GIGABYTE = 2**30
-WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt"}  # beside logs, which may grow
+WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".onnx_data",
+                   ".data", ".npz", ".npy", ".distcp"}  # fmt: skip
+# not logs, which may grow meanwhile
 Stamps: TypeAlias = tuple[tuple[str, Stamp], ...]
 """The files of a checkpoint by their names, as they were when we first saw them."""
 
@@ -55,6 +58,22 @@ class Opened:
     vectors: Mapping[str, Keys] = field(default_factory=dict)
     moments: tuple[Moments, ...] = ()
     files: tuple[str, ...] = ()  # of which it was read
+    codes: Mapping[Keys, str] = field(default_factory=dict)  # what tensors are stored in, if coded
+    half_steps: Read | None = None  # of those codes
+
+    def roundings(self, unit: Unit) -> dict[str, Rounding]:
+        """Return how far the entries of each matrix of a coded tensor may have been rounded.
+
+        >>> import torch
+        >>> opened = InMemory({"fc.weight": torch.eye(2)}).opened()
+        >>> opened.roundings(opened.plan.units[0])
+        {}
+        """
+        code = self.codes.get(unit.paths[0])
+        if not code or self.half_steps is None:
+            return {}
+        pairs = unit.matrices(self.half_steps)
+        return {logical.name: Rounding(code, steps) for logical, steps in pairs}
 
     def examined_vectors(self) -> Iterator[Vector | Skipped]:
         """Yield the vectors, or why one cannot be read or is not finite: all outputs pass them.
@@ -192,6 +211,8 @@ def _opened(path: str, stamp: Stamps) -> Opened:
         small,
         moments(model.contents),
         checkpoint.files,
+        checkpoint.codes,
+        checkpoint.half_steps,
     )
 
 

@@ -95,6 +95,19 @@ def described(value: Any) -> str:
     return f"{value!r}" if type(value) in (bool, int, float) else f"a {type(value).__name__}"
 
 
+def placeholder(form: Any) -> Any:
+    """A value of this form, which holds a place: zeros, or what the form itself has.
+
+    >>> placeholder({"top": torch.empty(2, device="meta"), "calls": 0})
+    {'top': tensor([0., 0.]), 'calls': 0}
+    """
+    if isinstance(form, Mapping):
+        return {key: placeholder(inner) for key, inner in form.items()}
+    if isinstance(form, Tensor):
+        return torch.zeros(form.shape, dtype=form.dtype) if form.is_meta else form.clone()
+    return form
+
+
 def copied(value: Any) -> Any:
     """The same state in tensors of its own, which nothing else moves on.
 

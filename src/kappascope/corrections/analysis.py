@@ -98,7 +98,7 @@ class AnalysedModel:
                 refusal = f"{weight.name} cannot be corrected: {reason}"
                 raise ValueError(f"{refusal}; leave it out of where=")
         if not chosen:
-            why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items()) or "no matrix"
+            why = _summary(left_out) or "no matrix"
             wrong, advice = f"no weight to correct ({why})", "choose others by where="
             raise NothingToCorrect(2, type(self.model).__name__, wrong, advice)
         return chosen, left_out
@@ -117,3 +117,16 @@ class AnalysedModel:
         if leaves[-1].numel() == 0:
             return "it is empty"
         return "no optimizer has it" if self.owner(leaves[-1]) is None else None
+
+
+def _summary(left_out: Mapping[str, str]) -> str:
+    """Why weights were left out, each reason with the first that it holds for and how many more.
+
+    >>> _summary({"a": "it is frozen", "b": "it is frozen", "c": "it is empty"})
+    'a and 1 more: it is frozen; c: it is empty'
+    """
+    names: dict[str, list[str]] = {}
+    for name, reason in left_out.items():
+        names.setdefault(reason, []).append(name)
+    more = {reason: f" and {len(its) - 1} more" if its[1:] else "" for reason, its in names.items()}
+    return "; ".join(f"{its[0]}{more[reason]}: {reason}" for reason, its in names.items())

@@ -57,22 +57,27 @@ class Attachment:
 def state_of(attachments: Sequence[Attachment]) -> State:
     """What the model's and the optimizers' own states do not hold, in the tensors that are in use.
 
+    It has the same keys before the first step as after it, for a distributed checkpoint loads what
+    is in the state that it is handed and nothing else.
+
     >>> state_of([])
     {'steps': [], 'treatments': [], 'private': []}
     """
     return {
         "steps": [attachment.steps for attachment in attachments],
-        "treatments": [
-            {
-                "weight": t.weight.name,
-                "kind": t.kind.__name__,
-                "shape": t.weight.shape,
-                "memory": t.memory,
-            }
-            for attachment in attachments
-            for t in attachment.treatments
-        ],
-        "private": [a.factors.optimizer.state_dict() for a in attachments if a.factors is not None],
+        "treatments": [_entry(t) for attachment in attachments for t in attachment.treatments],
+        "private": [a.factors.state() for a in attachments if a.factors is not None],
+    }
+
+
+def _entry(t: Treatment) -> State:
+    """What is saved of a treatment; blank where nothing has been looked at yet."""
+    return {
+        "weight": t.weight.name,
+        "kind": t.kind.__name__,
+        "shape": t.weight.shape,
+        "looked_at": t.was_looked_at,
+        "memory": t.memory if t.was_looked_at else _state.placeholder(t.grown_form) | t.memory,
     }
 
 
@@ -107,10 +112,11 @@ def check_state(attachments: Sequence[Attachment], state: object) -> None:
 def _check_entry(treatment: Treatment, entry: object) -> None:
     """Refuse a saved entry of another weight or correction, or with another memory."""
     weight, kind, shape = treatment.weight.name, treatment.kind.__name__, treatment.weight.shape
-    keys = {"weight", "kind", "memory"}  # and the shape, without which states were once saved
-    if not isinstance(entry, dict) or entry.keys() - {"shape"} != keys:
-        expected = "a dictionary with 'kind', 'memory', 'shape', 'weight'"
+    keys = {"weight", "kind", "memory"}  # and others, without which states were once saved
+    if not isinstance(entry, dict) or entry.keys() - {"shape", "looked_at"} != keys:
+        expected = "a dictionary with 'kind', 'looked_at', 'memory', 'shape', 'weight'"
         _state.refuse(f"the entry of {weight}", expected, _state.described(entry))
+    _state.check_form(f"'looked_at' of {weight}", entry.get("looked_at", True), True)
     came = entry["weight"], entry["kind"], entry.get("shape", shape)
     if came != (weight, kind, shape):
         name, its_kind, its_shape = (f"{part!s:.80}" for part in came)
@@ -129,6 +135,7 @@ def load_state(attachments: Sequence[Attachment], state: State) -> None:
     for attachment, steps in zip(attachments, state["steps"], strict=True):
         attachment.steps = steps
     for treatment, entry in zip(treatments, state["treatments"], strict=True):
-        treatment.memory = _state.copied(entry["memory"])
+        kept = entry["memory"] if entry.get("looked_at", True) else treatment.begun
+        treatment.memory = _state.copied({key: entry["memory"][key] for key in kept})
     for own, entry in zip(private, state["private"], strict=True):
         own.load_state(entry)

@@ -94,6 +94,8 @@ class DecoupledStep(Treatment):
             found["kappa"] = (values[..., 0] / values[..., -1].clamp(min=tiny)).amax()
             if self.price is not None:
                 found["penalty"] = self.price(self.memory).sum()
+        if self.is_done_elsewhere:  # and the change is not known here
+            return found
         if self.sizes is None:
             return found | {"gradient_share": 0.0}
         own, rest = self.sizes

@@ -559,6 +559,26 @@ class FactorOptimizer:
             fused = all(p.device.type == "cpu" for group in groups for p in group["params"]) or None
             self.optimizer = AdamW(groups, fused=fused)
 
+    def state(self) -> State:
+        """What the optimizer remembers of every factor, or will start at if it has not moved yet.
+
+        A momentum of zero is as good as none, unless later gradients are dampened.
+        """
+        state = self.optimizer.state_dict()
+        factors = [(t, f) for members in self.groups for t in members for f in t.module.factors]
+        for number, (t, factor) in enumerate(factors):
+            if number not in state["state"] and self._starts_at_zero(t):
+                state["state"][number] = {k: _started(v) for k, v in self._form(factor).items()}
+        return state
+
+    def _starts_at_zero(self, t: TrainedFactors) -> bool:
+        """Whether what will be remembered of a weight's factors is as good as zero now."""
+        index = group_index(self.owner, t.leaf)
+        if index is None or not isinstance(self.owner, SGD):
+            return index is not None
+        own = self.owner.param_groups[index]
+        return bool(own["momentum"]) and not own["dampening"]
+
     def check_state(self, state: object) -> None:
         """Refuse a saved state of another optimizer, or of factors of other shapes."""
         name = f"the state of the {type(self.optimizer).__name__} of factors"
@@ -648,6 +668,11 @@ class FactorOptimizer:
             for key, value in self.optimizer.state.get(factor, {}).items():
                 if isinstance(value, Tensor) and value.shape == factor.shape and key != "step":
                     self.optimizer.state[factor][key] = value.to(factor)
+
+
+def _started(form: Tensor | float) -> Tensor:
+    """What an optimizer remembers of a factor at first, from its form."""
+    return torch.zeros_like(form) if isinstance(form, Tensor) else torch.tensor(form)
 
 
 def _betas(betas: Any) -> tuple[float, float]:

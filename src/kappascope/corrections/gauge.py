@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from kappascope.model.company import language_heads
+from kappascope.model.kinds import language_heads
 from kappascope.model.names import family, layer
 from kappascope.model.weights import LiveWeight
 

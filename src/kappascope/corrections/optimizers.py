@@ -45,6 +45,10 @@ def understood_optimizers(optimizer: object) -> list[Optimizer]:
         advice = f": {NONE_YET}" if None in found else ""
         came = _kind(optimizer)
         raise TypeError(f"expected an optimizer or a list of some; got {came}{advice}")
+    for each in found:
+        if not hasattr(each, "_optimizer_step_post_hooks"):  # as Optimizer.__init__ makes them
+            problem = f"{type(each).__name__} runs no hooks, as it never called Optimizer.__init__"
+            raise TypeError(f"{problem}; attach to the optimizer inside of it")
     return found
 
 

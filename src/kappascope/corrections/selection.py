@@ -11,6 +11,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
@@ -21,6 +22,8 @@ from kappascope.model.weights import LiveWeight
 NameTest: TypeAlias = Callable[[str], bool] | Callable[[str, nn.Module], bool]
 Where: TypeAlias = str | re.Pattern[str] | NameTest | Iterable[str | re.Pattern[str] | NameTest]
 """Names, patterns, regular expressions, tests of a name (and its module), or several of them."""
+
+SHOWN_NAMES = 8  # in an error: more than that does not fit on a screen
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,8 @@ class MeantWeights:
                 expected = "a name or pattern, a regular expression, a test of a name, or several"
                 raise TypeError(f"expected {argument} to be {expected}; got {type(where).__name__}")
             if not fits:
-                text = each.pattern if isinstance(each, re.Pattern) else each
-                raise ValueError(f"no weight is called {text!r}; there are {', '.join(names)}")
+                text = str(each.pattern if isinstance(each, re.Pattern) else each)
+                raise ValueError(f"no weight is called {text!r}; there are {_listed(text, names)}")
         return cls(frozenset(meant), tuple(tests))
 
     def uses(self, weight: LiveWeight) -> LiveWeight | None:
@@ -70,6 +73,19 @@ class MeantWeights:
     def names_it(self, weight: LiveWeight) -> bool:
         """Whether the weight is meant by a name of its own, and not by a pattern."""
         return any(name in self.names for name, *_ in weight.uses)
+
+
+def _listed(wanted: str, names: Sequence[str]) -> str:
+    """The names that there are; of many, the most similar ones and how many more.
+
+    >>> _listed("h.77.fc", [f"h.{i}.fc.weight" for i in range(100)])
+    'h.77.fc.weight, ... and 92 more'
+    """
+    if len(names) <= SHOWN_NAMES:
+        return ", ".join(names)
+    near = get_close_matches(wanted, names, n=SHOWN_NAMES, cutoff=0.5)
+    shown = list(dict.fromkeys([*near, *names]))[:SHOWN_NAMES]
+    return f"{', '.join(shown)} and {len(names) - len(shown)} more"
 
 
 def _pattern_test(pattern: str | re.Pattern[str]) -> Callable[[str, Any], bool]:

@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 from kappascope.corrections.attachment import Attachment, check_state, load_state, state_of
 from kappascope.corrections.decoupled import DecoupledStep
 from kappascope.corrections.factors import TrainedFactors, WeightMark
+from kappascope.corrections.memories import share_memories
 from kappascope.corrections.replicas import Replicas
 from kappascope.corrections.treatments import (
     AddedGradient,
@@ -204,6 +205,8 @@ class StepHooks:
             ]
             said = [found[0] if is_mine else 0 for found, is_mine in zip(own, mine, strict=True)]
             told = replicas.told(said, some[0][0].leaf.device) if some else []
+            if not sharded:
+                share_memories(replicas, [t for t, _ in some])
             for (t, _), status, (_, gradient) in zip(some, told, own, strict=True):
                 shared = None
                 if status == 1:
@@ -322,12 +325,16 @@ class StepHooks:
         flags: list[int] = []
         for t, one in treatments:
             before, good = t.count, True
-            if step.replicas.owns(t.leaf):
+            t.is_done_elsewhere = not step.replicas.owns(t.leaf)
+            if not t.is_done_elsewhere:
                 good = bool(act(t, one))
             counts.append(t.count - before)
             flags.append(int(not good))
         device = treatments[0][0].leaf.device
         told = step.replicas.told([*counts, *flags], device)
+        share_memories(step.replicas, [t for t, _ in treatments])
+        for (t, _), told_count, own in zip(treatments, told, counts, strict=False):
+            t.count += told_count - own
         written: dict[nn.Parameter, Treatment] = {
             t.leaf: t for (t, _), n in zip(treatments, told, strict=False) if n
         }

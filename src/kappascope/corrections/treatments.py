@@ -60,6 +60,7 @@ class Treatment:
     """
 
     follows_rate: bool = False  # whether it needs the learning rate of the weight
+    is_done_elsewhere: bool = False  # by the process that owns the weight, for all copies
     beside: tuple[Tensor, ...] = ()  # what it writes beside the weight, as a bias
     acts_on_direction: bool = False  # on what factors multiply, where the weight has factors
     _memory: State
@@ -77,6 +78,7 @@ class Treatment:
         self.leaf = self.leaves[-1]  # the weight itself, unless it is made of others
         self.memory, self.begun = memory, dict(memory)
         self.grown = grown  # the form of what is in the memory once the matrix was looked at
+        self.shared: dict[tuple[str, ...], tuple[Tensor, int]] = {}  # tensors that all copies have
 
     @property
     def memory(self) -> State:
@@ -93,9 +95,20 @@ class Treatment:
     def memory(self, memory: State) -> None:
         self._memory, self._memory_home = memory, None
 
+    @property
+    def grown_form(self) -> State:
+        """The form of what the memory holds beside its beginning, once the matrix was looked at."""
+        dtype = torch.promote_types(self.leaf.dtype, torch.float32)
+        return self.grown(torch.empty(self.weight.layout.shape, dtype=dtype, device="meta"))
+
+    @property
+    def was_looked_at(self) -> bool:
+        """Whether the memory holds all that a look at the matrix leaves there."""
+        return self.grown_form.keys() <= self.memory.keys()
+
     def check_memory(self, memory: object) -> None:
         """Refuse a saved memory that is not one of this treatment of this weight."""
-        grown = self.grown(precise(self.weight.matrix()))
+        grown = self.grown_form
         name = f"the memory of {self.kind.__name__} for {self.weight.name}"
         _state.check_form(name, memory, self.begun | grown, optional=grown)
 

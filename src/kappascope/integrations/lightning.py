@@ -69,6 +69,7 @@ class MonitorCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach to the module and to its optimizers."""
+        self.monitor.close()
         several = max(len(trainer.optimizers), 1)  # each counts in Lightning's global step
         self.monitor.attach(pl_module, trainer.optimizers, step=trainer.global_step // several)
 

@@ -105,6 +105,7 @@ class MonitorCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Attach to the model and to the optimizer inside accelerate's wrapper."""
+        self.monitor.close()  # of training that raised, which no callback is told
         self.monitor.attach(kwargs["model"], kwargs["optimizer"], step=state.global_step)
 
     def on_log(

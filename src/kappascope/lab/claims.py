@@ -2,7 +2,9 @@
 
 Two questions are kept apart. A :class:`Printed` figure asks whether the recovered protocol gives
 the number the paper prints (:func:`check`); a :class:`Claim` asks whether a sentence is true
-(:func:`judge`), by a measure and an expectation that are fixed before the rows are seen.
+(:func:`judge`), by a measure and an expectation that are fixed before the rows are seen, or marked
+as :class:`Mended`. A sentence that quotes a mean which does not exist gets both answers: what the
+printed number is worth, and what medians say of the sentence.
 """
 
 from __future__ import annotations
@@ -11,20 +13,24 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from decimal import Decimal
 from string import Formatter
 from typing import Any, Literal, final
 
 import numpy as np
 
-from kappascope.lab.statistics import TAIL, Estimate, tail_index
+from kappascope.lab.statistics import LEVEL, TAIL, Ends, Estimate, tail_index
 from kappascope.lab.table import Table
 
 Outcome = Literal["holds", "fails", "undecided", "ill-posed"]
 STRENGTH: tuple[Outcome, ...] = ("fails", "undecided", "holds")  # one that fails outweighs the rest
 Measure = Callable[[Table], Estimate]
 Interval = tuple[float | None, float | None]
+
+ERROR_RATE = 1 - LEVEL
+SMALLEST_P = 1e-12  # below it p is not told apart: no interval here is that exact
+LEAST_SEEDS = 8  # of trained networks: with fewer, no interval without a distribution decides
 
 CLOSE = 0.001  # rounding alone moves an extreme kappa by this much (13,167 against 13,170)
 TO_ITS_DIGITS, NEARLY = "to its digits", "within 0.1 %"
@@ -38,19 +44,38 @@ class Expectation(ABC):
     or does not exist (too few trials). The point estimate decides nothing.
     """
 
-    def decide(self, estimate: Estimate) -> Outcome:
+    def decide(self, estimate: Estimate, parts: int = 1) -> Outcome:
         """Decide by the interval alone.
+
+        Of a claim with several ``parts``, each fails by an interval that is wider for their number
+        (Bonferroni's), since one that fails is enough.
 
         >>> Above(1).decide(Estimate(3.0, 1.2, 9.0, 30, "ratio"))
         'holds'
         >>> Above(1).decide(Estimate(3.0, 0.8, 9.0, 30, "ratio"))
         'undecided'
+        >>> near = Estimate(0.7, 0.5, 0.9, 30, "ratio")
+        >>> Above(1).decide(near), Above(1).decide(near, parts=20)
+        ('fails', 'undecided')
         """
         if estimate.interval is None:
             return "undecided"
         if self.encloses(*estimate.interval):
             return "holds"
-        return "undecided" if self.meets(*estimate.interval) else "fails"
+        wider = estimate.interval if parts == 1 else estimate.interval_at(1 - ERROR_RATE / parts)
+        return "undecided" if wider is None or self.meets(*wider) else "fails"
+
+    def p_values(self, estimate: Estimate) -> tuple[float, float]:
+        """Return the least error rates, one minus the level, at which it would hold and fail.
+
+        >>> holds, fails = Above(1).p_values(Estimate(3.0, 1.2, 9.0, 30, "ratio"))
+        >>> holds < 0.05, fails
+        (True, 1.0)
+        """
+        return (
+            _least_error_rate(estimate, lambda ends: self.encloses(*ends)),
+            _least_error_rate(estimate, lambda ends: not self.meets(*ends)),
+        )
 
     @abstractmethod
     def encloses(self, low: float, high: float) -> bool:
@@ -59,6 +84,24 @@ class Expectation(ABC):
     @abstractmethod
     def meets(self, low: float, high: float) -> bool:
         """Tell whether some of the interval is as expected."""
+
+
+def _least_error_rate(estimate: Estimate, decided: Callable[[Ends], bool]) -> float:
+    """Find, to a thousandth of itself, the least error rate whose interval is decided."""
+
+    def decides(rate: float) -> bool:
+        ends = estimate.interval_at(1 - rate)
+        return ends is not None and decided(ends)
+
+    low, high = math.log(SMALLEST_P), math.log(0.999)
+    if decides(SMALLEST_P):
+        return SMALLEST_P
+    if not decides(math.exp(high)):
+        return 1.0
+    while high - low > 1e-3:
+        middle = (low + high) / 2
+        low, high = (low, middle) if decides(math.exp(middle)) else (middle, high)
+    return math.exp(high)
 
 
 @final
@@ -174,6 +217,25 @@ class _Span:
 
 
 @dataclass(frozen=True)
+class Mended:
+    """Marks a rule that was changed after its rows had been seen, with the verdict it gave before.
+
+    Where a new control is part of the change, ``why`` says so: its own rule is older than its rows.
+    """
+
+    before: Outcome
+    why: str
+
+
+@dataclass(frozen=True)
+class QuotedMean:
+    """Printed figures of a sentence that are means, or ratios of means, of what has no mean."""
+
+    figures: tuple[str, ...]
+    why: Callable[[Table], str | None]
+
+
+@dataclass(frozen=True)
 class Claim:
     """A sentence of the paper with the formula that decides it.
 
@@ -183,14 +245,19 @@ class Claim:
     reported and decides nothing. A claim with several parts holds if all hold, fails if one fails,
     and is undecided otherwise. Its figures are those of the part that decides: in the order of
     ``expect``, the first that fails, else the first undecided, else the first. (All parts holding
-    is as safe as one; of m parts, one fails by chance up to m times as often as a single claim.)
+    is as safe as one; of m parts, one fails by chance up to m times as often as a single claim, and
+    therefore must do so at an m-th of the error rate.)
 
     ``explain`` is one sentence a reader can check: a format string in which ``{kappa:.2g}`` is the
     estimate of that name with its interval, ``{kappa.value:.2f}`` and ``{kappa.n}`` are its value
     and its number of values, and ``{verdict}`` is the outcome; families are written as
     :class:`Estimates` says. Where words depend on numbers it is a function that is called with the
     estimates and the ``verdict`` by name. ``presumes`` gives the reason why the quantity does not
-    exist, if it does not; the claim is then ill-posed.
+    exist, if it does not; the claim is then ill-posed. ``quotes`` names the printed figures of a
+    sentence that are means which do not exist (:func:`no_mean`): they are told about on their own,
+    and the measures judge the sentence on medians. ``mended`` marks a rule that is younger than
+    rows it was judged on. ``judged_on`` names the experiments or studies whose rows decide, if
+    they are not those of the claim's own page.
 
     ``answers`` names the items of the review that the claim answers (``kappascope.paper.review``),
     ``teaches`` the lessons that stand on it (``kappascope.paper.lessons``), each with the verdict
@@ -218,6 +285,9 @@ class Claim:
     expect: Mapping[str, Expectation]
     explain: str | Callable[..., str]
     presumes: Callable[[Table], str | None] | None = None
+    quotes: QuotedMean | None = None
+    mended: Mended | None = None
+    judged_on: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
     teaches: Mapping[str, Outcome] = field(default_factory=dict)
 
@@ -243,6 +313,11 @@ class Verdict:
     """What became of a claim; ``asdict`` of it is strict JSON.
 
     An end of the interval that is ``None`` is open; a ``measured`` of ``None`` is explained.
+    ``alone`` is the verdict without regard to other claims, ``p`` the least error rate at which it
+    would be decided; ``p_page`` and ``p_all`` are Holm's, over the claims of its page, which decide
+    ``verdict``, and over all of the run. ``printed_mean`` tells of means that are quoted and do not
+    exist, ``mended`` of a rule that was changed after rows had been seen. ``estimates`` has every
+    number that the claim measured, by name: value, low, high and n, of a family by key.
     """
 
     id: str
@@ -254,10 +329,21 @@ class Verdict:
     interval: Interval | None
     n: int
     explanation: str
+    alone: Outcome = "undecided"
+    p: float | None = None
+    p_page: float | None = None
+    p_all: float | None = None
+    printed_mean: Mapping[str, Any] | None = None
+    mended: Mapping[str, str] | None = None
+    estimates: Mapping[str, Any] = field(default_factory=dict)
 
 
-def judge(claim: Claim, rows: Table) -> Verdict:
-    """Measure, compare with what is expected, explain."""
+def judge(claim: Claim, rows: Table, least: int = 0) -> Verdict:
+    """Measure, compare with what is expected, explain.
+
+    Fewer values than ``least`` decide nothing. The verdict is the one that the claim gets alone:
+    :func:`kappascope.lab.verdicts.corrected` takes its company into account.
+    """
     estimates: dict[str, Estimate | Estimates] = {}
     for name in dict.fromkeys((*claim.expect, *claim.measures)):  # those that decide come first
         measure = claim.measures[name]
@@ -265,19 +351,33 @@ def judge(claim: Claim, rows: Table) -> Verdict:
             estimates[name] = Estimates({key: member(rows) for key, member in measure.items()})
         else:
             estimates[name] = measure(rows)
-    parts = []
+    expected = []
     for name, expectation in claim.expect.items():
         family = estimates[name]
         members = family.values() if isinstance(family, Estimates) else [family]
-        parts += [(expectation.decide(estimate), estimate) for estimate in members]
+        expected += [(expectation, estimate) for estimate in members]
+    few = [estimate for _, estimate in expected if estimate.n < least]
+    parts = [
+        (
+            "undecided" if estimate.n < least else expectation.decide(estimate, len(expected)),
+            estimate,
+        )
+        for expectation, estimate in expected
+    ]
     nonexistence = claim.presumes(rows) if claim.presumes else None
     weakest, deciding = min(parts, key=lambda part: STRENGTH.index(part[0]))
     verdict: Outcome = "ill-posed" if nonexistence else weakest
+    chances = [expectation.p_values(estimate) for expectation, estimate in expected]
+    p_holds = max(holds for holds, _ in chances)
+    p_fails = min(1.0, len(chances) * min(fails for _, fails in chances))
+    p = {"holds": p_holds, "fails": p_fails}.get(weakest, min(p_holds, p_fails))
     if isinstance(claim.explain, str):
         explanation = claim.explain.format(**estimates, verdict=verdict)
     else:
         explanation = claim.explain(**estimates, verdict=verdict)
     sentences = [nonexistence, explanation]
+    if few:
+        sentences.append(f"Fewer than {least} seeds decide nothing.")
     for _, estimate in parts:
         if verdict == "undecided" and estimate.interval is None:
             sentences.append(f"No interval for the {estimate.what}: {estimate.reason}.")
@@ -295,29 +395,74 @@ def judge(claim: Claim, rows: Table) -> Verdict:
         deciding.interval and (_number(low), _number(high)),
         deciding.n,
         " ".join(dict.fromkeys(filter(None, sentences))),  # each said once
+        verdict,
+        p,
+        printed_mean=_quoted(claim.quotes, rows) if claim.quotes else None,
+        mended=asdict(claim.mended) if claim.mended else None,
+        estimates={name: _numbers(estimate) for name, estimate in estimates.items()},
     )
 
 
-def no_mean(theory: str, column: str = "error", **where: Any) -> Callable[[Table], str | None]:
-    """Give the reason, for ``presumes``, why the rows that ``where`` selects have no mean.
+def _numbers(estimate: Estimate | Estimates) -> dict[str, Any]:
+    """Write an estimate, or a family of them, as plain numbers."""
+    if isinstance(estimate, Estimates):
+        return {str(key): _numbers(member) for key, member in estimate.items()}
+    low, high = estimate.interval or (math.nan, math.nan)
+    return {
+        "value": _number(estimate.value), "low": _number(low), "high": _number(high),
+        "n": estimate.n,
+    }  # fmt: skip
 
-    ``theory`` says it, the rows may only contradict: the reason is given if there are at least 500
-    of them and the interval of their tail index admits 1 or less. With fewer, or if the interval
-    lies above 1, nothing is said and the claim is judged by its measure.
+
+def _quoted(quotes: QuotedMean, rows: Table) -> dict[str, Any] | None:
+    """Tell why the means that a sentence quotes do not exist, unless the rows contradict."""
+    try:
+        why = quotes.why(rows)
+    except LookupError:  # too small a run has no trials that could contradict
+        why = WITHOUT_MEAN
+    return {"why": why, "figures": list(quotes.figures)} if why else None
+
+
+WITHOUT_MEAN = (
+    "The smallest singular value that is learned has a positive density at 0, so the share of "
+    "trials in which kappa is off by more than x times falls like 1/x, and no mean of it exists."
+)
+
+
+def no_mean(*figures: str, column: str = "error", **where: Any) -> QuotedMean:
+    """Say, for ``quotes``, that these printed figures are means of what has none: kappa's error.
+
+    Theory says it (``WITHOUT_MEAN``); the rows that ``where`` selects may only contradict, if there
+    are at least 500 of them and the interval of their tail index lies above 1. An index that does
+    not contradict is consistent with the theory and no evidence by itself.
 
     >>> heavy = Table.of({"seed": k, "error": 1000 / (k + 0.5)} for k in range(1000))
-    >>> no_mean("sigma_min has a positive density at 0.")(heavy)
-    'sigma_min has a positive density at 0. The tail index is 0.998 [0.762, 1.6] (n = 1000); a mean needs more than 1.'
-    >>> no_mean("sigma_min has a positive density at 0.")(heavy.where(seed=range(400)))
-    """  # noqa: E501 - one sentence is one line of output
+    >>> no_mean("e1/condition_number/d=512/mean").why(heavy).split(". ")[1]
+    'A tail index of 0.998 [0.762, 1.6] (n = 1000) is consistent with it; a mean needs more than 1.'
+    >>> no_mean().why(heavy.where(seed=range(400))) == WITHOUT_MEAN
+    True
+    """
 
-    def presumes(table: Table) -> str | None:
+    def why(table: Table) -> str | None:
         index = tail_index(table.where(**where).values(column))
-        if index.n < TAIL or index.low is None or index.low > 1:
+        if index.n < TAIL or index.low is None:
+            return WITHOUT_MEAN
+        if index.low > 1:
             return None
-        return f"{theory} The tail index is {index:.3g} (n = {index.n}); a mean needs more than 1."
+        consistent = f"A tail index of {index:.3g} (n = {index.n}) is consistent with it"
+        return f"{WITHOUT_MEAN} {consistent}; a mean needs more than 1."
 
-    return presumes
+    return QuotedMean(figures, why)
+
+
+Basis = Literal["protocol", "conjecture", "fitted", "repeated"]
+CATEGORIES: Mapping[Basis, str] = {  # of a figure that comes out as printed
+    "protocol": "matched",
+    "conjecture": "matched by conjecture",
+    "fitted": "fitted",
+    "repeated": "repeated",
+}
+NOT_MATCHED = "not matched"
 
 
 @dataclass(frozen=True)
@@ -325,13 +470,17 @@ class Printed:
     """A figure as the paper prints it, and how to measure it.
 
     ``measure`` gives the number in the printed unit (66.8 for "67 %", 653.2 for "653x"), for a
-    range such as "0.03-0.13" all its numbers, of which the least and the greatest count.
+    range such as "0.03-0.13" all its numbers, of which the least and the greatest count. ``basis``
+    says what a match is worth: the ``protocol`` gave it without being asked to; it needs a
+    ``conjecture`` about what the paper left out; the conjecture was chosen because it gives this
+    figure (``fitted``); or the number follows from others that are counted already (``repeated``).
     """
 
     id: str
     what: str
     printed: str
     measure: Callable[[Table], Any]
+    basis: Basis = "protocol"
 
     def __post_init__(self) -> None:
         printed_numbers(self.printed)
@@ -396,7 +545,7 @@ def check(printed: Printed, table: Table) -> dict[str, Any]:
     """Compare a printed figure with the measured one; the record ``verdicts.json`` keeps.
 
     ``measured`` is a number, a list of two for a range, or ``None`` where nothing finite was
-    measured; ``agreement`` says how it agrees, or why not.
+    measured; ``agreement`` says how it agrees, or why not, ``category`` what the match is worth.
     """
     expected, measurement = printed_numbers(printed.printed), printed.measure(table)
     numbers = np.ravel(measurement.value if isinstance(measurement, Estimate) else measurement)
@@ -419,6 +568,7 @@ def check(printed: Printed, table: Table) -> dict[str, Any]:
         "measured": measured if len(measured) > 1 else measured[0],
         "matches": agreement in (TO_ITS_DIGITS, NEARLY),
         "agreement": agreement,
+        "category": CATEGORIES[printed.basis] if None not in matches else NOT_MATCHED,
     }
 
 

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import html
 import io
+import logging
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,11 +21,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kappascope.lab.table import Table
-from kappascope.text import words
+from kappascope.text import number, words
 
 if TYPE_CHECKING:  # loaded when something is drawn: workers that only train never need it
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+# It tells of caches and of fonts that it looks for, beside which an error is not the only line.
+logging.getLogger("matplotlib").setLevel(logging.ERROR)
 
 Values = NDArray[np.float64]
 Printed = Mapping[str, Mapping[Any, float]]
@@ -266,9 +271,66 @@ def strip(axes: Axes, heights: Values, series: Series, printed: Printed | None =
         cloud(axes, values, around(height, values), series.colour)
     axes.hlines(heights, low, high, color=series.colour, linewidth=4.5, alpha=0.3)
     axes.plot(median, heights, color=series.colour, **TICK)
+    tell_medians(axes, series, median, heights)
     axes.plot(series.means, heights, color=series.colour, **DIAMOND)
     for place, mean in series.stars(printed):
         axes.plot(mean, heights[place], **STAR)
+
+
+def tell(axes: Axes, x: float, y: float, text: str) -> None:
+    """Let a place of a panel tell its numbers to who points at it.
+
+    The mark is not seen; its text is the title of an SVG element, and belongs to what is read out
+    in place of the picture.
+    """
+    if not (np.isfinite(x) and np.isfinite(y)):
+        return
+    # `opacity` and not `alpha`: a mark without fill feels no pointer
+    [mark] = axes.plot(x, y, marker="o", markersize=9, linestyle="", alpha=0.0, zorder=9)
+    mark.set_gid(f"told:{html.escape(text, quote=True)}")
+
+
+def tell_medians(axes: Axes, series: Series, x: Values, y: Values) -> None:
+    """Let the medians of a series tell what they are, with quartiles and n."""
+    low, middle, high = series.quartiles
+    counts = np.isfinite(series.trials).sum(axis=0)
+    for place, level in enumerate(series.levels):
+        if np.isfinite(middle[place]):
+            numbers = [number(float(each[place])) for each in (middle, low, high)]
+            at = f" at {words(level)}" if str(level) else ""
+            text = (
+                f"{words(series.name)}{at}: median {numbers[0]}, quartiles {numbers[1]} and "
+                f"{numbers[2]}, n = {counts[place]:,}"
+            )
+            tell(axes, float(x[place]), float(y[place]), text)
+
+
+def alt_text(axes: Axes) -> str:
+    """Say in words what a panel shows: its title and what its marks tell."""
+    told = [str(line.get_gid())[5:] for line in axes.lines if _tells(line.get_gid())]
+    title = re.sub(r"^[a-z]  ", "", axes.get_title(loc="left"))
+    few = told if len(told) < 7 else [*told[:3], *told[-3:]]
+    return ". ".join([title, *map(html.unescape, few)]) + "."
+
+
+def _tells(gid: object) -> bool:
+    return str(gid).startswith("told:")
+
+
+def share_axes(axes: Sequence[Axes]) -> None:
+    """Give panels that show one quantity on logarithmic axes the same limits."""
+    for which in "xy":
+        groups: dict[str, list[Axes]] = {}
+        for each in axes:
+            label = each.get_xlabel() if which == "x" else each.get_ylabel()
+            scale = each.get_xscale() if which == "x" else each.get_yscale()
+            if label and scale == "log":
+                groups.setdefault(label, []).append(each)
+        for group in groups.values():
+            limits = [each.get_xlim() if which == "x" else each.get_ylim() for each in group]
+            both = min(low for low, _ in limits), max(high for _, high in limits)
+            for each in group if len(group) > 1 else ():
+                each.set(**{f"{which}lim": both})
 
 
 def line_panel(axes: Axes, series: Sequence[Series], printed: Printed | None = None) -> str:
@@ -278,6 +340,7 @@ def line_panel(axes: Axes, series: Sequence[Series], printed: Printed | None = N
         for place, values in zip(places.tolist(), each.shown.T, strict=True):
             cloud(axes, around(place, values), values, each.colour)
         quartile_band(axes, places, each)
+        tell_medians(axes, each, places, each.quartiles[1])
         axes.plot(places, each.means, color=each.colour, **DIAMOND)
         for star, mean in each.stars(printed):
             axes.plot(star, mean, **STAR)
@@ -409,6 +472,7 @@ def svg(figure: Figure) -> str:
     No comments, no line breaks, hundredths of a point: half the bytes, the same picture.
     """
     text = re.sub(r"<!--.*?-->", "", _saved(figure, "svg").decode(), flags=re.DOTALL)
+    text = re.sub(r'<g id="told:([^"]*)">', r"<g class='told'><title>\1</title>", text)
     text = re.sub(r"([1-9]\d*\.\d\d)\d+", r"\1", text)  # scales below 1 stay exact
     return re.sub(r"\s*\n\s*", " ", text).replace("> <", "><")
 
@@ -444,6 +508,27 @@ def cells(figure: Figure, document: str) -> tuple[str, ...]:
         cut.append(panel)
         documents.append(ElementTree.tostring(cut, "unicode"))
     return tuple(documents)
+
+
+def inlined(document: str, prefix: str) -> str:
+    """Write an SVG document as part of a page: its names are its own, and no style is needed.
+
+    A page whose policy allows no inline style would drop colours; as attributes they stay.
+
+    >>> inlined('<svg><g id="a" style="fill: none; stroke: #123456"/></svg>', "x")
+    '<svg><g id="x-a" fill="none" stroke="#123456"/></svg>'
+    """
+
+    def attributes(found: re.Match[str]) -> str:
+        pairs = (pair.split(":", 1) for pair in found[1].split(";") if ":" in pair)
+        return " ".join(f'{name.strip()}="{value.strip()}"' for name, value in pairs)
+
+    text = re.sub(r"<\?xml.*?\?>|<!DOCTYPE.*?>|<metadata>.*?</metadata>", "", document, flags=re.S)
+    text = re.sub(r"<style[^>]*>.*?</style>", "", text, flags=re.S)
+    text = re.sub(r'style="([^"]*)"', attributes, text)
+    text = re.sub(r'\bid="([^"]*)"', rf'id="{prefix}-\1"', text)
+    text = re.sub(r'href="#([^"]*)"', rf'href="#{prefix}-\1"', text)
+    return re.sub(r"url\(#([^)]*)\)", rf"url(#{prefix}-\1)", text).strip()
 
 
 def _saved(figure: Figure, kind: str) -> bytes:

@@ -17,8 +17,17 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from kappascope.lab.claims import Claim, Printed, Verdict, check, judge, printed_numbers
+from kappascope.lab.claims import (
+    LEAST_SEEDS,
+    Claim,
+    Printed,
+    Verdict,
+    check,
+    judge,
+    printed_numbers,
+)
 from kappascope.lab.table import Table
+from kappascope.lab.verdicts import corrected, with_printed_means
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -219,21 +228,37 @@ def verdicts(experiments: Iterable[Experiment], rows: Table) -> dict[str, list[d
     """Compare every printed figure and judge every claim, as ``verdicts.json`` keeps them.
 
     A figure or claim is measured on the rows of its own experiment; a claim about ``all`` of them
-    on all rows. What cannot be measured, because its trials were not run, says so.
+    on all rows. What cannot be measured, because its trials were not run, says so. The claims of a
+    page are decided together (:func:`kappascope.lab.verdicts.corrected`).
     """
-    judged: dict[str, list[dict[str, Any]]] = {"figures": [], "claims": []}
+    figures: list[dict[str, Any]] = []
+    pages: list[list[dict[str, Any]]] = []
     for experiment in experiments:
         own = rows.where(experiment=experiment.id)
-        judged["figures"] += [_checked(figure, own) for figure in experiment.figures]
+        figures += [_checked(figure, own) for figure in experiment.figures]
+        least = LEAST_SEEDS if isinstance(experiment, Study) else 0
+        page = []
         for claim in experiment.claims:
             try:
-                verdict = judge(claim, rows if claim.experiment == "all" else own)
+                verdict = judge(claim, _rows_of(claim, rows, own), least)
             except Exception as error:
                 about = claim.id, claim.experiment, claim.sentence, claim.source
                 why = f"Not measured: {_reason(error)}"
                 verdict = Verdict(*about, "undecided", None, None, 0, why)
-            judged["claims"].append(asdict(verdict))
-    return judged
+            page.append(asdict(verdict))
+        pages.append(page)
+    return {"figures": figures, "claims": with_printed_means(corrected(pages), figures)}
+
+
+def _rows_of(claim: Claim, rows: Table, own: Table) -> Table:
+    """Select the rows that decide a claim: its page's, those it names, or all."""
+    if not claim.judged_on:
+        return rows if claim.experiment == "all" else own
+    chosen = rows.where(experiment=claim.judged_on)
+    if not len(chosen):
+        names = " and ".join(claim.judged_on)
+        raise LookupError(f"it is judged on the trials of {names}, which this run does not have")
+    return chosen
 
 
 def _checked(figure: Printed, rows: Table) -> dict[str, Any]:

@@ -75,6 +75,7 @@ def sheet(*panels: Panel, columns: int = 2, marks: str = MARKS) -> Plot:
             figure = drawing.blank(len(panels), min(columns, len(panels)))
             pairs = zip(figure.axes, panels, strict=True)
             notes = [draw(axes, rows, spectra) for axes, draw in pairs]
+            drawing.share_axes(figure.axes)
             return drawing.caption(figure, notes, marks)
 
     return plot
@@ -122,7 +123,10 @@ def paths(
         series = with_common_zero(lines)
         for each in series:
             axes.plot(each.levels, each.shown.T, color=each.colour, alpha=0.35, linewidth=0.5)
-            drawing.quartile_band(axes, np.asarray(each.levels, float), each)
+            places = np.asarray(each.levels, float)
+            drawing.quartile_band(axes, places, each)
+            ends = replace(each, levels=each.levels[-1:], trials=each.trials[:, -1:])
+            drawing.tell_medians(axes, ends, places[-1:], ends.quartiles[1])
         return drawing.upright(axes, series)
 
     return draw

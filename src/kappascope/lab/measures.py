@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kappascope.lab.claims import Measure, Printed
+from kappascope.lab.claims import Basis, Measure, Printed
 from kappascope.lab.statistics import Estimate, growth_exponent, median, paired_ratio, ratio
 from kappascope.lab.table import Floats, Table
 
@@ -28,6 +28,7 @@ def printed(
     text: str,
     source: str,
     measure: Callable[[Table], Any] | None = None,
+    basis: Basis = "protocol",
     **where: Any,
 ) -> Printed:
     """Describe a printed figure by an id that tells how it is measured, on the paper's streams.
@@ -35,8 +36,9 @@ def printed(
     The id is a path: experiment, component, settings, statistic (one of ``STATISTICS``). A setting
     without ``=`` stands for each of its values, of which a printed range shows the least and the
     greatest; ``trials=10`` are the first ten. ``measure`` replaces the statistic and is given the
-    selected rows. Further columns of the rows are chosen by keywords; of a tuple or range
-    (``seed=range(15)``) all must be there, for the mean of fewer trials is another number.
+    selected rows, ``basis`` is what a match is worth (:class:`Printed`). Further columns of the
+    rows are chosen by keywords; of a tuple or range (``seed=range(15)``) all must be there, for the
+    mean of fewer trials is another number.
 
     >>> rows = Table.of(
     ...     {"stream": "paper", "size": d, "seed": k, "component": "row_norms", "error": 1 / d + k}
@@ -68,7 +70,7 @@ def printed(
         return [STATISTICS[statistic](rows, {**chosen, each[0]: level}) for level in levels]
 
     what = ", ".join([component.replace("_", " "), *settings, statistic])
-    return Printed(id, f"{what} ({source})", text, measured)
+    return Printed(id, f"{what} ({source})", text, measured, basis)
 
 
 def _value(text: str) -> str | int | float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -25,16 +25,23 @@ TAIL = 500  # below this the 95 % interval of a tail index of 1 spans more than 
 
 floats = partial(np.asarray, dtype=np.float64)
 
+Ends = tuple[float, float]
+IntervalAt = Callable[[float], Ends | None]
+"""The interval of an estimate at a level of confidence, or nothing where there is none."""
+
 
 @dataclass(frozen=True)
 class Estimate:
     """A number measured on ``n`` values, with its 95 % interval or the reason why it has none.
 
     ``missing`` counts the values left out because they were not finite. An interval may be
-    unbounded (``high`` infinite); ``reason`` is also given for one of zero width.
+    unbounded (``high`` infinite); ``reason`` is also given for one of zero width. ``at`` gives the
+    interval at other levels of confidence, which a correction for many claims asks for.
 
     >>> print(median([3, 1, 4, 1, 5, 9, 2, 6]))
     median 3.5 [1, 9] (n = 8)
+    >>> median([3, 1, 4, 1, 5, 9, 2, 6]).interval_at(0.9)
+    (1.0, 6.0)
     >>> print(median([3, 1, 4]))
     median 3 (n = 3; no interval: the 95 % interval of a median needs 6 values)
     """
@@ -46,6 +53,7 @@ class Estimate:
     what: str
     reason: str | None = None
     missing: int = 0
+    at: IntervalAt | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if (self.low is None) != (self.high is None):
@@ -56,9 +64,29 @@ class Estimate:
             raise ValueError(f"an interval runs upwards, not from {self.low} to {self.high}")
 
     @property
-    def interval(self) -> tuple[float, float] | None:
+    def interval(self) -> Ends | None:
         """Both ends, or nothing."""
         return None if self.low is None or self.high is None else (self.low, self.high)
+
+    def interval_at(self, level: float) -> Ends | None:
+        """Return the interval at another level of confidence.
+
+        Where only the 95 % interval is known, each of its sides is stretched like a normal one's.
+
+        >>> Estimate(1.0, 0.0, 3.0, 9, "shift").interval_at(0.99)[1] > 3
+        True
+        """
+        if self.at:
+            return self.at(level)
+        if self.low is None or self.high is None:
+            return None
+        stretch = float(scipy.special.ndtri((1 + level) / 2) / scipy.special.ndtri((1 + LEVEL) / 2))
+        return (
+            self.value - stretch * (self.value - self.low) if self.low < self.value else self.low,
+            self.value + stretch * (self.high - self.value)
+            if self.high > self.value
+            else self.high,
+        )
 
     def map(self, function: Callable[[float], float], what: str) -> Estimate:
         """Estimate a monotone function of this quantity; its interval covers as well.
@@ -66,8 +94,17 @@ class Estimate:
         >>> print(median([0.2, 0.3, 0.3, 0.4, 0.2, 0.3]).map(lambda left: 1 - left, "reduction"))
         reduction 0.7 [0.6, 0.8] (n = 6)
         """
-        ends = sorted(map(function, self.interval or ())) or (None, None)
-        return replace(self, value=function(self.value), low=ends[0], high=ends[1], what=what)
+
+        def at(level: float) -> Ends | None:
+            ends = self.interval_at(level)
+            if ends is None:
+                return None
+            low, high = sorted(map(function, ends))
+            return low, high
+
+        low, high = at(LEVEL) or (None, None)
+        value = function(self.value)
+        return replace(self, value=value, low=low, high=high, what=what, at=at)
 
     def __format__(self, digits: str) -> str:
         digits = digits or ".3g"
@@ -97,7 +134,9 @@ def exactly(value: float, n: int, what: str) -> Estimate:
     >>> print(exactly(0, 15, "targets that differ"))
     targets that differ 0 [0, 0] (n = 15; counted, not sampled)
     """
-    return Estimate(value, value, value, n, what, "counted, not sampled")
+    return Estimate(
+        value, value, value, n, what, "counted, not sampled", at=lambda _: (value, value)
+    )
 
 
 def quantile(values: ArrayLike, q: float) -> Estimate:
@@ -114,14 +153,21 @@ def quantile(values: ArrayLike, q: float) -> Estimate:
     finite, missing = _finite(values)
     n, what = finite.size, "median" if q == 0.5 else f"{q:g} quantile"
     value = float(np.quantile(finite, q)) if n else math.nan
-    first, last = _ranks(n + missing, q)
-    first -= missing  # as if every missing value lay below; `last` is as if all lay above
-    if first < 1 or last > n:
-        return Estimate(value, None, None, n, what, _too_few(n, missing, q, what), missing)
-    low, high = min(finite[first - 1], value), max(finite[last - 1], value)
-    equal = int(np.count_nonzero(finite == low))
-    flat = f"zero width: {equal} of {n} values are equal" if low == high else None
-    return Estimate(value, float(low), float(high), n, what, flat, missing)
+
+    def at(level: float) -> Ends | None:
+        first, last = _ranks(n + missing, q, level)
+        first -= missing  # as if every missing value lay below; `last` is as if all lay above
+        if first < 1 or last > n:
+            return None
+        return float(min(finite[first - 1], value)), float(max(finite[last - 1], value))
+
+    ends = at(LEVEL)
+    if ends is None:
+        reason = _too_few(n, missing, q, what)
+        return Estimate(value, None, None, n, what, reason, missing, at)
+    equal = int(np.count_nonzero(finite == ends[0]))
+    flat = f"zero width: {equal} of {n} values are equal" if ends[0] == ends[1] else None
+    return Estimate(value, *ends, n, what, flat, missing, at)
 
 
 def median(values: ArrayLike) -> Estimate:
@@ -133,12 +179,11 @@ def median(values: ArrayLike) -> Estimate:
     return quantile(values, 0.5)
 
 
-@lru_cache(maxsize=1024)
-def _ranks(n: int, q: float) -> tuple[int, int]:
+@lru_cache(maxsize=16384)
+def _ranks(n: int, q: float, level: float) -> tuple[int, int]:
     """Ranks (from 1) of the order statistics that enclose the quantile; 0 or n + 1: too few."""
-    tail = (1 - LEVEL) / 2
-    binomial = scipy.stats.binom(n, q)
-    return int(binomial.ppf(tail)), int(binomial.isf(tail)) + 1
+    tail = (1 - level) / 2
+    return int(scipy.stats.binom.ppf(tail, n, q)), int(scipy.stats.binom.isf(tail, n, q)) + 1
 
 
 def _too_few(n: int, missing: int, q: float, what: str) -> str:
@@ -164,6 +209,36 @@ def mean(values: ArrayLike) -> Estimate:
     return Estimate(float(np.mean(finite)), None, None, finite.size, "mean", heavy, missing)
 
 
+def over_seeds(values: ArrayLike, what: str = "mean difference") -> Estimate:
+    """Estimate the mean with Student's interval, from three values on, if all are finite.
+
+    It is for what is not skewed, such as differences of losses that are means over many samples,
+    or medians over many matrices on a logarithmic scale: there seeds enter in many small ways. What
+    is skewed, such as the largest of many kappas, has a median.
+
+    >>> print(over_seeds([0.1, 0.2, 0.3]))
+    mean difference 0.2 [-0.0484, 0.448] (n = 3)
+    >>> print(over_seeds([0.0, 0.0, 0.0]))
+    mean difference 0 [0, 0] (n = 3; zero width: 3 of 3 values are equal)
+    >>> print(over_seeds([0.1, 0.2]))
+    mean difference 0.15 (n = 2; no interval: fewer than 3 seeds)
+    """
+    finite, missing = _finite(values)
+    n = finite.size
+    value = float(finite.mean()) if n else math.nan
+    if n < 3 or missing:
+        reason = f"{missing} runs diverged" if missing else "fewer than 3 seeds"
+        return Estimate(value, None, None, n, what, reason, missing)
+    error = float(scipy.stats.sem(finite))
+
+    def at(level: float) -> Ends:
+        reach = float(scipy.stats.t.isf((1 - level) / 2, n - 1)) * error
+        return value - reach, value + reach
+
+    equal = None if error else f"zero width: {n} of {n} values are equal"
+    return Estimate(value, *at(LEVEL), n, what, equal, at=at)
+
+
 def proportion(hits: int, n: int) -> Estimate:
     """Estimate the share of ``n`` trials that are hits, with Clopper and Pearson's interval.
 
@@ -172,8 +247,13 @@ def proportion(hits: int, n: int) -> Estimate:
     """
     if not n:
         return Estimate(math.nan, None, None, 0, "proportion", "there are no trials")
-    low, high = scipy.stats.binomtest(int(hits), int(n)).proportion_ci(LEVEL, method="exact")
-    return Estimate(hits / n, float(low), float(high), int(n), "proportion")
+    test = scipy.stats.binomtest(int(hits), int(n))
+
+    def at(level: float) -> Ends:
+        low, high = test.proportion_ci(level, method="exact")
+        return float(low), float(high)
+
+    return Estimate(hits / n, *at(LEVEL), int(n), "proportion", at=at)
 
 
 def paired_difference(ours: ArrayLike, theirs: ArrayLike) -> Estimate:
@@ -232,7 +312,12 @@ def _share(hits: int, n: int, missing: int, what: str) -> Estimate:
     if not n or not missing:
         return share
     worst, best = proportion(hits, n + missing), proportion(hits + missing, n + missing)
-    return replace(share, low=worst.low, high=best.high)
+
+    def at(level: float) -> Ends | None:
+        low, high = worst.interval_at(level), best.interval_at(level)
+        return low and high and (low[0], high[1])
+
+    return replace(share, low=worst.low, high=best.high, at=at)
 
 
 def contrast(estimates: Sequence[Estimate], weights: Sequence[float], what: str) -> Estimate:
@@ -247,16 +332,25 @@ def contrast(estimates: Sequence[Estimate], weights: Sequence[float], what: str)
     """
     value = math.fsum(w * e.value for w, e in zip(weights, estimates, strict=True))
     n, missing = min(e.n for e in estimates), sum(e.missing for e in estimates)
-    below, above = 0.0, 0.0
-    for w, e in zip(weights, estimates, strict=True):
-        if not w:  # or an end at infinity would be asked for nothing of it
-            continue
-        if e.low is None or e.high is None:
-            return Estimate(value, None, None, n, what, e.reason, missing)
-        ends = sorted((w * e.low, w * e.high))
-        below = math.hypot(below, w * e.value - ends[0])
-        above = math.hypot(above, ends[1] - w * e.value)
-    return Estimate(value, value - below, value + above, n, what, None, missing)
+    # with no weight, an end at infinity would be asked for nothing of it
+    weighted = [(w, e) for w, e in zip(weights, estimates, strict=True) if w]
+
+    def at(level: float) -> Ends | None:
+        below, above = 0.0, 0.0
+        for w, e in weighted:
+            ends = e.interval_at(level)
+            if ends is None:
+                return None
+            low, high = sorted((w * ends[0], w * ends[1]))
+            below = math.hypot(below, w * e.value - low)
+            above = math.hypot(above, high - w * e.value)
+        return value - below, value + above
+
+    ends = at(LEVEL)
+    if ends is None:
+        reason = next(e.reason for _, e in weighted if e.interval is None)
+        return Estimate(value, None, None, n, what, reason, missing, at)
+    return Estimate(value, *ends, n, what, None, missing, at)
 
 
 def ratio(ours: ArrayLike, theirs: ArrayLike) -> Estimate:
@@ -301,9 +395,9 @@ def slopes(x: ArrayLike, y: ArrayLike) -> Floats:
 def _log(estimate: Estimate) -> Estimate:
     value = math.log(estimate.value) if estimate.value > 0 else math.nan
     if not estimate.n or (estimate.value > 0 and (estimate.low or 0) >= 0):
-        return estimate.map(lambda x: math.log(x) if x else -math.inf, f"log {estimate.what}")
+        return estimate.map(lambda x: math.log(x) if x > 0 else -math.inf, f"log {estimate.what}")
     reason = f"a {estimate.what} of {estimate:.3g} has no logarithm"
-    return replace(estimate, value=value, low=None, high=None, reason=reason)
+    return replace(estimate, value=value, low=None, high=None, reason=reason, at=lambda _: None)
 
 
 def _exp(x: float) -> float:
@@ -326,6 +420,9 @@ def rank_correlation(
     of their size: the smaller they are, the nearer it is to zero. An infinite value has a rank; one
     that is NaN is missing.
 
+    It sees what rises or falls together with others fixed, and is blind to interactions: if x
+    raises y where another variable is large and lowers it where that is small, it is near zero.
+
     >>> x = np.arange(20.0)
     >>> print(rank_correlation(x, np.roll(x, 2)))
     rank correlation 0.459 [-0.00414, 0.772] (n = 20)
@@ -343,15 +440,21 @@ def rank_correlation(
         + " within groups" * (within is not None)
     )
     value = float(_partial(products.sum(axis=0))) if len(products) else math.nan
-    reach, reason = _reach(value, n - len(given), products if within is not None else None, level)
+    groups = products if within is not None else None
+    _, reason = _reach(value, n - len(given), groups, level)
     if missing:
         reason = f"the {missing} missing values could have any rank"
     if reason:
         return Estimate(value, None, None, n, what, reason, missing)
     size = abs(value)
     most = size if within is not None else _of_many(size, n - len(given))
-    inner, outer = math.tanh(math.atanh(size) - reach), math.tanh(math.atanh(most) + reach)
-    return Estimate(value, *((inner, outer) if value >= 0 else (-outer, -inner)), n, what)
+
+    def at(level: float) -> Ends:
+        reach, _ = _reach(value, n - len(given), groups, level)
+        inner, outer = math.tanh(math.atanh(size) - reach), math.tanh(math.atanh(most) + reach)
+        return (inner, outer) if value >= 0 else (-outer, -inner)
+
+    return Estimate(value, *at(level), n, what, at=at)
 
 
 def _of_many(value: float, n: int) -> float:
@@ -406,6 +509,23 @@ def _reach(value: float, n: int, products: Floats | None, level: float) -> tuple
     return float(scipy.stats.t.isf((1 - level) / 2, count - 1)) * error, None
 
 
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjust p-values for their number by Holm's step-down procedure (1979).
+
+    Rejecting what is at most 0.05 after it is wrong anywhere with a chance of at most 5 %,
+    whatever the dependence of the tests.
+
+    >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
+    [0.03, 0.06, 0.06]
+    """
+    adjusted = [0.0] * len(p_values)
+    largest = 0.0
+    for place, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        largest = max(largest, (len(p_values) - place) * p_values[index])
+        adjusted[index] = min(1.0, largest)
+    return adjusted
+
+
 def tail_index(values: ArrayLike) -> Estimate:
     """Estimate the power by which large values become rare, P(X > x) ~ x^-index; at 1, no mean.
 
@@ -414,8 +534,9 @@ def tail_index(values: ArrayLike) -> Estimate:
     mistakes light tails for heavy ones, so the interval also spans that of the moment estimator
     (Dekkers, Einmahl, de Haan 1989), which is unbounded for exponential tails. It covers in the
     tests for Pareto(1), Pareto(1.5), |Cauchy|, |t3| and exponential samples, from 500 values on;
-    not for log-normal ones, whose tail no sample of this size tells from a power: hence a verdict
-    on a mean needs theory first (:func:`kappascope.lab.claims.no_mean`).
+    not for log-normal ones, whose tail no sample of this size tells from a power: hence an index is
+    at most consistent with theory, which says first whether there is a mean
+    (:func:`kappascope.lab.claims.no_mean`).
 
     >>> print(tail_index(1 / np.linspace(0.0005, 0.9995, 1000)))
     tail index 0.998 [0.762, 1.6] (n = 1000)

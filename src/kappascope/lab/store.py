@@ -109,7 +109,7 @@ class Store:
             self.units.mkdir(parents=True, exist_ok=True)
             self.resume_points.mkdir(exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-            return os.fdopen(os.open(self.folder / "lock", flags, 0o666), "r+")
+            return os.fdopen(os.open(self.folder / "lock", flags, 0o666), "r+", errors="replace")
         except NotADirectoryError as error:
             raise Refusal(4, str(self.folder), "lies in a file", "give --out a folder") from error
         except OSError as error:

@@ -6,22 +6,27 @@ is applied several times, to matrices or to their singular values.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeAlias
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from kappascope.matrix import tracking
 
-FIRST, THIRD, FIFTH = 3.4445, -4.7750, 2.0315  # the coefficients of x, x^3 and x^5
+Coefficients: TypeAlias = tuple[float, float, float]
+MUON: Coefficients = (3.4445, -4.7750, 2.0315)  # the coefficients of x, x^3 and x^5
 
 
 def orthogonalized(
-    stack: Float[Tensor, "*stack out in"], steps: int = 5
+    stack: Float[Tensor, "*stack out in"], schedule: Sequence[Coefficients] = (MUON,) * 5
 ) -> Float[Tensor, "*stack out in"]:
     """Nearly the same singular vectors with singular values near one, by products alone.
 
-    A matrix is divided by its Frobenius norm first, so every singular value starts below one.
-    :func:`newton_schulz` tells where each one goes: most end between 0.68 and 1.21.
+    A matrix is divided by its Frobenius norm first, so every singular value starts below one; then
+    the schedule has the coefficients of every step. :func:`newton_schulz` tells where each value
+    goes by Muon's: most end between 0.68 and 1.21.
 
     >>> near = orthogonalized(torch.diag(torch.tensor([9.0, 3.0, 1.0])))
     >>> bool(((near.diagonal() - 1).abs() < 0.35).all())
@@ -29,9 +34,9 @@ def orthogonalized(
     """
     wide = stack if stack.shape[-2] <= stack.shape[-1] else stack.mT
     x = wide / torch.linalg.matrix_norm(wide, keepdim=True).clamp(min=1e-7)
-    for _ in range(steps):
+    for first, third, fifth in schedule:
         gram = x @ x.mT
-        x = FIRST * x + (FIFTH * gram @ gram + THIRD * gram) @ x
+        x = first * x + (fifth * gram @ gram + third * gram) @ x
     return x if wide is stack else x.mT
 
 
@@ -44,9 +49,10 @@ def newton_schulz(values: Tensor, steps: int = 5) -> Tensor:
     >>> newton_schulz(torch.tensor([0.5, 0.05, 0.005, 1e-5]))
     tensor([0.7654, 0.7581, 1.1544, 0.0048])
     """
+    first, third, fifth = MUON
     for _ in range(steps):
         square = values**2
-        values = values * (FIRST + square * (FIFTH * square + THIRD))
+        values = values * (first + square * (fifth * square + third))
     return values
 
 

@@ -186,6 +186,29 @@ def rounding_norm(rows: Float[Tensor, " out"], columns: Float[Tensor, " in"]) ->
     return min(estimate, float(torch.linalg.vector_norm(rows)))
 
 
+@dataclass(frozen=True, eq=False)
+class Rounding:
+    """How far rounding to a code that is no floating type may have moved each entry of a matrix.
+
+    >>> steps = torch.full((4, 4), 0.5)
+    >>> Rounding("Q4_0", steps).norm() < float(torch.linalg.matrix_norm(steps, 2))
+    True
+    """
+
+    code: str
+    half_steps: Float[Tensor, "out in"]
+
+    def norm(self) -> float:
+        """Estimate the spectral norm of such a rounding, as `rounding_norm` does."""
+        columns = torch.zeros(self.half_steps.shape[1], dtype=torch.float64)
+        rows = []
+        for panel in self.half_steps.split(1024):  # a copy of all in float64 may not fit
+            squares = panel.double().square()
+            rows.append(squares.sum(1))
+            columns += squares.sum(0)
+        return rounding_norm(torch.cat(rows).sqrt(), columns.sqrt())
+
+
 def condition_interval(
     sigma_max: float, sigma_min: float, uncertainty: float, computed: float = 0.0
 ) -> Interval:

@@ -256,11 +256,14 @@ def vitals(
     certify: bool = False,
     threshold: float = 0.01,
     complete: bool = False,
+    rounding: precision.Rounding | None = None,
 ) -> Vitals:
     """Norms, extreme singular values, kappa with its interval, and effective rank of one matrix.
 
     ``certify=True`` counts the singular values above ``threshold * sigma_1`` by inertia. What
     float64 cannot tell from zero never counts. ``complete=True`` takes all singular values.
+    ``rounding`` tells how well a matrix is known that was decoded; other matrices are known as well
+    as their dtype allows.
 
     >>> found = vitals(torch.diag(torch.tensor([4.0, 2.0, 1.0])))
     >>> found.condition_number, found.effective_rank, found.spectral_gap, found.status
@@ -273,21 +276,30 @@ def vitals(
     if given.numel() == 0:
         return _without_entries(given, "empty matrix")
     try:
-        return _measured(given, _workable(given), threshold, certify, complete)
+        return _measured(given, _workable(given), threshold, certify, complete, rounding=rounding)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error) or 8 * given.numel() >= MAX_COPY_BYTES:
             raise
-    return _measured(given, _in_panels(given), threshold, certify, complete)
+    return _measured(given, _in_panels(given), threshold, certify, complete, rounding=rounding)
 
 
 def _measured(
-    given: Tensor, scaled: tuple[Matrix, int], threshold: float, certify: bool, complete: bool
+    given: Tensor,
+    scaled: tuple[Matrix, int],
+    threshold: float,
+    certify: bool,
+    complete: bool,
+    *,
+    rounding: precision.Rounding | None,
 ) -> Vitals:
     """Measure a finite matrix with entries, scaled by the power of two that comes with it."""
     a, exponent = scaled
-    dtype = precision.storage_dtype(given) if given.dtype.is_floating_point else torch.float64
+    floating = given.dtype.is_floating_point and not rounding
+    dtype = precision.storage_dtype(given) if floating else torch.float64
     norms = _Norms.of(a, dtype, exponent)
-    if not precision.independent(given, dtype):
+    if rounding:
+        norms = replace(norms, rounding=math.ldexp(rounding.norm(), -exponent))
+    elif not precision.independent(given, dtype):
         bound = precision.rounding_bound(a.split(PANEL_ROWS), dtype, exponent)
         norms = replace(norms, rounding=bound)
     if norms.frobenius == 0:
@@ -296,7 +308,8 @@ def _measured(
         extremes = _non_zero_extremes(a, norms, threshold, certify, complete)
     except ArithmeticError as problem:
         return Vitals(status=Status(Outcome.FAILED, str(problem)), storage=_name(dtype))
-    return _report(given, dtype, norms, extremes, exponent)
+    measured = _report(given, dtype if floating else given.dtype, norms, extremes, exponent)
+    return replace(measured, storage=rounding.code) if rounding else measured
 
 
 @without_autocast()

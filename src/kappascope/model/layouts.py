@@ -219,7 +219,7 @@ class Surroundings:
     @property
     def is_expert(self) -> bool:
         """Whether the name speaks of experts, of which a stack has one matrix each."""
-        return re.search(r"expert|moe|(^|\.)(in|out)put_linear$", self.path) is not None
+        return re.search(r"expert|moe|_exps$|(^|\.)(in|out)put_linear$", self.path) is not None
 
     @property
     def is_kernel(self) -> bool:

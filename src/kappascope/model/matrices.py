@@ -43,7 +43,7 @@ from torch import Tensor, nn
 
 from kappascope.model import names
 from kappascope.model._heads import Config, count_beside
-from kappascope.model.company import Layer, kinds_in_company
+from kappascope.model.kinds import Layer, kinds_by_neighbours
 from kappascope.model.layouts import Layout, Near, Surroundings, layout_of
 from kappascope.model.parametrized import composed
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, no_weight, unreadable
@@ -107,7 +107,7 @@ class Unit:
 
     @property
     def layer(self) -> Layer:
-        """What its company is told by."""
+        """The name, shape and kind by which it and its neighbours are known."""
         whole, layout = self.parts[0], self.layout
         count = layout.grid[0] if layout.stack else 1
         return Layer(whole.name, whole.shape, whole.kind, count, whole.taps, self.biased)
@@ -166,12 +166,12 @@ def plan(source: Contents | Sequence[Tensor], config: Mapping[str, Any] | None =
             skipped.append(item)
         else:
             units.append(item[0])
-    return Plan(_in_company(units), tuple(skipped), config)
+    return Plan(_with_kinds(units), tuple(skipped), config)
 
 
-def _in_company(units: list[Unit]) -> tuple[Unit, ...]:
+def _with_kinds(units: list[Unit]) -> tuple[Unit, ...]:
     """The units with the kinds that only the whole model tells."""
-    kinds = kinds_in_company([unit.layer for unit in units])
+    kinds = kinds_by_neighbours([unit.layer for unit in units])
 
     def renamed(unit: Unit) -> Unit:
         whole, *parts = unit.parts

@@ -9,15 +9,18 @@ from __future__ import annotations
 import re
 
 ROLES = {
-    "query": "q_proj|query|wq|q|to_q|q_lin|linear_q|query_proj|q_proj_weight|q_b_proj|q_attn",
-    "key": "k_proj|key|wk|k|to_k|k_lin|linear_k|key_proj|k_proj_weight",
-    "value": "v_proj|value|wv|v|to_v|v_lin|linear_v|value_proj|v_proj_weight",
-    "joined": "c_attn|qkv|qkv_proj|in_proj|in_proj_weight|Wqkv|W_pack|query_key_value|att_proj",
-    "up": "up_proj|w3|fc1|c_fc|linear1|dense_h_to_4h|fc_in|wi|wi_1|up|lin1|ffn|Wi|ff_proj",
-    "gate": "gate_proj|w1|wi_0|gate|in_proj_z",
+    "query": "q_proj|query|wq|q|to_q|q_lin|linear_q|query_proj|q_proj_weight|q_b_proj|q_attn|"
+    "attn_q",
+    "key": "k_proj|key|wk|k|to_k|k_lin|linear_k|key_proj|k_proj_weight|attn_k",
+    "value": "v_proj|value|wv|v|to_v|v_lin|linear_v|value_proj|v_proj_weight|attn_v",
+    "joined": "c_attn|qkv|qkv_proj|in_proj|in_proj_weight|Wqkv|W_pack|query_key_value|att_proj|"
+    "attn_qkv",
+    "up": "up_proj|w3|fc1|c_fc|linear1|dense_h_to_4h|fc_in|wi|wi_1|up|lin1|ffn|Wi|ff_proj|ffn_up",
+    "gate": "gate_proj|w1|wi_0|gate|in_proj_z|ffn_gate",
     "down": "down_proj|w2|fc2|linear2|dense_4h_to_h|fc_out|down|lin2|ffn_output|ff_out|"
-    "output_linear",
-    "out": "o_proj|out_proj|wo|to_out|out_lin|proj|dense|o|out|output|Wo|attn_out|to_add_out",
+    "output_linear|ffn_down",
+    "out": "o_proj|out_proj|wo|to_out|out_lin|proj|dense|o|out|output|Wo|attn_out|to_add_out|"
+    "attn_output",
     "writer": "c_proj",  # of GPT-2, in attention and in the perceptron
 }
 # A role is what a kind is called, but for these.
@@ -26,16 +29,17 @@ _KINDS = {"joined": "fused", "out": "output"}
 # Matched at the end of a path, before its last name alone is looked at.
 _ENDS = {
     "adapter": r"(^|\.)lora_\w+(\.\w+)?",
-    "router": r"(^|\.)(router|shared_expert_gate)(\.\w+)?|(moe|mlp|feed_forward|ffn)\.gate(\.wg)?",
-    "expert": r"(^|\.)((local_)?experts|expert_\w+)(\.\w+)*",
+    "router": r"(^|\.)(router|shared_expert_gate|ffn_gate_inp)(\.\w+)?|"
+    r"(moe|mlp|feed_forward|ffn)\.gate(\.wg)?",
+    "expert": r"(^|\.)((local_)?experts|expert_\w+)(\.\w+)*|(^|\.)ffn_\w+_exps",
     "recurrent": r"(^|\.)weight_(ih|hh|hr)\w*",
     "state": r"(^|\.)(A_log|x_proj|dt_proj|x_dt_proj|in_proj_(ba|[ab]))",
     "latent": r"(^|\.)q_a_proj",
     "head": r"lm_head|embed_out|qa_outputs|output_projection|(^|\.)predictions\.decoder|"
     r"seq_relationship|vocab_projector|to_logits|(^|\.)(score|logits|heads?(\.head)?)|"
     r"^(model\.)?(fc|output|classifier(\.\w+)?)",
-    "embedding": r"(^|\.)(wte|wpe|shared|class_token|cls_token|(\w+_)?(embed|embeddings?|emb)|"
-    r"embed_\w+|relative_attention_bias|\w*position_bias_table|rel_pos_[hw])",
+    "embedding": r"(^|\.)(wte|wpe|shared|(token|position)_embd|class_token|cls_token|"
+    r"(\w+_)?(embed|embeddings?|emb)|embed_\w+|relative_attention_bias|\w*position_bias_table|rel_pos_[hw])",
     "output": r"attention\.output\.dense",
     "up": r"intermediate\.dense|(ffn|feed_forward)\.key|ff\.net\.0\.proj|(^|\.)mlp\.0",
     "down": r"output\.dense|(ffn|feed_forward)\.value|ff\.net\.2|(^|\.)mlp\.2|"

@@ -105,7 +105,7 @@ def attempt(make: Callable[[], Tensor]) -> tuple[Tensor | None, Reason | None]:
 
 @torch.no_grad()
 def composed(weight: Tensor, other: Tensor, how: str) -> Tensor | None:
-    """The weight made of two tensors, by shape alone None if they do not fit.
+    """The weight that is made of two tensors; None if their shapes do not fit.
 
     ``how`` is what the name of the second ends with: ``_g`` are lengths of the first, ``_mask`` its
     pruning, and ``lora_A`` the factor to its right.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
 import torch
@@ -33,6 +34,19 @@ def own_shard(tensor: Tensor) -> Tensor:
     tensor([1., 1.])
     """
     return cast(Any, tensor).to_local() if is_sharded(tensor) else tensor
+
+
+def shard_count(tensor: Tensor) -> int:
+    """The number of parts into which a tensor is cut; copies of a part are not counted.
+
+    >>> shard_count(torch.ones(2))
+    1
+    """
+    if not is_sharded(tensor):
+        return 1
+    spread = cast(Any, tensor)
+    sizes = zip(spread.placements, spread.device_mesh.shape, strict=True)
+    return math.prod(size for placement, size in sizes if placement.is_shard())
 
 
 def spread_like(tensor: Tensor, like: Tensor) -> Tensor:

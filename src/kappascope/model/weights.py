@@ -231,7 +231,7 @@ def why_no_map(weight: LiveWeight) -> str | None:
             return "a norm layer scales entry by entry"
         if kind_by_name(name) == "embedding" or is_table(attribute):
             return "a table is looked up or added, not multiplied"
-    is_vector = min(weight.matrix().shape[-2:]) == 1
+    is_vector = min(weight.layout.shape[-2:]) == 1
     return "one row or column is a vector, not a map" if is_vector else None
 
 

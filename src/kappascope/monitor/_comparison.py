@@ -37,7 +37,7 @@ class Comparison:
     undecided: Tensor | None = None
 
     def distance(self, step: Candidate, rounded: Tensor) -> tuple[float, float]:
-        """How far what came is from a step, and how far it may be."""
+        """The distance of what came from a step, and the distance that rounding explains."""
         gap, noise = step.projected(self.came - step.update), rounded.double() - step.update
         unseen = ~noise.isfinite()  # what the weights' own type cannot hold
         if self.weight.dtype is torch.float16:  # where any intermediate result may overflow

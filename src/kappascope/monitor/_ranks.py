@@ -6,9 +6,11 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
+
+T = TypeVar("T")
 
 JOIN_SECONDS = 20  # for all processes to attach a monitor; those that wait in vain work alone
 
@@ -50,10 +52,18 @@ class Ranks:
         """Whether a piece of work is this process's: they are dealt round."""
         return index % self.count == self.rank
 
+    def told(self, value: T) -> T:
+        """What the first process has, for all of them."""
+        if self.count == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values)
+        return values[0]
+
     def gathered(self, value: Any) -> Sequence[Any] | None:
         """What every process has, for the first of them; None for the others."""
         if self.count == 1:
             return [value]
-        found: list[Any] | None = [None] * self.count if self.is_first else None
-        dist.gather_object(value, found)
-        return found
+        values: list[Any] | None = [None] * self.count if self.is_first else None
+        dist.gather_object(value, values)
+        return values

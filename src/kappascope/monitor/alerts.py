@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from kappascope.monitor.record import Alert
-from kappascope.monitor.swallowed import HEARD_BELOW
+from kappascope.monitor.swallowed import heard_by
 from kappascope.text import first_few, number, plural
 
 Readings = Mapping[str, Any]
@@ -27,6 +27,7 @@ DEAD_BELOW, ALIVE_ABOVE = 0.01, 0.1  # of the median row norm; it was the latter
 LARGE_UPDATE = 0.03  # of the weight in one step; early steps may be so large, ...
 LARGE_UPDATE_FACTOR = 4.0  # ... but not so many times the median of the last eight readings
 UNRESOLVED_FACTOR = 10.0  # over the first κ: in 16 bits many a matrix is near the limit
+WHY_RANKS_FALL = "look at its decay and its learning rate"
 SWALLOWED_ABOVE = 0.5  # of the entries, at two readings in a row
 
 
@@ -50,7 +51,7 @@ class Watch:
     >>> list(watch.reading(0, {"w": {"frobenius_norm": 1.0}, "v": {}}))
     []
     >>> [alert.text for alert in watch.reading(50, {"w": {"non_finite": 3.0}, "v": {}})]
-    ['w: 3 entries are NaN or infinite (step 50)']
+    ['w: 3 entries are NaN or infinite: look at the last batches, ... and the scaling (step 50)']
     """
 
     told: set[tuple[str, str]] = field(default_factory=set)
@@ -63,115 +64,117 @@ class Watch:
             yield Alert(step, name, matrix, text)
 
     def reading(self, step: int, rows: Mapping[str, Readings]) -> Iterator[Alert]:
-        """What a reading has to tell that was not told before: one alert for each kind of trouble.
+        """Yield the alerts that are new with a reading: one for each kind of trouble.
 
         It names the matrices, and is about the first of them.
         """
         new: dict[str, list[Alert]] = {}
-        for matrix, found in rows.items():
+        for matrix, readings in rows.items():
             past = self._past.setdefault(matrix, _Past())
-            for name, text in _symptoms(found, past):
+            for name, text in _symptoms(readings, past):
                 for alert in self.once(step, name, matrix, text):
                     new.setdefault(name, []).append(alert)
-            _remember(found, past)
+            _remember(readings, past)
         for alerts in new.values():
             first = alerts[0]
             names = first_few([alert.matrix for alert in alerts])
             yield replace(first, text=f"{names}: {first.text} (step {step:,})")
 
 
-def _remember(found: Readings, past: _Past) -> None:
-    for name, value in found.items():
+def _remember(readings: Readings, past: _Past) -> None:
+    for name, value in readings.items():
         if isinstance(value, float):
             past.first.setdefault(name, value)
-    if "row_norms" in found:
-        past.first.setdefault("least_row", _least_row(found))
-    if "condition_number_high" in found:
-        past.first.setdefault("resolved", float(_is_resolved(found)))
-    if "frobenius_norm" in found:
-        past.norms = [*past.norms[:3], *past.norms[3:][-2:], found["frobenius_norm"]]
+    if "row_norms" in readings:
+        past.first.setdefault("least_row", _least_row(readings))
+    if "condition_number_high" in readings:
+        past.first.setdefault("resolved", float(_is_resolved(readings)))
+    if "frobenius_norm" in readings:
+        past.norms = [*past.norms[:3], *past.norms[3:][-2:], readings["frobenius_norm"]]
         past.norms = past.norms if past.norms[0] > 0 else []  # an adapter that begins at zero
-    if "stable_rank" in found:
-        past.ranks = [*past.ranks[1 - FALLING_READINGS :], found["stable_rank"]]
-    if "update_size" in found:
-        past.updates = [*past.updates[-7:], found["update_size"]]
+    if "stable_rank" in readings:
+        past.ranks = [*past.ranks[1 - FALLING_READINGS :], readings["stable_rank"]]
+    if "update_size" in readings:
+        past.updates = [*past.updates[-7:], readings["update_size"]]
     past.readings += 1
 
 
-def _symptoms(found: Readings, past: _Past) -> Iterator[tuple[str, str]]:
-    if found.get("non_finite"):
-        yield "non-finite", f"{found['non_finite']:,.0f} entries are NaN or infinite"
+def _symptoms(readings: Readings, past: _Past) -> Iterator[tuple[str, str]]:
+    if readings.get("non_finite"):
+        text = f"{plural(int(readings['non_finite']), 'entry is', 'entries are')} NaN or infinite"
+        yield "non-finite", f"{text}: look at the last batches, the learning rate and the scaling"
         return
     first = past.first
-    began, low = first.get("condition_number", 0.0), found.get("condition_number_low", 0.0)
-    if first.get("resolved") and low > UNRESOLVED_FACTOR * began and not _is_resolved(found):
-        told = f"κ rose from {number(began)} to {number(low)} or more"
-        yield "unresolved", f"{told}, beyond what its dtype resolves"
-    least = _least_row(found)
+    began, low = first.get("condition_number", 0.0), readings.get("condition_number_low", 0.0)
+    if first.get("resolved") and low > UNRESOLVED_FACTOR * began and not _is_resolved(readings):
+        text = f"κ rose from {number(began)} to {number(low)} or more"
+        yield "unresolved", f"{text}, beyond what its dtype resolves: look at what still feeds it"
+    least = _least_row(readings)
     if first.get("least_row", 0.0) > ALIVE_ABOVE and least < DEAD_BELOW:
-        told = f"a row has fallen to {number(least)} of the others"
-        yield "dead-row", f"{told}: look at what feeds it, and at its decay"
-    if found.get("dead_rows"):
-        told = plural(int(found["dead_rows"]), "row")
-        yield "dead-row", f"no gradient has reached {told} for some readings: look at its inputs"
-    yield from _collapse(found, past)
-    yield from _runaway(found, past)
-    yield from _too_large(found, past)
-    share = found.get("swallowed")
+        text = f"a row has fallen to {number(least)} of the others"
+        yield "dead-row", f"{text}: look at what feeds it, and at its decay"
+    if readings.get("dead_rows"):
+        text = plural(int(readings["dead_rows"]), "row")
+        yield "dead-row", f"no gradient has reached {text} for three readings: look at these units"
+    yield from _collapse(readings, past)
+    yield from _runaway(readings, past)
+    yield from _too_large(readings, past)
+    share = readings.get("swallowed")
     if share is not None:
         past.swallowed = past.swallowed + 1 if share > SWALLOWED_ABOVE else 0
         if past.swallowed >= 2:
-            told = f"{share * 100:.0f} % of the entries did not move, two readings in a row"
-            finer = found.get("swallowed_in_float32")
-            hears = finer is not None and finer < HEARD_BELOW
-            yield "swallowed", told + (": float32 weights would hear it" if hears else "")
+            text = f"{share * 100:.0f} % of the entries did not move, two readings in a row"
+            finer = heard_by(readings)
+            advice = f"{finer} weights would follow it" if finer else "look at the learning rate"
+            yield "swallowed", f"{text}: {advice}"
 
 
-def _least_row(found: Readings) -> float:
+def _least_row(readings: Readings) -> float:
     """The smallest row norm in parts of the median."""
-    norms = dict(found.get("row_norms", ()))
+    norms = dict(readings.get("row_norms", ()))
     middle = norms.get(0.5, 0.0)
     return norms[1.0] / middle if middle > 0 else 1.0
 
 
-def _is_resolved(found: Readings) -> bool:
-    return bool(found["condition_number_high"] <= 2 * found["condition_number_low"])
+def _is_resolved(readings: Readings) -> bool:
+    return bool(readings["condition_number_high"] <= 2 * readings["condition_number_low"])
 
 
-def _collapse(found: Readings, past: _Past) -> Iterator[tuple[str, str]]:
-    rank, began = found.get("effective_rank"), past.first.get("effective_rank", 0.0)
+def _collapse(readings: Readings, past: _Past) -> Iterator[tuple[str, str]]:
+    rank, began = readings.get("effective_rank"), past.first.get("effective_rank", 0.0)
     if rank is not None and rank < COLLAPSED_SHARE * began:
-        yield "rank-collapse", f"its effective rank fell from {began:.0f} to {rank:.0f}"
-    stable, began = found.get("stable_rank"), past.first.get("stable_rank", 0.0)
-    if stable is None or began < 4 or "row_norms" not in found:
+        text = f"its effective rank fell from {began:.0f} to {rank:.0f}"
+        yield "rank-collapse", f"{text}: {WHY_RANKS_FALL}"
+    stable, began = readings.get("stable_rank"), past.first.get("stable_rank", 0.0)
+    if stable is None or began < 4 or "row_norms" not in readings:
         return  # the product of a head that specializes has few directions, and is healthy
-    told = f"its stable rank fell from {number(began)} to {number(stable)}"
+    text = f"its stable rank fell from {number(began)} to {number(stable)}"
     if stable < RANK_ONE_BELOW:
-        yield "rank-collapse", f"{told}: one direction is all that is left"
+        yield "rank-collapse", f"{text}, one direction is all that is left: {WHY_RANKS_FALL}"
     elif len(past.ranks) == FALLING_READINGS and past.readings > 2 * FALLING_READINGS:
         falls = stable < FALLING_SHARE * past.ranks[0] and stable < COLLAPSED_SHARE * began
         if falls:
-            yield "rank-collapse", f"{told}, most of it within the last readings"
+            yield "rank-collapse", f"{text}, most of it lately: {WHY_RANKS_FALL}"
 
 
-def _runaway(found: Readings, past: _Past) -> Iterator[tuple[str, str]]:
-    now, norms = found.get("frobenius_norm"), past.norms
+def _runaway(readings: Readings, past: _Past) -> Iterator[tuple[str, str]]:
+    now, norms = readings.get("frobenius_norm"), past.norms
     if now is None or len(norms) < 6 or past.first["frobenius_norm"] == 0:
         return
     began = max(norms[:3])
     latest = [*norms[3:], now]
     grows = all(b > RUNAWAY_RATIO * a for a, b in pairwise(latest))
     if 0 < began * RUNAWAY_FACTOR < now and grows:
-        told = f"its norm is {number(now / began)} times that of its first readings"
-        yield "norm-runaway", f"{told} and still growing: look at the learning rate"
+        text = f"its norm is {number(now / began)} times that of its first readings"
+        yield "norm-runaway", f"{text} and still growing: look at the learning rate"
 
 
-def _too_large(found: Readings, past: _Past) -> Iterator[tuple[str, str]]:
+def _too_large(readings: Readings, past: _Past) -> Iterator[tuple[str, str]]:
     """A step that changes much of a matrix, and much more than its steps have done."""
-    now, usual = found.get("update_size"), past.updates
+    now, usual = readings.get("update_size"), past.updates
     if now is None or len(usual) < 3 or now < LARGE_UPDATE:
         return
     middle = median(usual)
     if now > LARGE_UPDATE_FACTOR * middle:
-        told = f"a step changed it by {now:.0%}, {number(now / middle)} times the usual"
-        yield "large-update", f"{told}: look at the learning rate and at the last batches"
+        text = f"a step changed it by {now:.0%}, {number(now / middle)} times the usual"
+        yield "large-update", f"{text}: look at the learning rate and at the last batches"

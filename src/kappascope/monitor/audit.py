@@ -23,6 +23,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from kappascope.corrections.optimizers import unwrapped_optimizer
 from kappascope.matrix import spectra
 from kappascope.model import names
 from kappascope.model.matrices import Unit, plan
@@ -130,7 +131,7 @@ def audit(model: nn.Module, optimizer: Any, closure: Closure, *, steps: int = ST
     False
     """
     given = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
-    optimizers = [_unwrapped(each) for each in given]
+    optimizers = [unwrapped_optimizer(each) for each in given]
     for each in optimizers:
         if not (callable(getattr(each, "step", None)) and _groups(each)):
             kind = type(each).__name__
@@ -184,28 +185,18 @@ def _take_step(optimizer: Any, backward: Closure) -> None:
         optimizer.step(backward)
 
 
-# Wrappers that step another optimizer and promise nothing themselves.
-TRANSPARENT = ("AcceleratedOptimizer", "LightningOptimizer")
-
-
-def _unwrapped(optimizer: Any) -> Any:
-    if any(kind.__name__ in TRANSPARENT for kind in type(optimizer).__mro__):
-        return _unwrapped(optimizer.optimizer)
-    return optimizer
-
-
 def _groups(optimizer: Any) -> Sequence[dict[str, Any]]:
     """The parameter groups of an optimizer, or of the one that it wraps."""
-    found: Sequence[dict[str, Any]] = getattr(optimizer, "param_groups", None) or ()
+    groups: Sequence[dict[str, Any]] = getattr(optimizer, "param_groups", None) or ()
     inner = getattr(optimizer, "optimizer", None)
-    return found if found or inner is None else _groups(inner)
+    return groups if groups or inner is None else _groups(inner)
 
 
 def _state(optimizer: Any, p: Tensor) -> Mapping[str, Any]:
     """What an optimizer, or the one that it wraps, remembers of a parameter."""
-    found, inner = getattr(optimizer, "state", None), getattr(optimizer, "optimizer", None)
-    if isinstance(found, Mapping):
-        kept = found.get(p)
+    states, inner = getattr(optimizer, "state", None), getattr(optimizer, "optimizer", None)
+    if isinstance(states, Mapping):
+        kept = states.get(p)
         return kept if isinstance(kept, Mapping) else {}
     return {} if inner is None else _state(inner, p)
 
@@ -443,12 +434,16 @@ class Auditor:
         self, watched: _Watched, seen: Comparison, exact: Candidates, rounded: Candidates
     ) -> None:
         """Keep the conventions that agree with what came; if none is left, that is a failure."""
-        found = {name: seen.distance(step, rounded[name].update) for name, step in exact.items()}
-        agreeing = {name for name, (error, allowed) in found.items() if error <= allowed}
+        distances = {
+            name: seen.distance(step, rounded[name].update) for name, step in exact.items()
+        }
+        agreeing = {name for name, (error, allowed) in distances.items() if error <= allowed}
         left = agreeing if watched.agreed is None else watched.agreed & agreeing
-        nearest = min(left or found, key=lambda name: found[name][0] / (found[name][1] or 1e-300))
+        nearest = min(
+            left or distances, key=lambda name: distances[name][0] / (distances[name][1] or 1e-300)
+        )
         step = exact[nearest].update
-        error, allowed = (x / (euclidean(step) or 1.0) for x in found[nearest])
+        error, allowed = (x / (euclidean(step) or 1.0) for x in distances[nearest])
         watched.worst = max(watched.worst, (error, allowed), key=lambda e: e[0] / (e[1] or 1e-300))
         watched.is_hidden = allowed >= 1
         if left:
@@ -564,26 +559,26 @@ def _partitions(
 
     As a whole, by its logical matrices, or by heads; only as the settings say, where they do.
     """
-    found: dict[str, Partition] = {"": lambda t: [t.flatten(1)]}
+    partitions: dict[str, Partition] = {"": lambda t: [t.flatten(1)]}
     if unit is not None and len(unit.layout.parts) > 1:
-        found["its parts"] = lambda t: [piece for _, piece in unit.layout.cut(t)][1:]
+        partitions["its parts"] = lambda t: [piece for _, piece in unit.layout.cut(t)][1:]
     stated = next((int(said[key]) for key in HEADS if said.get(key)), 0)
     heads = stated or (unit.heads if unit is not None else 0)
     if heads and len(shape) == 2 and kind not in ("output", "up", "down", "gate"):
         queries = next((p.shape[0] for p in unit.parts if p.kind == "query"), 0) if unit else 0
         size = (queries or shape[0]) // heads
         if size and shape[0] % size == 0:
-            found["its heads"] = lambda t: list(t.split(size))
+            partitions["its heads"] = lambda t: list(t.split(size))
     if heads and kind == "output" and shape[1] % heads == 0:
-        found["its heads"] = lambda t: list(t.split(shape[1] // heads, dim=1))
-    if stated and "its heads" in found and kind in ("query", "key", "value", "fused"):
-        return {"its heads": found["its heads"]}
+        partitions["its heads"] = lambda t: list(t.split(shape[1] // heads, dim=1))
+    if stated and "its heads" in partitions and kind in ("query", "key", "value", "fused"):
+        return {"its heads": partitions["its heads"]}
     if any(said.get(key) for key in SPLITS):
-        if "its parts" in found:
-            del found[""]
+        if "its parts" in partitions:
+            del partitions[""]
         elif shape[0] % 3 == 0:  # a name that tells nothing
-            found["its thirds"] = lambda t: list(t.flatten(1).chunk(3))
-    return found
+            partitions["its thirds"] = lambda t: list(t.flatten(1).chunk(3))
+    return partitions
 
 
 # --- tensors --------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kappascope.matrix import spectra
+from kappascope.matrix.status import Outcome
 from kappascope.matrix.tracking import Ends
 from kappascope.model.weights import precise
 from kappascope.monitor.signal import signals
@@ -34,17 +35,22 @@ def components(matrix: Float[Tensor, "out in"]) -> tuple[Quantities, spectra.Vit
         "frobenius_norm", "sigma_max", "sigma_2", "sigma_min", "condition_number",
         "condition_number_low", "condition_number_high", "effective_rank", "spectral_gap",
     )  # fmt: skip
-    found = {name: getattr(vitals, name) for name in names}
-    found = {name: float(value) for name, value in found.items() if value is not None}
-    if found.get("sigma_max"):
-        found["stable_rank"] = (found["frobenius_norm"] / found["sigma_max"]) ** 2
-    quantities: Quantities = dict(found)
+    numbers = {name: getattr(vitals, name) for name in names}
+    numbers = {name: float(value) for name, value in numbers.items() if value is not None}
+    if numbers.get("sigma_max"):
+        numbers["stable_rank"] = (numbers["frobenius_norm"] / numbers["sigma_max"]) ** 2
+    quantities: Quantities = dict(numbers)
     for name, norms in (("row_norms", vitals.row_norms), ("column_norms", vitals.column_norms)):
         if norms is not None:
             quantities[name] = at_quantiles(norms.sort(descending=True).values, QUANTILES)
-    if vitals.status.startswith("failed: non-finite"):
-        quantities["non_finite"] = float((~torch.isfinite(matrix.double())).sum())
+    if vitals.status.outcome is Outcome.FAILED and (count := _non_finite(matrix)):
+        quantities["non_finite"] = float(count)
     return quantities, vitals
+
+
+def _non_finite(matrix: Tensor) -> int:
+    """Count the entries that are NaN or infinite."""
+    return int((~torch.isfinite(matrix.double())).sum())
 
 
 def at_quantiles(values: Tensor, quantiles: tuple[float, ...]) -> list[tuple[float, float]]:
@@ -83,14 +89,14 @@ def whole_spectrum(
     if values.isnan().any():
         return {}
     places, quantiles = places_along(len(values))
-    found: Quantities = {
+    quantities: Quantities = {
         "singular_values": list(zip(quantiles, values[places].tolist(), strict=True))
     }
     if gradient is not None and gradient.isfinite().all():
         u, _, vt = spectra.decomposition(precise(matrix))
         flow = signals(precise(gradient), u[:, places], vt[places].mT)
-        found |= signal_rows(flow.double(), values[places], quantiles)
-    return found
+        quantities |= signal_rows(flow.double(), values[places], quantiles)
+    return quantities
 
 
 def ends_signal(gradient: Float[Tensor, "out in"], ends: Ends) -> Quantities:
@@ -110,10 +116,10 @@ def ends_signal(gradient: Float[Tensor, "out in"], ends: Ends) -> Quantities:
 
 def signal_rows(flow: Tensor, values: Tensor, quantiles: list[float]) -> Quantities:
     """Signals as such and relative to their singular values, where these are not zero."""
-    found: Quantities = {"signal": list(zip(quantiles, flow.tolist(), strict=True))}
+    quantities: Quantities = {"signal": list(zip(quantiles, flow.tolist(), strict=True))}
     pairs = zip(quantiles, flow.tolist(), values.tolist(), strict=True)
-    found["signal_relative"] = [(q, g / s) for q, g, s in pairs if s > 0]
-    return found
+    quantities["signal_relative"] = [(q, g / s) for q, g, s in pairs if s > 0]
+    return quantities
 
 
 def product_quantities(values: Float[Tensor, " rank"]) -> Quantities:
@@ -125,16 +131,16 @@ def product_quantities(values: Float[Tensor, " rank"]) -> Quantities:
     if not values.isfinite().all():
         return {"non_finite": 1.0}
     sigma = values.tolist()
-    found: Quantities = {
+    quantities: Quantities = {
         "sigma_max": sigma[0],
         "sigma_min": sigma[-1],
         "frobenius_norm": math.hypot(*sigma),
     }
     if len(sigma) > 1:
-        found["sigma_2"] = sigma[1]
+        quantities["sigma_2"] = sigma[1]
     if sigma[0] > 0:
-        found["condition_number"] = sigma[0] / sigma[-1] if sigma[-1] > 0 else math.inf
-        found["stable_rank"] = (found["frobenius_norm"] / sigma[0]) ** 2
-        found["effective_rank"] = float(sum(value > 0.01 * sigma[0] for value in sigma))
-        found["spectral_gap"] = (sigma[0] - sigma[1]) / sigma[0] if len(sigma) > 1 else 1.0
-    return found
+        quantities["condition_number"] = sigma[0] / sigma[-1] if sigma[-1] > 0 else math.inf
+        quantities["stable_rank"] = (quantities["frobenius_norm"] / sigma[0]) ** 2
+        quantities["effective_rank"] = float(sum(value > 0.01 * sigma[0] for value in sigma))
+        quantities["spectral_gap"] = (sigma[0] - sigma[1]) / sigma[0] if len(sigma) > 1 else 1.0
+    return quantities

@@ -1,8 +1,9 @@
-"""The meter: all quantities of the matrices of an item, with what it remembers of each."""
+"""Measure all quantities of a matrix, and remember what its next reading needs."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -13,10 +14,11 @@ import torch
 from torch import Tensor
 
 from kappascope.matrix import spectra, tracking
+from kappascope.matrix.status import Outcome
 from kappascope.model.matrices import Logical
 from kappascope.model.weights import precise
 from kappascope.monitor import measure, swallowed, updates
-from kappascope.monitor.signal import signal_to_noise
+from kappascope.monitor.signal import signal_to_noise, signals
 from kappascope.monitor.source import AroundStep, StepTensors
 from kappascope.monitor.survey import Item
 
@@ -59,6 +61,34 @@ class Meter:
         for name in names:
             self.memory.pop(name, None)
 
+    def add_microbatch(self, item: Item, gradient: Tensor) -> None:
+        """Keep how far the gradient has come along the ends of each matrix, where it is."""
+        assert item.unit is not None
+        for logical, (_, piece) in zip(
+            item.unit.parts, item.unit.layout.cut(gradient), strict=True
+        ):
+            memory = self.memory.get(logical.name)
+            if memory is not None and memory.ends is not None:
+                left, right = (
+                    side[:, [0, -1]].to(piece.device, non_blocking=True)
+                    for side in (memory.ends.left, memory.ends.right)
+                )
+                memory.microbatches.append(signals(piece, left, right))
+
+    def forget_microbatches(self, item: Item) -> None:
+        """Drop those that were added to a gradient that nobody used."""
+        for logical in item.wanted:
+            if logical.name in self.memory:
+                self.memory[logical.name].microbatches.clear()
+
+    def microbatches(self) -> dict[tuple[str, int], Tensor]:
+        """What was kept of them, by matrix and place."""
+        return {
+            (name, place): kept
+            for name, memory in self.memory.items()
+            for place, kept in enumerate(memory.microbatches)
+        }
+
     def measured(self, item: Item, source: StepTensors, step: int) -> Measured:
         """All quantities of the matrices of one item; none where nothing has changed."""
         if not source.is_stepped(item) and not self._has_changed(item, source):
@@ -69,7 +99,7 @@ class Meter:
         before, gradients, momenta = (
             source.cut(item, what) for what in ("before", "gradient", "momentum")
         )
-        found: Measured = {}
+        measured: Measured = {}
         # what the optimizer stepped, where that is a copy in more digits of what the model has
         after = source.cut(item, "after") or {
             part.name: matrix for part, matrix in item.unit.matrices(source.read)
@@ -78,11 +108,11 @@ class Meter:
             name = logical.name
             here = AroundStep(after[name], before.get(name), gradients.get(name), momenta.get(name))
             memory = self.memory.setdefault(name, MatrixMemory())
-            found[name] = self._quantities(here, memory, source.decay(item.name), step)
-            found[name] |= _dead_rows(here.gradient, memory) if here.gradient is not None else {}
+            measured[name] = self._quantities(here, memory, source.decay(item.name), step)
+            measured[name] |= _dead_rows(here.gradient, memory) if here.gradient is not None else {}
             if "swallowed" in self.quantities:
-                found[name] |= _swallowed(source, item.name, logical)
-        return found
+                measured[name] |= _swallowed(source, item.name, logical)
+        return measured
 
     def of_vector(self, name: str, source: StepTensors) -> dict[str, float]:
         """What of the last step a gain or a bias did not hear."""
@@ -93,11 +123,7 @@ class Meter:
     ) -> dict[str, Any]:
         """The components of a matrix, what the gradient asks of it, and what the step did."""
         quantities, vitals = measure.components(here.after)
-        if (
-            quantities.get("non_finite")
-            or not vitals.sigma_max
-            or not vitals.status.startswith("ok")
-        ):
+        if vitals.status.outcome is not Outcome.OK or not vitals.sigma_max:
             return quantities
         is_whole = "spectra" in self.quantities and step % self.spectra_every == 0
         ends = None
@@ -119,7 +145,7 @@ class Meter:
         self, here: AroundStep, memory: MatrixMemory, ends: tracking.Ends, vitals: spectra.Vitals
     ) -> dict[str, Any]:
         """How the ends of the spectrum moved since the last reading, and what was expected."""
-        found: dict[str, Any] = {}
+        changes: dict[str, Any] = {}
         assert vitals.sigma_max is not None and vitals.sigma_min is not None
         values, old = (vitals.sigma_max, vitals.sigma_min), memory.ends
         if old is not None and memory.values is not None and "update" in self.quantities:
@@ -127,12 +153,12 @@ class Meter:
             held = precise(here.after)
             now = (old.left[:, outer] * (held @ old.right[:, outer])).sum(0).tolist()
             pairs = list(zip((0.0, 1.0), values, memory.values, now, strict=True))
-            found["sigma_change"] = [(q, new - last) for q, new, last, _ in pairs]
-            found["sigma_change_predicted"] = [(q, first - last) for q, _, last, first in pairs]
-            found["turn_top"] = updates.turn(old.right[:, :1], ends.right[:, :1])
-            found["turn_bottom"] = updates.turn(old.right[:, -1:], ends.right[:, -1:])
+            changes["sigma_change"] = [(q, new - last) for q, new, last, _ in pairs]
+            changes["sigma_change_predicted"] = [(q, first - last) for q, _, last, first in pairs]
+            changes["turn_top"] = updates.turn(old.right[:, :1], ends.right[:, :1])
+            changes["turn_bottom"] = updates.turn(old.right[:, -1:], ends.right[:, -1:])
         memory.ends, memory.values = ends, values
-        return found
+        return changes
 
     def _update(
         self,
@@ -144,29 +170,26 @@ class Meter:
     ) -> dict[str, Any]:
         """What the step did, and what momentum would do."""
         assert here.before is not None
-        found: dict[str, Any]
-        found, moved = updates.update_quantities(
+        quantities: dict[str, Any]
+        quantities, moved = updates.update_quantities(
             here.before, here.after, here.gradient, memory.step, decay
         )
         memory.step = moved
         if ends is not None:
-            found |= updates.along_ends(moved, ends)
+            quantities |= updates.along_ends(moved, ends)
         if here.momentum is not None:
             if here.gradient is not None:
                 aligned = updates.alignment(here.momentum, here.gradient)
-                found |= {} if aligned is None else {"momentum_alignment_gradient": aligned}
+                quantities |= {} if aligned is None else {"momentum_alignment_gradient": aligned}
             if ends is not None:
                 shares = updates.along_ends(here.momentum, ends)
-                found |= {
+                quantities |= {
                     f"momentum_{name.removeprefix('update_')}": v for name, v in shares.items()
                 }
-        if is_whole and moved.any():
-            vitals = spectra.vitals(moved)
-            if vitals.sigma_max and vitals.frobenius_norm:
-                found["update_stable_rank"] = (vitals.frobenius_norm / vitals.sigma_max) ** 2
-                if vitals.condition_number is not None:
-                    found["update_condition_number"] = vitals.condition_number
-        return found
+        for name, change in (("update", moved), ("momentum", here.momentum)):
+            if is_whole and change is not None and change.any():
+                quantities |= _spectrum_of(name, change)
+        return quantities
 
     def _has_changed(self, item: Item, source: StepTensors) -> bool:
         """Whether the tensors of an item differ from those last measured."""
@@ -179,11 +202,23 @@ class Meter:
         return known != digest
 
 
+def _spectrum_of(name: str, change: Tensor) -> dict[str, float]:
+    """The stable rank and the condition number of an update or of a momentum."""
+    vitals, quantities = spectra.vitals(change), dict[str, float]()
+    if vitals.sigma_max and vitals.frobenius_norm:
+        quantities[f"{name}_stable_rank"] = (vitals.frobenius_norm / vitals.sigma_max) ** 2
+    if vitals.condition_number is not None:
+        quantities[f"{name}_condition_number"] = vitals.condition_number
+    return quantities
+
+
 def _noise(quantities: Mapping[str, Any], memory: MatrixMemory) -> dict[str, Any]:
     """The signal-to-noise ratio over micro-batches where there are some, else over readings."""
-    found = []
-    sums = [torch.zeros(2), *(t.cpu().float() for t in memory.microbatches)]
-    steps = [(b - a).tolist() for a, b in itertools.pairwise(sums)]
+    ratios = []
+    sums = [[0.0, 0.0], *(t.tolist() for t in memory.microbatches)]
+    steps = [[y - x for x, y in zip(a, b, strict=True)] for a, b in itertools.pairwise(sums)]
+    # one that was told of twice adds nothing; one that a scaler threw away is no number
+    steps = [pair for pair in steps if any(pair) and all(map(math.isfinite, pair))]
     for q, value in quantities.get("signal", ()):
         kept = memory.signals.setdefault(q, deque(maxlen=NOISE_READINGS))
         kept.append(value)
@@ -192,8 +227,8 @@ def _noise(quantities: Mapping[str, Any], memory: MatrixMemory) -> dict[str, Any
             samples = [pair[0 if q == 0.0 else 1] for pair in steps]
         ratio = signal_to_noise(samples)
         if ratio is not None:
-            found.append((q, ratio))
-    return {"signal_to_noise": found} if found else {}
+            ratios.append((q, ratio))
+    return {"signal_to_noise": ratios} if ratios else {}
 
 
 def _swallowed(source: StepTensors, name: str, logical: Logical | None) -> dict[str, float]:
@@ -214,9 +249,9 @@ def _swallowed(source: StepTensors, name: str, logical: Logical | None) -> dict[
     around = [source.around(name, when) for when in ("before", "after", "gradient")]
     if any(tensor is None for tensor in around):
         return {}
-    found = swallowed.observed(*(part(tensor) for tensor in around if tensor is not None))
-    if not found:
-        return found
+    quantities = swallowed.observed(*(part(tensor) for tensor in around if tensor is not None))
+    if not quantities:
+        return quantities
 
     def sample(tensor: Tensor) -> Tensor:
         # a prediction needs no more entries than tell it to a fifth of a per cent
@@ -226,13 +261,14 @@ def _swallowed(source: StepTensors, name: str, logical: Logical | None) -> dict[
     before, after, gradient = (sample(tensor) for tensor in around if tensor is not None)
     step, decay = source.intended(name, sample), source.decay(name) or 0.0
     if step is None:
-        return found
+        return quantities
     is_short = before.dtype.itemsize <= 2
     share = swallowed.predicted(before, step, decay, gradient, before.dtype)
-    finer = swallowed.predicted(before, step, decay, gradient, torch.float32) if is_short else None
-    shares = {"swallowed_predicted": share, "swallowed_in_float32": finer}
-    found |= {quantity: value for quantity, value in shares.items() if value is not None}
-    return found | (swallowed.lost(before, after, step, decay) if is_short else {})
+    quantities |= {} if share is None else {"swallowed_predicted": share}
+    if is_short:
+        quantities |= swallowed.in_finer_dtypes(before, step, decay, gradient)
+        quantities |= swallowed.lost(before, after, step, decay)
+    return quantities
 
 
 def _dead_rows(gradient: Tensor, memory: MatrixMemory) -> dict[str, float]:
@@ -250,11 +286,11 @@ def _dead_rows(gradient: Tensor, memory: MatrixMemory) -> dict[str, float]:
 def _products(item: Item, source: StepTensors) -> Measured:
     """The components of the products of a layer's heads, as far as they are wanted."""
     assert item.layer is not None
-    found: Measured = {}
+    measured: Measured = {}
     names = {logical.name for logical in item.wanted}
     for kind, left, right in item.layer.factors(source.read):
         for head, values in enumerate(spectra.quick_product_singular_values(left, right)):
             name = f"{item.layer.name}[{kind.lower()}.{head}]"
             if name in names:
-                found[name] = measure.product_quantities(values)
-    return found
+                measured[name] = measure.product_quantities(values)
+    return measured

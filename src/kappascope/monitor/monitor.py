@@ -14,11 +14,12 @@ import logging
 import math
 import time
 import warnings
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias, cast
 
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
+from kappascope.corrections.optimizers import understood_optimizers
 from kappascope.corrections.stepping import (
     MethodWrapper,
     correction_metrics,
@@ -34,19 +36,21 @@ from kappascope.corrections.stepping import (
     whole_gradients,
 )
 from kappascope.matrix import spectra
+from kappascope.model.sharded import is_sharded
 from kappascope.model.weights import Where
 from kappascope.monitor._ranks import Ranks
 from kappascope.monitor.alerts import Watch
+from kappascope.monitor.audit import STEPS as AUDIT_STEPS
+from kappascope.monitor.audit import Audit, Auditor, audit
 from kappascope.monitor.meter import Meter
 from kappascope.monitor.record import VERSION, Alert, Recorder, Run, is_run, table_of
 from kappascope.monitor.report import write_run_page
-from kappascope.monitor.ring import Ring
+from kappascope.monitor.ring import Ring, StepNorms, of_all_shards
 from kappascope.monitor.source import Captured, Rule, StepTensors
 from kappascope.monitor.summary import MAX_KEYS, aggregated, histograms
 from kappascope.monitor.survey import (
     Item,
     Survey,
-    inner_optimizer,
     masters,
     on_host,
     signature,
@@ -55,6 +59,17 @@ from kappascope.monitor.survey import (
     watched,
 )
 from kappascope.text import error_text, first_few
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one process has to tell of a reading."""
+
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    alerts: list[Alert] = field(default_factory=list)
+    sums: dict[str, float] = field(default_factory=dict)
+    norms: list[StepNorms] = field(default_factory=list)
+
 
 Sink: TypeAlias = Callable[[int, dict[str, float]], object]
 """Whatever takes a step and a flat dictionary of numbers."""
@@ -126,7 +141,8 @@ class Monitor:
         self.where, self.exclude, self.quantities = where, exclude, frozenset(quantities)
         self.sinks, self.on_alert, self.strict, self.keys = tuple(sinks), on_alert, strict, keys
         self.alerts: list[Alert] = []
-        self._undo = ExitStack()
+        self.audited: Audit | None = None
+        self._undo, self._backward_hooks, self._audit_hooks = ExitStack(), ExitStack(), ExitStack()
         self._number = next(_numbers)
         self._optimizers: list[Optimizer] = []
         self._survey: Survey | None = None
@@ -153,22 +169,23 @@ class Monitor:
             raise TypeError(f"expected a module to watch; got {type(model).__name__}")
         if self._survey is not None:
             raise ValueError("the monitor is attached already; make another, or close it first")
-        several = [] if optimizer is None else optimizer
-        several = several if isinstance(several, Sequence) else [several]
-        self._optimizers = [inner_optimizer(each) for each in several]
-        found = watched(model, self.where, self.exclude)  # what is wrong with where= is told now
-        self._begin(found)
+        has_none = optimizer is None or optimizer == []
+        self._optimizers = [] if has_none else understood_optimizers(optimizer)
+        survey = watched(model, self.where, self.exclude)  # what is wrong with where= is told now
+        self._begin(survey)
         with self._contained("the record cannot be begun"):
-            self._open(found, step)
+            self._open(survey, step)
         for k, each in enumerate(self._optimizers):
             self._hook(k, each)
+        if self._optimizers:
+            self._hook_backward()
         with self._contained("the first reading failed"):
-            self._read(list(found.items), None, 0)
+            self._read(list(survey.items), None, 0)
         self._spent, self._since = 0.0, time.perf_counter()
         return self
 
-    def _begin(self, found: Survey) -> None:
-        self._survey = found
+    def _begin(self, survey: Survey) -> None:
+        self._survey = survey
         self._ranks = Ranks.joined(self._number)
         self._counts = [0] * max(len(self._optimizers), 1)
         self._calls = list(self._counts)
@@ -180,6 +197,8 @@ class Monitor:
         self._facts: dict[str, dict[str, Any]] = {}
         self._watch = Watch()
         self._ring = Ring(max(RING_STEPS, self.every if self.norms_every else 0))
+        self._keeps_norms = True
+        self._passes: dict[str, tuple[weakref.ref[Tensor], int]] = {}
         self._pending = []
         self._ids: list[tuple[int, int, int]] = []
         self._items_kept: dict[int, tuple[Any, list[Item]]] = {}
@@ -190,9 +209,9 @@ class Monitor:
         self._last = {}
         self._masters: dict[str, Tensor] = {}
         with self._contained("float32 copies of the weights cannot be told"):
-            self._masters = masters(found, self._optimizers)
+            self._masters = masters(survey, self._optimizers)
 
-    def _open(self, found: Survey, step: int | None) -> None:
+    def _open(self, survey: Survey, step: int | None) -> None:
         cut, last = "", 0
         if self._ranks.is_first:
             resumed = is_run(self.folder)
@@ -206,13 +225,10 @@ class Monitor:
                     cut += f"; what it has after step {step:,} is superseded"
             self._recorder = Recorder(self.folder)
         begun = step if step is not None else last
-        if self._ranks.count > 1 and step is None:
-            told = [begun]
-            torch.distributed.broadcast_object_list(told)
-            begun = told[0]
+        begun = self._ranks.told(begun) if step is None else begun
         self._counts = [begun] * len(self._counts)
         self._calls = list(self._counts)
-        self._facts = self._all_facts(found)
+        self._facts = self._all_facts(survey)
         options = {
             "norms_every": self.norms_every,
             "spectra_every": self.spectra_every,
@@ -223,15 +239,15 @@ class Monitor:
         }
         if self._recorder is not None:
             start = {"kind": "start", "step": begun, "version": VERSION, "time": time.time()}
-            start |= {"model": type(found.model).__name__, "every": self.every, "options": options}
-            start |= {"matrices": self._facts, "skipped": dict(found.skipped), "cut": cut}
+            start |= {"model": type(survey.model).__name__, "every": self.every, "options": options}
+            start |= {"matrices": self._facts, "skipped": dict(survey.skipped), "cut": cut}
             start |= {"optimizers": [type(o).__name__ for o in self._optimizers]}
             self._write(start | {"resumed": bool(cut)})
-        for name in stepped_twice(found, self._optimizers):
-            text = f"{name}: more than one optimizer or group steps it"
+        for name in stepped_twice(survey, self._optimizers):
+            text = f"{name}: more than one optimizer or group steps it; leave it in one of them"
             self._alert(self._watch.once(begun, "stepped-twice", name, text))
 
-    def _all_facts(self, found: Survey) -> dict[str, dict[str, Any]]:
+    def _all_facts(self, survey: Survey) -> dict[str, dict[str, Any]]:
         vectors = {
             name: {
                 "kind": "vector",
@@ -239,17 +255,20 @@ class Monitor:
                 "shape": list(p.shape),
                 "dtype": str(p.dtype).removeprefix("torch."),
             }
-            for name, p in found.parameters.items()
+            for name, p in survey.parameters.items()
             if p.ndim < 2
         }
-        return found.facts() | vectors
+        return survey.facts() | vectors
 
     def _hook(self, k: int, optimizer: Optimizer) -> None:
-        before = optimizer.register_step_pre_hook(lambda *given: self._before(k, given))
+        untraced: Any = torch.compiler.disable  # where the user compiles the optimizer's step
+        before = optimizer.register_step_pre_hook(untraced(lambda *args: self._before(k, args)))
         self._undo.callback(before.remove)
-        gradients = optimizer.register_step_pre_hook(lambda *given: self._gradients(k, given))
+        gradients = optimizer.register_step_pre_hook(
+            untraced(lambda *args: self._gradients(k, args))
+        )
         self._undo.callback(gradients.remove)
-        after = optimizer.register_step_post_hook(lambda *given: self._after(k, given))
+        after = optimizer.register_step_post_hook(untraced(lambda *args: self._after(k, args)))
         self._undo.callback(after.remove)
         if has_steps_within(optimizer):
             outermost = MethodWrapper(optimizer, "step", partial(self._outermost, k))
@@ -258,11 +277,25 @@ class Monitor:
         _hooks(optimizer, "pre").move_to_end(before.id, last=False)
         self._ids.append((before.id, gradients.id, after.id))
 
+    def _hook_backward(self) -> None:
+        """See each micro-batch as autograd adds it to the gradient of a weight."""
+        assert self._survey is not None
+        self._backward_hooks.close()
+        for item in self._survey.items if "signal" in self.quantities else ():
+            parameter = self._survey.parameter(item)
+            if parameter is None or not parameter.requires_grad or is_sharded(parameter):
+                continue
+            added = partial(self._added, item, self._owner(item))
+            hook = parameter.register_post_accumulate_grad_hook(torch.compiler.disable(added))
+            self._backward_hooks.callback(hook.remove)
+
     def close(self) -> None:
         """Write what is left, and leave no hook behind."""
         if self._survey is None:
             return
         self._undo.close()
+        self._end_audit()
+        self._backward_hooks.close()
         with self._contained("the record could not be finished"):
             self._flush()
             self._write({"kind": "end", "step": self.step})
@@ -326,27 +359,19 @@ class Monitor:
 
     @torch.no_grad()
     def microbatch(self) -> None:
-        """Tell that a micro-batch has been added to the gradients: noise is told between these."""
+        """Tell that a micro-batch has been added to the gradients: noise is told between these.
+
+        Where ``backward`` is called for each of them, nobody needs to: it is seen.
+        """
         if self._survey is None or "signal" not in self.quantities:
             return
         with self._contained("a micro-batch was not seen"):
             for item in self._survey.items:
                 parameter = self._survey.parameter(item)
-                if parameter is None or parameter.grad is None or item.unit is None:
+                if parameter is None or parameter.grad is None or is_sharded(parameter):
                     continue
-                if not self._is_due(self._calls[self._owner(item)] + 1):
-                    continue
-                parts = zip(item.unit.parts, item.unit.layout.cut(parameter.grad), strict=True)
-                for logical, (_, piece) in parts:
-                    memory = self._meter.memory.get(logical.name)
-                    if memory is not None and memory.ends is not None:
-                        outer = [0, -1]
-                        left, right = (
-                            side[:, outer].to(piece.device, non_blocking=True)
-                            for side in (memory.ends.left, memory.ends.right)
-                        )
-                        projected = (left * (piece.to(left.dtype) @ right)).sum(0)
-                        memory.microbatches.append(projected)
+                if self._is_due(self._calls[self._owner(item)] + 1):
+                    self._meter.add_microbatch(item, parameter.grad)
 
     def table(self) -> Any:
         """All rows of the record: an Arrow table where pyarrow is installed, else dictionaries."""
@@ -362,23 +387,88 @@ class Monitor:
                 self._flush()
         return write_run_page(self.folder, path)
 
-    def audit(self, closure: Callable[[], Any], steps: int = 5) -> Any:
-        """Ask whether each optimizer does what its name says, in a few steps that are undone."""
+    def audit(
+        self, closure: Callable[[], Any] | None = None, steps: int = AUDIT_STEPS
+    ) -> Audit | None:
+        """Ask whether each optimizer does what its name says, in a few steps that are undone.
+
+        Without a ``closure`` the next steps of the training itself are looked at instead, which is
+        no more than that: nothing is taken or undone, and ``audited`` has the result after them.
+        """
         if self._survey is None or not self._optimizers:
             raise ValueError("expected a monitor that is attached to an optimizer; attach it first")
-        audit = import_module("kappascope.monitor.audit").audit
+        if steps < 1:
+            raise ValueError(f"expected at least one step, got {steps}; leave it out")
+        self._end_audit()
+        if closure is None:
+            self._begin_audit(steps)
+            return None
         self._is_paused = True
         try:
-            several = self._optimizers if len(self._optimizers) > 1 else self._optimizers[0]
-            result = audit(self._survey.model, several, closure, steps=steps)
+            result = audit(self._survey.model, self._optimizers, closure, steps=steps)
         finally:
             self._is_paused = False
-        if not result.passed:
-            text = f"the optimizer does not do what its name says: {result}"
-            self._alert(self._watch.once(self.step, "audit", "", text))
+        self._judge(result)
         return result
 
+    def _begin_audit(self, steps: int) -> None:
+        """Look at the steps that the training takes next."""
+        assert self._survey is not None
+        self.audited, self._auditor = None, Auditor(self._survey.model, self._optimizers)
+        self._audit_hooks.enter_context(self._auditor.raw_gradients())
+        for optimizer in self._optimizers:
+            around = partial(self._audited_step, self._auditor, optimizer, steps)
+            self._audit_hooks.callback(MethodWrapper(optimizer, "step", around).remove)
+
+    def _audited_step(
+        self,
+        auditor: Auditor,
+        optimizer: Optimizer,
+        steps: int,
+        step: Callable[..., Any],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Take a step of the training, and compare it with what was promised."""
+        around = ExitStack()
+        with self._contained("a step was not audited"):
+            around.enter_context(auditor.watching(optimizer))
+        try:
+            return step(*args, **kwargs)
+        finally:
+            with self._contained("a step was not audited"):
+                around.close()
+                if auditor.steps >= steps and optimizer is self._optimizers[-1]:
+                    self._end_audit()
+                    self._judge(auditor.result())
+
+    def _end_audit(self) -> None:
+        self._audit_hooks.close()
+
+    def _judge(self, result: Audit) -> None:
+        """Keep the result of an audit, and tell of one that failed."""
+        self.audited = result
+        if not result.passed:
+            text = f"the optimizer does not do what its name says (step {self.step:,}): {result}"
+            self._alert(self._watch.once(self.step, "audit", "", text))
+
     # --- around a step ----------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _added(self, item: Item, k: int, parameter: Tensor) -> None:
+        """Note a micro-batch before a step that is due, where steps are known to have several."""
+        gradient = parameter.grad
+        if gradient is None or self._is_paused:
+            return
+        known, passes = self._passes.get(item.name, (None, 0))
+        is_first = known is None or known() is not gradient  # of those that this gradient sums up
+        self._passes[item.name] = (weakref.ref(gradient), 1 if is_first else passes + 1)
+        if not self._is_due(self._calls[k] + 1) or (is_first and passes == 1):
+            return
+        with self._contained("a micro-batch was not seen"):
+            if is_first:  # a scaler may have thrown the last ones away
+                self._meter.forget_microbatches(item)
+            self._meter.add_microbatch(item, gradient)
 
     def _outermost(self, k: int, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Take a step that may call others; whatever happens in it, the next one is a first."""
@@ -398,7 +488,10 @@ class Monitor:
             _hooks(given[0], "post").move_to_end(self._ids[k][2])
             if self._is_due(self._calls[k] + 1):
                 self._renew()
-                captured = Captured(self._chosen(k))
+                chosen = self._chosen(k)
+                if not chosen and self.budget is not None:
+                    return  # not even vectors: they cost time, too
+                captured = Captured(chosen)
                 if self.quantities & {"update", "swallowed"}:
                     for key, tensor in self._stepped(k, captured.items):
                         captured.before[key] = tensor.detach().clone()
@@ -406,7 +499,7 @@ class Monitor:
         self._spent += time.perf_counter() - began
 
     def _gradients(self, k: int, given: tuple[Any, ...]) -> None:
-        """Remember the gradients, which an optimizer may change, last before it uses them."""
+        """Copy the gradients just before the optimizer uses them, since it may change them."""
         captured = self._captured[k] if k < len(self._captured) else None
         if self._is_paused or captured is None or self._depths[k] > 1:
             return
@@ -455,9 +548,6 @@ class Monitor:
         if captured is not None:
             if has_closure:  # which computed them within the step
                 self._capture_gradients(k, captured)
-            overflows = self._overflows[k]
-            if overflows is not None:
-                self._counts[k] = self._calls[k] - int(overflows)
             self._read(captured.items, captured, k)
 
     def _is_due(self, count: int) -> bool:
@@ -478,6 +568,8 @@ class Monitor:
 
     def _remember_norms(self, k: int) -> None:
         """Keep the norms of this step on their device, in a ring that forgets."""
+        if not self._keeps_norms:
+            return
         named = [(key, t) for key, t in self._stepped(k, self._items_of(k)) if t.numel()]
         self._ring.add(self._counts[k], dict(named))
 
@@ -487,8 +579,8 @@ class Monitor:
         """The number of the last optimizer that steps a part of an item; the first if none does."""
         assert self._survey is not None
         owners = stepped_parameters(self._optimizers)
-        found = [owners[id(p)][0] for p in self._survey.leaves(item) if id(p) in owners]
-        return max(found, default=0)
+        numbers = [owners[id(p)][0] for p in self._survey.leaves(item) if id(p) in owners]
+        return max(numbers, default=0)
 
     def _items_of(self, k: int) -> list[Item]:
         assert self._survey is not None
@@ -503,16 +595,16 @@ class Monitor:
         items = self._items_of(k)
         if self.budget is None:
             return items
-        allowed = self.budget * (time.perf_counter() - self._since) - self._spent
-        chosen: list[Item] = []
-        for _ in range(len(items)):
-            item = items[self._turn % len(items)]
-            cost = self._costs.get(item.name, 0.0)
-            if cost > allowed:
+        left = self.budget * (time.perf_counter() - self._since) - self._spent
+        count, keeps_norms = 0, left > 0
+        for place in range(len(items) if keeps_norms else 0):
+            left -= self._costs.get(items[(self._turn + place) % len(items)].name, 0.0)
+            if left < 0:
                 break
-            chosen.append(item)
-            allowed -= cost
-            self._turn += 1
+            count += 1
+        count, self._keeps_norms = self._ranks.told((count, keeps_norms))
+        chosen = [items[(self._turn + place) % len(items)] for place in range(count)]
+        self._turn += count
         return chosen
 
     def _stepped(self, k: int, items: Iterable[Item]) -> Iterator[tuple[str, Tensor]]:
@@ -537,47 +629,47 @@ class Monitor:
         self._masters = masters(self._survey, self._optimizers)
         self._meter.forget([n for n, facts in old.items() if self._facts.get(n) != facts])
         self._latest = {name: q for name, q in self._latest.items() if name in self._facts}
+        if self._optimizers:
+            self._hook_backward()
         new = {name: facts for name, facts in self._facts.items() if old.get(name) != facts}
-        self._write({"kind": "matrices", "step": self.step, "matrices": new})
+        if new:
+            self._write({"kind": "matrices", "step": self.step, "matrices": new})
 
     # --- a reading --------------------------------------------------------------------------------
 
     @torch.no_grad()
     def _read(self, items: list[Item], captured: Captured | None, k: int) -> None:
         began = time.perf_counter()
-        step = self._counts[k]
-        mine: tuple[dict[str, dict[str, Any]], list[Alert], dict[str, float]] = ({}, [], {})
-        failure: Exception | None = None
+        mine, failure = _Part(), None
         try:
-            readings, alerts = self._measured_by_this_process(items, captured, k, step)
-            mine = (readings, alerts, self._drift(step))
+            mine = self._measured_by_this_process(items, captured, k)
         except Exception as error:  # the others wait for what this process has
             failure = error
-        gathered = self._ranks.gathered(mine)
+        parts = self._ranks.gathered(mine)
         if failure is not None:
             raise failure
-        if gathered is None:  # another process writes
+        if parts is None:  # another process writes
             self._pending.clear()
+            self._ring.tell()
             return
-        rows: dict[str, dict[str, Any]] = {}
-        for theirs, _, _ in gathered:
-            rows |= theirs
-        self._latest |= {name: self._latest.get(name, {}) | found for name, found in rows.items()}
-        overall: dict[str, Any] = {"matrices_read": float(len(rows))}
+        step, rows = self._counts[k], dict[str, dict[str, Any]]()
+        for part in parts:
+            rows |= part.rows
+        self._latest |= {name: self._latest.get(name, {}) | row for name, row in rows.items()}
+        matrices = [name for name in rows if self._facts.get(name, {}).get("kind") != "vector"]
+        overall: dict[str, Any] = {"matrices_read": float(len(matrices))}
         if captured is not None:
             passed = time.perf_counter() - self._since
             overall["overhead"] = (self._spent + time.perf_counter() - began) / max(passed, 1e-9)
         self._flush()
-        if self.norms_every:
-            for at, norms in self._ring.unread(step):
-                if at % self.norms_every == 0 and at != step:
-                    found = {name: {"frobenius_norm": norm} for name, norm in norms.items()}
-                    self._write({"kind": "reading", "step": at, "time": time.time(), "rows": found})
+        if self._is_sharded:
+            self._ring.refresh(of_all_shards([part.norms for part in parts]))
+        self._write_norms(step)
         entry = {"kind": "reading", "step": step, "time": time.time()}
         self._write(entry | {"seconds": time.perf_counter() - began, "rows": rows | {"": overall}})
-        for _, theirs, _ in gathered:
-            self._alert(theirs)
-        self._tell_of_drift(step, [theirs for *_, theirs in gathered])
+        for part in parts:
+            self._alert(part.alerts)
+        self._tell_of_drift(step, [part.sums for part in parts])
         new = list(self._watch.reading(step, rows))
         self._alert(new)
         for alert in new:
@@ -588,16 +680,22 @@ class Monitor:
         self._last["monitor/alerts"] = float(len(self.alerts))
         self._feed_sinks(step, rows)
 
+    @property
+    def _is_sharded(self) -> bool:
+        """Whether parameters are spread over processes."""
+        assert self._survey is not None
+        return any(is_sharded(p) for p in self._survey.parameters.values())
+
     def _measured_by_this_process(
-        self, items: list[Item], captured: Captured | None, k: int, step: int
-    ) -> tuple[dict[str, dict[str, Any]], list[Alert]]:
+        self, items: list[Item], captured: Captured | None, k: int
+    ) -> _Part:
         """The readings of the items that fall to this process; sharded ones are gathered by all."""
         assert self._survey is not None
-        sharded = any(hasattr(p, "full_tensor") for p in self._survey.model.parameters())
+        sums, corrected = self._small_numbers(k, captured is not None)
+        step, sharded = self._counts[k], self._is_sharded
         numbered = {id(item): i for i, item in enumerate(self._survey.items)}
         mine = [item for item in items if self._ranks.owns(numbered.get(id(item), 0))]
         readings: dict[str, dict[str, Any]] = {}
-        alerts: list[Alert] = []
         stepped = dict(self._stepped(k, items))
         source = StepTensors(self._survey, captured, stepped, self._rules(k, stepped))
         if not sharded:
@@ -613,43 +711,76 @@ class Monitor:
         if captured is not None and "swallowed" in self.quantities and self._ranks.is_first:
             held = source.gathered(None) if sharded else source
             with self._contained("gains and biases could not be measured"), _undisturbed():
-                found = {name: self._meter.of_vector(name, held) for name in held.vectors()}
-                readings |= {name: quantities for name, quantities in found.items() if quantities}
+                vectors = {name: self._meter.of_vector(name, held) for name in held.vectors()}
+                readings |= {name: quantities for name, quantities in vectors.items() if quantities}
         elif captured is not None and "swallowed" in self.quantities and sharded:
             source.gathered(None)
-        if captured is not None:
-            alerts += self._nobody_steps(step)
-            for name, quantities in self._of_corrections(k).items():
-                readings[name] = readings.get(name, {}) | quantities
-        return readings, alerts
+        for name, quantities in corrected.items():
+            readings[name] = readings.get(name, {}) | quantities
+        alerts = self._nobody_steps(step) if captured is not None else []
+        return _Part(readings, alerts, sums, self._ring.fresh if sharded else [])
 
-    def _of_corrections(self, k: int) -> dict[str, dict[str, Any]]:
-        """What corrections that are attached to the same optimizer tell of its weights."""
-        told = correction_metrics(self._optimizers[k])
-        tensors = {
+    def _small_numbers(
+        self, k: int, is_after_step: bool
+    ) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+        """Bring what was kept on devices to the host, all by one wait.
+
+        That is losses, norms, micro-batches and skipped steps, which stay where they are kept; sums
+        by which replicas are compared, and what corrections tell, which are given back.
+        """
+        metrics = correction_metrics(self._optimizers[k]) if is_after_step else {}
+        of_corrections = {
             (name, quantity): value
-            for name, quantities in told.items()
+            for name, quantities in metrics.items()
             for quantity, value in quantities.items()
-            if isinstance(value, Tensor)
         }
-        numbers = on_host(tensors)
-        return {
-            name: {q: float(numbers.get((name, q), value)) for q, value in quantities.items()}
-            for name, quantities in told.items()
+        norms, logs = self._ring.fresh, _logged(self._pending)
+        sums, batches = self._sums(), self._meter.microbatches()
+        skipped = self._overflows[k] if self._overflows else None
+        tensors: dict[Any, Tensor] = {
+            **{
+                ("correction", *key): v
+                for key, v in of_corrections.items()
+                if isinstance(v, Tensor)
+            },
+            **{("weights", place): each.weights for place, each in enumerate(norms)},
+            **{("gradients", place): each.gradients for place, each in enumerate(norms)},
+            **{("log", *key): value for key, value in logs.items()},
+            **{("sum", name): value for name, value in sums.items()},
+            **{("microbatch", *key): value for key, value in batches.items()},
+            **({} if skipped is None else {("skipped",): skipped}),
         }
+        host = on_host(tensors)
+        self._ring.refresh(
+            [
+                replace(each, weights=host["weights", place], gradients=host["gradients", place])
+                for place, each in enumerate(norms)
+            ]
+        )
+        for place, name in logs:
+            self._pending[place]["values"][name] = _mean(host["log", place, name])
+        for name, place in batches:
+            self._meter.memory[name].microbatches[place] = host["microbatch", name, place]
+        if skipped is not None:
+            self._counts[k] = self._calls[k] - int(host["skipped",])
+        corrected: dict[str, dict[str, float]] = {}
+        for (name, quantity), value in of_corrections.items():
+            number = float(host.get(("correction", name, quantity), value))
+            corrected.setdefault(name, {})[quantity] = number
+        return {name: float(host["sum", name]) for name in sums}, corrected
 
     def _rules(self, k: int, stepped: Mapping[str, Tensor]) -> dict[str, Rule]:
         """How an optimizer steps each parameter, with the tensors of its state."""
         if not self._optimizers or not self.quantities & {"update", "swallowed"}:
             return {}
         optimizer, owners = self._optimizers[k], stepped_parameters(self._optimizers)
-        found = {}
+        rules = {}
         for name, tensor in stepped.items():
             state = optimizer.state.get(tensor, {})
             kept = {key: value for key, value in state.items() if isinstance(value, Tensor)}
             group = optimizer.param_groups[owners[id(tensor)][1]]
-            found[name] = Rule(type(optimizer).__name__, group, kept)
-        return found
+            rules[name] = Rule(type(optimizer).__name__, group, kept)
+        return rules
 
     # --- alerts -----------------------------------------------------------------------------------
 
@@ -684,24 +815,23 @@ class Monitor:
         ]
         if not names:
             return []
-        text = f"{first_few(names)}: a gradient comes, and no optimizer steps it"
+        what = "a gradient comes, and no optimizer steps it: pass it to one, or freeze it"
+        text = f"{first_few(names)}: {what} (step {step:,})"
         return list(self._watch.once(step, "not-stepped", names[0], text))
 
-    def _drift(self, step: int) -> dict[str, float]:
+    def _sums(self) -> dict[str, Tensor]:
         """Sums by which replicas are compared; nothing where there are none."""
         assert self._survey is not None
         if self._ranks.count == 1:
             return {}
-        found = {}
-        for name, parameter in self._survey.parameters.items():
-            if not hasattr(parameter, "full_tensor"):
-                found[name] = float(parameter.detach().double().sum())
-        return found
+        whole = ((n, p) for n, p in self._survey.parameters.items() if not is_sharded(p))
+        return {name: parameter.detach().double().sum() for name, parameter in whole}
 
     def _tell_of_drift(self, step: int, sums: Sequence[dict[str, float]]) -> None:
         drifted = [name for name in sums[0] if len({repr(each.get(name)) for each in sums}) > 1]
         if drifted:
-            text = f"{first_few(drifted)}: the replicas differ between processes (step {step:,})"
+            what = "the replicas differ between processes: look for what one of them does alone"
+            text = f"{first_few(drifted)}: {what} (step {step:,})"
             self._alert(self._watch.once(step, "drift", drifted[0], text))
 
     def _break(self, why: str) -> None:
@@ -721,6 +851,15 @@ class Monitor:
             with self._contained("the record cannot be written"):
                 self._recorder.write(entry)
 
+    def _write_norms(self, step: int) -> None:
+        """Write the norms of the steps since the last reading, where they were asked for."""
+        for each in self._ring.tell():
+            if self.norms_every and each.step % self.norms_every == 0 and each.step != step:
+                named = zip(each.names, each.weights.tolist(), strict=True)
+                rows = {name: {"frobenius_norm": norm} for name, norm in named}
+                entry = {"kind": "reading", "step": each.step, "time": time.time()}
+                self._write(entry | {"rows": rows})
+
     def _flush(self) -> None:
         """Write what was pending: settings, and what the user logged."""
         pending, self._pending = self._pending, []
@@ -735,7 +874,7 @@ class Monitor:
             self._ring.log(step, logged["loss"])
         for name, value in logged.items():
             if not math.isfinite(value):
-                text = f"{name} is not finite (step {step:,})"
+                text = f"{name} is not finite: look at the last batches (step {step:,})"
                 if new := list(self._watch.once(step, "non-finite", name, text)):
                     self._alert(new)
                     self._break(f"{name} is not finite")
@@ -758,8 +897,8 @@ class Monitor:
                 raise
             if what not in self._warned:
                 self._warned.add(what)
-                told = f"kappascope's monitor: {what}: {error_text(error)}; training goes on"
-                _warn(told)
+                text = f"kappascope's monitor: {what}: {error_text(error)}; training goes on"
+                _warn(text)
 
 
 def _warn(text: str) -> None:
@@ -770,26 +909,31 @@ def _warn(text: str) -> None:
         log.warning("%s", text)
 
 
+def _mean(values: Tensor) -> float:
+    """The number that a logged tensor on the host stands for."""
+    return float(values.double().mean())
+
+
+def _logged(entries: list[dict[str, Any]]) -> dict[tuple[int, str], Tensor]:
+    """The tensors among what the user logged, by place and name."""
+    return {
+        (place, name): value
+        for place, entry in enumerate(entries)
+        if entry["kind"] == "log"
+        for name, value in entry["values"].items()
+        if isinstance(value, Tensor)
+    }
+
+
 def _with_numbers(entries: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Entries of the record with numbers for tensors, all of which are waited for together."""
-    tensors = [
-        value
-        for entry in entries
-        if entry["kind"] == "log"
-        for value in entry["values"].values()
-        if isinstance(value, Tensor)
-    ]
-    kept = on_host({(i,): t.double().mean() for i, t in enumerate(tensors)})
-    numbers = iter(torch.stack(list(kept.values())).tolist() if kept else [])
-    for entry in entries:
-        if entry["kind"] != "log":
-            yield entry
-            continue
-        values = {
-            name: next(numbers) if isinstance(value, Tensor) else value
-            for name, value in entry["values"].items()
-        }
-        yield entry | {"values": values}
+    host = on_host(_logged(entries))
+    for place, entry in enumerate(entries):
+        numbers: dict[str, Any] = {}
+        if entry["kind"] == "log":
+            kept = {name: host.get((place, name), v) for name, v in entry["values"].items()}
+            numbers = {n: _mean(v) if isinstance(v, Tensor) else v for n, v in kept.items()}
+        yield entry | ({"values": numbers} if numbers else {})
 
 
 @contextmanager

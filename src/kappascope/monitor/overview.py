@@ -118,7 +118,7 @@ def neediest(every: list[Standing]) -> list[Standing]:
     >>> [one.name for one in neediest([calm, grown])]
     ['b', 'a']
     """
-    return sorted(every, key=lambda one: one.attention, reverse=True)
+    return sorted(every, key=lambda standing: standing.attention, reverse=True)
 
 
 def extent(run: Run) -> str:
@@ -138,7 +138,7 @@ def state(run: Run) -> str:
 
 def verdict_of(run: Run, every: list[Standing]) -> list[str]:
     """The run in a few sentences, those that ask for something first."""
-    told = (
+    sentences = (
         _alerted(run),
         *(sentence_of(ring["text"]) for ring in run.rings[-1:] if ring.get("text")),
         _lost(every),
@@ -147,7 +147,7 @@ def verdict_of(run: Run, every: list[Standing]) -> list[str]:
         *_cuts(run),
         _damage(run),
     )
-    return [sentence[:1].upper() + sentence[1:] for sentence in told if sentence]
+    return [sentence[:1].upper() + sentence[1:] for sentence in sentences if sentence]
 
 
 def _alerted(run: Run) -> str:
@@ -172,7 +172,9 @@ def sentence_of(text: str) -> str:
 
 
 def _lost(every: list[Standing]) -> str:
-    known = [(one.swallowed, one.name) for one in every if one.swallowed is not None]
+    known = [
+        (standing.swallowed, standing.name) for standing in every if standing.swallowed is not None
+    ]
     if not known:
         return ""
     most, name = max(known)
@@ -193,7 +195,7 @@ def percent(share: float) -> str:
 
 
 def _moved(every: list[Standing]) -> str:
-    moved = max(every, key=lambda one: abs(one.growth), default=None)
+    moved = max(every, key=lambda standing: abs(standing.growth), default=None)
     if moved is None or moved.kappa is None or abs(moved.growth) < math.log(MOVED_FROM):
         return ""
     path = f"κ from {number(moved.first)} to {number(moved.kappa)}"

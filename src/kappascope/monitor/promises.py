@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from kappascope.matrix import spectra
-from kappascope.matrix.orthogonal import FIFTH, FIRST, THIRD
+from kappascope.matrix.orthogonal import MUON, Coefficients, orthogonalized
 
 Settings: TypeAlias = Mapping[str, Any]
 
@@ -67,8 +67,8 @@ class State(dict[str, Any]):
         """
         if self.is_begun and self.get(name) is None:
             raise Unpromised(f"its state has no {name}; audit it before its first step")
-        found = self.get(name)
-        return start if found is None else found
+        value = self.get(name)
+        return start if value is None else value
 
 
 Update: TypeAlias = Callable[[Settings, State, Tensor, Tensor], Candidates]
@@ -110,10 +110,12 @@ class Promise:
         gradient = -gradient if settings.get("maximize") else gradient
         gradient = gradient + coupled * weight if coupled else gradient
         shrunk = -share * weight
-        found = self.update(settings, state, weight, gradient)
-        if found.pop(UNMOVED, None):  # no step, and no decay either
+        candidates = self.update(settings, state, weight, gradient)
+        if candidates.pop(UNMOVED, None):  # no step, and no decay either
             return {"": Candidate(torch.zeros_like(weight))}, torch.zeros_like(weight)
-        return {name: s._replace(update=s.update + shrunk) for name, s in found.items()}, shrunk
+        return {
+            name: s._replace(update=s.update + shrunk) for name, s in candidates.items()
+        }, shrunk
 
 
 UNMOVED = "unmoved"
@@ -160,14 +162,14 @@ def promise_of(optimizer: object, settings: Settings) -> Promise:
     """
     kinds = type(optimizer).__mro__
     candidates = [kinds[0], *(kind for kind in kinds if kind.__module__.startswith("torch.optim"))]
-    found = next(filter(None, (_named(kind.__name__) for kind in candidates)), None)
-    if found is None:
+    promise = next(filter(None, (_named(kind.__name__) for kind in candidates)), None)
+    if promise is None:
         raise Unpromised(f"{kinds[0].__name__} is no name that is known here")
     if "lr" not in settings:
         raise Unpromised("its settings have no lr")
     if variants := [key for key in VARIANTS if settings.get(key)]:
-        raise Unpromised(f"what {', '.join(variants)} makes of {found.name} is not known here")
-    return found
+        raise Unpromised(f"what {', '.join(variants)} makes of {promise.name} is not known here")
+    return promise
 
 
 _MUONS = re.compile(
@@ -388,17 +390,17 @@ def _muon(s: Settings, state: State, weight: Tensor, g: Tensor) -> Candidates:
         raise Unpromised("Muon orthogonalises matrices; what else it does is not known here")
     if s.get("use_muon") is None and not s.get("is_hidden", True):
         raise Unpromised("embeddings and heads may have another update under Muon")
-    found: Candidates = {}
+    steps: Candidates = {}
     for momentum_kind, momentum in _momenta(s, state, g):
         for matrices, partition in s.get("partitions", {"": _whole}).items():
             for factor in _orthogonal_factors(s, state, momentum, partition):
                 for scale in _muon_scales(s, g, partition):
                     kind = "any orthogonal factor" if factor.slack == POLAR_SLACK else ""
                     parts = (momentum_kind, matrices, kind, f"rate x {scale:.4g}")
-                    found[", ".join(filter(None, parts))] = factor._replace(
+                    steps[", ".join(filter(None, parts))] = factor._replace(
                         update=-s["lr"] * scale * factor.update
                     )
-    return found
+    return steps
 
 
 def _momenta(s: Settings, state: State, g: Tensor) -> Iterable[tuple[str, Tensor]]:
@@ -435,7 +437,7 @@ def _orthogonal_factors(
     factor = momentum.clone(memory_format=torch.contiguous_format)
     dtype = torch.float64 if state.is_exact else torch.bfloat16  # in which Muon iterates
     for piece in partition(factor):
-        piece.copy_(newton_schulz_factor(piece.to(dtype), s))
+        piece.copy_(orthogonalized(piece.to(dtype), iteration_schedule(s)))
     yield Candidate(factor, ITERATION_SLACK)
     if any(key in s for key in ("ns_steps", "ns_coefficients", "ns_coeffs")):
         return
@@ -469,22 +471,15 @@ def heard_directions(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return u[:, :count].to(matrix), vt[:count].to(matrix)
 
 
-def newton_schulz_factor(matrix: Tensor, settings: Settings) -> Tensor:
-    """Newton and Schulz's iteration with the coefficients and steps that the settings tell.
+def iteration_schedule(settings: Settings) -> list[Coefficients]:
+    """The coefficients of each step of Newton and Schulz's iteration; the last ones are repeated.
 
-    >>> factor = newton_schulz_factor(torch.eye(2, dtype=torch.float64), {"ns_steps": 1})
-    >>> factor.diagonal()
-    tensor([1.1065, 1.1065], dtype=torch.float64)
+    >>> iteration_schedule({"ns_coefficients": (2, -1.5, 0.5), "ns_steps": 2})
+    [(2, -1.5, 0.5), (2, -1.5, 0.5)]
     """
-    told = settings.get("ns_coefficients", settings.get("ns_coeffs")) or (FIRST, THIRD, FIFTH)
-    schedule = [told] if isinstance(told[0], int | float) else list(told)
-    wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.mT
-    x = wide / torch.linalg.matrix_norm(wide).clamp(min=1e-7)
-    for i in range(settings.get("ns_steps", 5)):
-        a, b, c = schedule[min(i, len(schedule) - 1)]
-        gram = x @ x.mT
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x if wide is matrix else x.mT
+    stated = settings.get("ns_coefficients", settings.get("ns_coeffs")) or MUON
+    schedule = [stated] if isinstance(stated[0], int | float) else list(stated)
+    return [schedule[min(i, len(schedule) - 1)] for i in range(settings.get("ns_steps", 5))]
 
 
 def _muon_scales(s: Settings, g: Tensor, partition: Partition) -> set[float]:

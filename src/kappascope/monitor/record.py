@@ -268,8 +268,8 @@ def is_run(folder: str | Path) -> bool:
 def _segments(folder: Path) -> Iterator[tuple[int, Path]]:
     if not folder.is_dir():
         return
-    found = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
-    yield from sorted((int(match[1]), path) for match, path in found if match)
+    matches = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
+    yield from sorted((int(match[1]), path) for match, path in matches if match)
 
 
 @dataclass
@@ -328,12 +328,12 @@ class Run:
     @property
     def rows(self) -> list[Row]:
         """Every number of the run as a row of its own, by step."""
-        found = (
+        rows = (
             Row(step, matrix, quantity, value, index)
             for (matrix, quantity, index), column in self.columns.items()
             for step, value in column
         )
-        return sorted(found, key=lambda row: row.step)
+        return sorted(rows, key=lambda row: row.step)
 
     def series(
         self, matrix: str, quantity: str, index: float | None = None

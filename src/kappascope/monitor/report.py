@@ -58,14 +58,14 @@ class Chart:
 
 CHARTS = (
     Chart("Condition number", ("condition_number",),
-          "κ = σ₁ / σ of the smallest; the band is what rounding to the stored dtype leaves open."),
+          "κ = largest σ / smallest σ; the band is what rounding to the stored dtype leaves open."),
     Chart("Ends of the spectrum", ("sigma_*",), "The largest, second and smallest singular value."),
     Chart("Update over weight", ("update_size", "update_step", "update_decay"),
           "Frobenius norm of what one step changed, relative to the weight: all of it, the step"
           " without decay, and decay alone."),
     Chart("Swallowed", ("swallowed*",),
           "Shares that did not move although they should: of entries with a gradient, seen and as"
-          " predicted for this dtype and for float32; of rows, of the intended update, of decay."),
+          " predicted for this dtype and finer ones; of rows, of the intended update, of decay."),
     Chart("Frobenius norm", ("frobenius_norm",)),
     Chart("Ranks", ("effective_rank", "stable_rank", "entropy_rank"),
           "Singular values above 0.01 of the largest; squared Frobenius norm over σ₁ squared."),
@@ -78,8 +78,10 @@ CHARTS = (
           " reading."),
     Chart("Growth by the update", ("update_radial",),
           "Change of the weight along itself in one step: negative where it shrinks."),
-    Chart("Rank of the update", ("update_stable_rank",), "With the whole spectra."),
-    Chart("Condition of the update", ("update_condition_number",), "With the whole spectra."),
+    Chart("Rank of the update", ("update_stable_rank", "momentum_stable_rank"),
+          "Stable rank of what one step changed, and of the momentum; with the whole spectra."),
+    Chart("Condition of the update", ("update_condition_number", "momentum_condition_number"),
+          "κ of what one step changed, and of the momentum; with the whole spectra."),
     Chart("Where the momentum lies", ("momentum_share_*",)),
     Chart("Alignment of the momentum", ("momentum_alignment_*",), "Cosine with the gradient."),
     Chart("Spectral gap", ("spectral_gap",), "(σ₁ − σ₂) / σ₁"),
@@ -92,7 +94,10 @@ LABELS = {
     "sigma_min": "smallest σ", "update_size": "update / weight", "update_step": "step / weight",
     "update_decay": "decay / weight", "swallowed": "entries swallowed",
     "swallowed_rows": "rows", "swallowed_predicted": "entries, predicted",
-    "swallowed_in_float32": "entries, if float32", "swallowed_update": "update",
+    "swallowed_in_float16": "entries, if float16", "swallowed_in_float32": "entries, if float32",
+    "update_stable_rank": "update", "momentum_stable_rank": "momentum",
+    "update_condition_number": "update", "momentum_condition_number": "momentum",
+    "momentum_alignment_gradient": "gradient", "swallowed_update": "update",
     "swallowed_decay": "decay", "update_share_top": "leading", "update_share_bottom": "trailing",
     "momentum_share_top": "leading", "momentum_share_bottom": "trailing",
     "update_alignment_gradient": "minus gradient", "update_alignment_last": "last update",
@@ -127,7 +132,7 @@ def run_page(run: Run, connects: str = "'none'", seconds: float = 0.0) -> str:
         poll=round(1000 * seconds),
         data=document,
         provenance=_provenance(run),
-        skipped=run.skipped,
+        skipped={name: why for name, why in run.skipped.items() if name not in run.matrices},
     )
 
 
@@ -139,8 +144,8 @@ def run_document(run: Run) -> dict[str, Any]:
     for matrix, quantity, index in run.columns:
         by_matrix[matrix][quantity, index] = gapped(run, matrix, quantity, index)
     ranked = neediest(every)
-    shown, detailed, most = _fitting_page([one.name for one in ranked], by_matrix)
-    place = {one.name: k for k, one in enumerate(ranked)}
+    shown, detailed, most = _fitting_page([standing.name for standing in ranked], by_matrix)
+    place = {standing.name: k for k, standing in enumerate(ranked)}
     quantities = dict.fromkeys(q for those in shown.values() for q, index in those if index is None)
     return {
         "title": legible(run.model or "a run"),
@@ -153,7 +158,7 @@ def run_document(run: Run) -> dict[str, Any]:
             [alert.step, legible(alert.name), place.get(alert.matrix, -1), legible(alert.text)]
             for alert in run.alerts
         ],
-        "cuts": [[one.step, legible(one.cut or "resumed")] for one in run.sessions[1:]],
+        "cuts": [[s.step, legible(s.cut or "resumed")] for s in run.sessions[1:]],
         "loss": legible(loss_name(run)),
         "logs": {
             legible(name): shared.series(_column(pairs), LOG_POINTS)
@@ -164,8 +169,8 @@ def run_document(run: Run) -> dict[str, Any]:
         "overview": [name for name in OVERVIEW if name in quantities and name not in INTERVAL],
         "labels": {name: label(name) for name in (*quantities, *_vectors(shown))},
         "vectors": list(_vectors(shown)),
-        "matrices": [_matrix(one, shown[one.name], detailed, shared, most) for one in ranked],
-        "order": [place[one.name] for one in every],  # of the model; matrices come by attention
+        "matrices": [_matrix(s, shown[s.name], detailed, shared, most) for s in ranked],
+        "order": [place[s.name] for s in every],  # of the model; matrices come by attention
         "steps": shared.lists,
     }
 
@@ -182,7 +187,7 @@ def label(quantity: str) -> str:
 def _fitting_page(
     ranked: Sequence[str], by_matrix: Mapping[str, Columns]
 ) -> tuple[dict[str, Columns], set[str], Callable[[str], int]]:
-    """The series of each matrix that have room, who has all of them, and points of a quantity."""
+    """Choose what fits on the page: series by matrix, matrices with all of theirs, and points."""
 
     def size(name: str, points: int) -> int:
         return sum(min(len(column), points) for column in by_matrix[name].values())
@@ -212,8 +217,10 @@ def _fitting_page(
 
 def _vectors(shown: Mapping[str, Columns]) -> dict[str, None]:
     """Quantities with an index, signals first, in the order in which they were recorded."""
-    found = (q for those in shown.values() for q, index in those if index is not None)
-    return dict.fromkeys(sorted(dict.fromkeys(found), key=lambda q: not q.startswith("signal")))
+    quantities = (q for those in shown.values() for q, index in those if index is not None)
+    return dict.fromkeys(
+        sorted(dict.fromkeys(quantities), key=lambda q: not q.startswith("signal"))
+    )
 
 
 def _charts(quantities: Iterable[str]) -> Iterator[dict[str, Any]]:
@@ -238,7 +245,7 @@ def capital(text: str) -> str:
 
 
 def _matrix(
-    one: Standing,
+    standing: Standing,
     columns: Columns,
     detailed: set[str],
     shared: _Steps,
@@ -257,14 +264,14 @@ def _matrix(
         else:
             series[quantity] = shared.series(column, points)
     return {
-        "name": legible(one.name).replace("\n", "\\n") or "(no name)",
-        "kind": legible(one.kind),
-        "depth": one.depth if isinstance(one.depth, int) else None,
-        "shape": " × ".join(f"{size:,}" for size in one.shape),
-        "dtype": legible(one.dtype),
-        "kappa": one.kappa_text,
-        "swallowed": "–" if one.swallowed is None else percent(one.swallowed),
-        "detailed": one.name in detailed,
+        "name": legible(standing.name).replace("\n", "\\n") or "(no name)",
+        "kind": legible(standing.kind),
+        "depth": standing.depth if isinstance(standing.depth, int) else None,
+        "shape": " × ".join(f"{size:,}" for size in standing.shape),
+        "dtype": legible(standing.dtype),
+        "kappa": standing.kappa_text,
+        "swallowed": "–" if standing.swallowed is None else percent(standing.swallowed),
+        "detailed": standing.name in detailed,
         "series": series,
         "vectors": {name: sorted(those) for name, those in vectors.items()},
     }
@@ -335,7 +342,9 @@ def _digits(value: float) -> float | str:
 
 
 def _provenance(run: Run) -> dict[str, Any]:
-    began = [datetime.fromtimestamp(one.time, UTC) for one in run.sessions if one.time > 0]
+    began = [
+        datetime.fromtimestamp(session.time, UTC) for session in run.sessions if session.time > 0
+    ]
     options = run.sessions[-1].options if run.sessions else {}
     groups = run.settings[-1].get("groups", []) if run.settings else []
     return {

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kappascope.model.sharded import own_shard, shard_count
 from kappascope.text import plural
 
 MOVED_FACTOR = 4.0  # over the median of the first half of the ring, up or down
 MIN_STEPS = 8  # in the ring, below which nothing has a usual size
+
+
+@dataclass(frozen=True)
+class StepNorms:
+    """The norms of weights and of their gradients after one step, by the names of the weights.
+
+    Of a weight that is spread over processes it is what this process's shard lets one expect.
+    """
+
+    step: int
+    names: tuple[str, ...]
+    weights: Tensor
+    gradients: Tensor
 
 
 class Ring:
@@ -29,53 +44,84 @@ class Ring:
 
     def __init__(self, length: int) -> None:
         self._losses: deque[tuple[int, float]] = deque(maxlen=length)
-        self._kept: deque[tuple[int, tuple[str, ...], Tensor | None, Tensor | None]] = deque(
-            maxlen=length
-        )
-        self._read_to = -1
+        self._kept: deque[StepNorms] = deque(maxlen=length)
+        self._fresh = 0
 
     @torch.no_grad()
     def add(self, step: int, parameters: Mapping[str, Tensor]) -> None:
         """Keep the norms of this step's parameters and of their gradients."""
-        names = tuple(parameters)
+        if not parameters:
+            return
         weights = _norms([p.detach() for p in parameters.values()])
         gradients = _norms([_gradient(p) for p in parameters.values()])
-        self._kept.append((step, names, weights, gradients))
+        self._kept.append(StepNorms(step, tuple(parameters), weights, gradients))
+        self._fresh = min(self._fresh + 1, len(self._kept))
 
     def log(self, step: int, loss: float) -> None:
         """Keep a loss, to tell how long before it something else moved."""
         self._losses.append((step, loss))
 
-    def unread(self, step: int) -> Iterator[tuple[int, dict[str, float]]]:
-        """The norms of steps that were not given before."""
-        kept = [each for each in self._kept if each[0] > self._read_to]
-        self._read_to = step
-        for at, names, weights, _ in kept:
-            if weights is not None:
-                yield at, dict(zip(names, weights.tolist(), strict=True))
+    @property
+    def fresh(self) -> list[StepNorms]:
+        """The norms that were added since they were last told."""
+        return list(self._kept)[len(self._kept) - self._fresh :]
+
+    def refresh(self, norms: Sequence[StepNorms]) -> None:
+        """Put others in the place of the fresh ones: on the host, or of whole weights."""
+        for place, each in enumerate(norms, len(self._kept) - self._fresh):
+            self._kept[place] = each
+
+    def tell(self) -> list[StepNorms]:
+        """The fresh norms, which are fresh no more."""
+        norms, self._fresh = self.fresh, 0
+        return norms
 
     def entry(self, step: int) -> dict[str, Any] | None:
         """What the record keeps of the ring, and a sentence on who was first to move."""
         if not self._kept:
             return None
-        steps = [at for at, *_ in self._kept]
-        norms = _series([(names, weights) for _, names, weights, _ in self._kept])
-        gradients = _series([(names, sizes) for _, names, _, sizes in self._kept])
+        steps = [each.step for each in self._kept]
+        norms = _series([(each.names, each.weights) for each in self._kept])
+        gradients = _series([(each.names, each.gradients) for each in self._kept])
         text = first_to_move(steps, gradients, dict(self._losses))
-        found = {"kind": "ring", "step": step, "steps": steps}
-        return found | {"norms": norms, "gradients": gradients, "text": text}
+        entry = {"kind": "ring", "step": step, "steps": steps}
+        return entry | {"norms": norms, "gradients": gradients, "text": text}
 
 
-def _series(kept: list[tuple[tuple[str, ...], Tensor | None]]) -> dict[str, list[float]]:
+def of_all_shards(several: Sequence[Sequence[StepNorms]]) -> list[StepNorms]:
+    """The norms of whole weights from what each process expects: the mean of their squares.
+
+    >>> one, other = (StepNorms(7, ("w",), torch.tensor([x]), torch.ones(1)) for x in (6.0, 8.0))
+    >>> of_all_shards([[one], [other]])[0].weights
+    tensor([7.0711])
+    """
+    whole = []
+    for first in several[0]:
+        same = [each for norms in several for each in norms if _is_same_step(each, first)]
+        if len(same) < len(several):  # one of them missed it
+            whole.append(first)
+            continue
+        weights, gradients = (
+            torch.stack(sides).square().mean(0).sqrt()
+            for sides in ([e.weights for e in same], [e.gradients for e in same])
+        )
+        whole.append(StepNorms(first.step, first.names, weights, gradients))
+    return whole
+
+
+def _is_same_step(one: StepNorms, other: StepNorms) -> bool:
+    return (one.step, one.names) == (other.step, other.names)
+
+
+def _series(kept: list[tuple[tuple[str, ...], Tensor]]) -> dict[str, list[float]]:
     """The norms of each parameter along the steps; NaN where it had none."""
-    found: dict[str, list[float]] = {}
+    series: dict[str, list[float]] = {}
     for place, (names, values) in enumerate(kept):
-        numbers = [] if values is None else values.tolist()
-        for name, value in zip(names, numbers, strict=False):
-            found.setdefault(name, [math.nan] * place).append(value)
-        for series in found.values():
-            series.extend([math.nan] * (place + 1 - len(series)))
-    return found
+        for name, value in zip(names, values.tolist(), strict=True):
+            series.setdefault(name, [math.nan] * place).append(value)
+        for norms in series.values():
+            norms.extend([math.nan] * (place + 1 - len(norms)))
+    return series
 
 
 def _gradient(parameter: Tensor) -> Tensor:
@@ -85,18 +131,14 @@ def _gradient(parameter: Tensor) -> Tensor:
     return gradient.detach()
 
 
-def _norms(tensors: list[Tensor]) -> Tensor | None:
+def _norms(tensors: list[Tensor]) -> Tensor:
     """The norms of some tensors, in float32 at least and on the device of the first."""
-    if not tensors:
-        return None
-    local = [t.to_local() if hasattr(t, "to_local") else t for t in tensors]
-    if all(t.dtype == torch.float32 and t.is_contiguous() for t in local):
-        squares = [torch.dot(flat, flat) for flat in (t.view(-1) for t in local)]
-        found = [square.sqrt() for square in squares]
-    else:
-        found = list(torch._foreach_norm(local, 2, dtype=torch.float32))
-    device = found[0].device
-    return torch.stack([norm.to(device, non_blocking=True) for norm in found])
+    local = [own_shard(t) for t in tensors]
+    single = torch._foreach_norm(local, 2, dtype=torch.float32)
+    device = single[0].device
+    norms = torch.stack([norm.to(device, non_blocking=True) for norm in single])
+    shards = [shard_count(t) for t in tensors]
+    return norms if set(shards) == {1} else norms * norms.new_tensor(shards).sqrt()
 
 
 def first_to_move(
@@ -118,9 +160,9 @@ def first_to_move(
     name = min(moved, key=lambda each: moved[each])
     text = f"first to move: the gradient of {name} at step {moved[name]:,}"
     logged = sorted(losses)
-    told = _left(logged, [losses[s] for s in logged]) if len(logged) >= MIN_STEPS else None
-    if told is not None and told > moved[name]:
-        text += f", {plural(told - moved[name], 'step')} before the loss"
+    loss_moved = _left(logged, [losses[s] for s in logged]) if len(logged) >= MIN_STEPS else None
+    if loss_moved is not None and loss_moved > moved[name]:
+        text += f", {plural(loss_moved - moved[name], 'step')} before the loss"
     return text
 
 
@@ -130,9 +172,9 @@ def _left(steps: list[int], values: list[float]) -> int | None:
     if not usual:
         return None
     middle = median(usual)
-    found = None
+    left = None
     for step, value in zip(reversed(steps), reversed(values), strict=True):
         if math.isfinite(value) and middle / MOVED_FACTOR < value < middle * MOVED_FACTOR:
             break
-        found = step
-    return found
+        left = step
+    return left

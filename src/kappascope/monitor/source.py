@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from kappascope.model.matrices import Unit
+from kappascope.model.sharded import whole
 from kappascope.monitor.survey import Item, Survey, on_host, weights_of
 from kappascope.monitor.swallowed import intended
 from kappascope.monitor.updates import decoupled_decay
@@ -83,10 +84,7 @@ class StepTensors:
         Without an item those of vectors. Every process calls it, in the same order.
         """
         tensors = self._tensors([] if item is None else [item], vectors=item is None)
-        whole = {
-            key: t.full_tensor() if hasattr(t, "full_tensor") else t for key, t in tensors.items()
-        }
-        return replace(self, held=on_host(whole))
+        return replace(self, held=on_host({key: whole(t) for key, t in tensors.items()}))
 
     def read(self, path: Any) -> Tensor:
         """The weight that lies at a path of the model."""
@@ -104,11 +102,11 @@ class StepTensors:
         return any(name in self.captured.stepped for name in names)
 
     def cut(self, item: Item, what: str) -> dict[str, Tensor]:
-        """The matrices in something that has the shape of an item's weight, by name."""
+        """Cut a tensor that has the shape of an item's weight into its matrices, by name."""
         tensor = self.held.get((what, item.name))
         if what == "momentum":
-            found = (self.held.get((f"state {key}", item.name)) for key in MOMENTA)
-            tensor = next((each for each in found if each is not None), None)
+            momenta = (self.held.get((f"state {key}", item.name)) for key in MOMENTA)
+            tensor = next((each for each in momenta if each is not None), None)
         if tensor is None or item.unit is None:
             return {}
         pieces = item.unit.layout.cut(tensor)

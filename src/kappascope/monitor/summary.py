@@ -37,9 +37,9 @@ def aggregated(
     kinds: dict[str, list[float]] = {}
     layers: dict[str, list[float]] = {}
     for quantity in BY_KIND:
-        for matrix, found in latest.items():
+        for matrix, quantities in latest.items():
             about = facts.get(matrix, {})
-            for name, value in _numbers(quantity, found.get(quantity)):
+            for name, value in _numbers(quantity, quantities.get(quantity)):
                 kinds.setdefault(f"{name}/{about.get('kind', 'other')}", []).append(value)
                 if quantity in BY_DEPTH and about.get("depth") is not None:
                     key = f"{name}/layer_{bins[about['depth']]:02d}"
@@ -64,9 +64,9 @@ def histograms(
     >>> histograms(latest, {"a": {"kind": "up", "depth": 0}})
     {'singular_values/up': [2.0, 1.0]}
     """
-    found: dict[str, list[float]] = {}
+    spectra: dict[str, list[float]] = {}
     for matrix, quantities in latest.items():
         if values := quantities.get("singular_values"):
             key = f"singular_values/{facts.get(matrix, {}).get('kind', 'other')}"
-            found.setdefault(key, []).extend(value for _, value in values)
-    return found
+            spectra.setdefault(key, []).extend(value for _, value in values)
+    return spectra

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,11 @@ from torch.optim import Optimizer
 
 from kappascope.model.attention import Attention, attention
 from kappascope.model.matrices import Logical, Plan, Unit, plan
+from kappascope.model.sharded import is_sharded
 from kappascope.model.tensors import Path, reader, stripped
 from kappascope.model.weights import Where, live_weights, name_test, unwrapped, why_no_map
 
-WRAPPERS = ("accelerate", "lightning", "pytorch_lightning")  # whose optimizers hold the real one
+K = TypeVar("K")
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,21 +77,23 @@ class Survey:
 
     def facts(self) -> dict[str, dict[str, Any]]:
         """What the record tells of each matrix."""
-        found: dict[str, dict[str, Any]] = {}
+        facts: dict[str, dict[str, Any]] = {}
         for item in self.items:
             for logical in item.wanted:
-                found[logical.name] = {
+                facts[logical.name] = {
                     "kind": logical.kind,
                     "depth": logical.depth,
                     "shape": list(logical.shape),
                     "dtype": str(logical.dtype).removeprefix("torch."),
                 }
-        return found
+        return facts
 
 
 def signature(model: nn.Module) -> tuple[Any, ...]:
-    """What changes when a layer is added, removed, resized or replaced."""
-    return tuple((name, id(p), p.shape, p.dtype) for name, p in model.named_parameters())
+    """What changes when a layer is added, removed, resized, replaced, frozen or thawed."""
+    return tuple(
+        (name, id(p), p.shape, p.dtype, p.requires_grad) for name, p in model.named_parameters()
+    )
 
 
 @torch.no_grad()
@@ -106,17 +109,17 @@ def watched(model: nn.Module, where: Where = None, exclude: Where = None) -> Sur
     (['1.weight'], {'1.bias': 'one-dimensional', '0.weight': 'an embedding is looked up, ...'})
     """
     model = unwrapped(model)
-    found = _plan(model)
-    names = [part.name for unit in found.units for part in unit.parts]
-    layers, headless = attention(found)
+    whole_plan = _plan(model)
+    names = [part.name for unit in whole_plan.units for part in unit.parts]
+    layers, headless = attention(whole_plan)
     products = [f"{layer.name}[{kind}]" for layer in layers for kind in ("qk", "ov")]
     is_wanted = name_test(where, [*names, *products])
     is_excluded = name_test(exclude, [*names, *products]) if exclude is not None else None
     no_maps = {} if where is not None else _no_maps(model)
-    skipped = {each.name: str(each.reason) for each in (*found.skipped, *headless)}
+    skipped = {each.name: str(each.reason) for each in (*whole_plan.skipped, *headless)}
     items: list[Item] = []
     chosen: set[str] = set()
-    for unit in found.units:
+    for unit in whole_plan.units:
         whole = unit.parts[0].name
         if reason := no_maps.get(whole) or no_maps.get(whole.removesuffix(".weight")):
             skipped[whole] = reason
@@ -146,8 +149,8 @@ def watched(model: nn.Module, where: Where = None, exclude: Where = None) -> Sur
 
 
 def _plan(model: nn.Module) -> Plan:
-    """The plan of a model; of one whose tensors are sharded, by names and whole shapes alone."""
-    if not any(_is_sharded(p) for p in model.parameters()):
+    """Plan the matrices of a model; sharded tensors are known by name and whole shape alone."""
+    if not any(is_sharded(p) for p in model.parameters()):
         return plan(model)
     blanks = {
         name: torch.empty(p.shape, dtype=p.dtype, device="meta")
@@ -157,23 +160,13 @@ def _plan(model: nn.Module) -> Plan:
     return plan(blanks, to_dict())
 
 
-def _is_sharded(tensor: Tensor) -> bool:
-    return hasattr(tensor, "full_tensor")
-
-
 def _no_maps(model: nn.Module) -> dict[str, str]:
     """The weights that are no maps, by every plain name they have, and why."""
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for weight in live_weights(model):
-        if any(_is_sharded(leaf) for leaf in weight.leaves):
-            module = weight.uses[0][1]
-            is_table = isinstance(module, nn.Embedding | nn.EmbeddingBag)
-            reason = "an embedding is looked up, not multiplied" if is_table else None
-        else:
-            reason = why_no_map(weight)
-        if reason is not None:
-            found |= {stripped(name): reason for name, *_ in weight.uses}
-    return found
+        if (reason := why_no_map(weight)) is not None:
+            reasons |= {stripped(name): reason for name, *_ in weight.uses}
+    return reasons
 
 
 def _products(layer: Attention, chosen: set[str]) -> Iterator[Logical]:
@@ -193,20 +186,6 @@ def _products(layer: Attention, chosen: set[str]) -> Iterator[Logical]:
 # --- optimizers -----------------------------------------------------------------------------------
 
 
-def inner_optimizer(optimizer: Any) -> Optimizer:
-    """The optimizer itself, out of the wrapper that a trainer gives it.
-
-    >>> sgd = torch.optim.SGD([nn.Parameter(torch.ones(1))])
-    >>> inner_optimizer(sgd) is sgd
-    True
-    """
-    while type(optimizer).__module__.split(".")[0] in WRAPPERS and hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
-    if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"expected a torch optimizer, a list of some, or none; got {optimizer!r}")
-    return optimizer
-
-
 def stepped_parameters(optimizers: Sequence[Optimizer]) -> dict[int, tuple[int, int]]:
     """The numbers of optimizer and group that step each parameter, by its id; the first count."""
     owners: dict[int, tuple[int, int]] = {}
@@ -217,9 +196,9 @@ def stepped_parameters(optimizers: Sequence[Optimizer]) -> dict[int, tuple[int, 
     return owners
 
 
-def stepped_twice(found: Survey, optimizers: Sequence[Optimizer]) -> list[str]:
+def stepped_twice(survey: Survey, optimizers: Sequence[Optimizer]) -> list[str]:
     """The names of parameters that more than one optimizer or group steps."""
-    names = {id(p): name for name, p in found.parameters.items()}
+    names = {id(p): name for name, p in survey.parameters.items()}
     seen: set[int] = set()
     twice: list[str] = []
     for optimizer in optimizers:
@@ -232,13 +211,13 @@ def stepped_twice(found: Survey, optimizers: Sequence[Optimizer]) -> list[str]:
 
 
 @torch.no_grad()
-def masters(found: Survey, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
+def masters(survey: Survey, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
     """The copies of parameters that an optimizer steps in their place, in more digits.
 
     Such a copy has the shape of a parameter that nobody steps, and its values when rounded.
     """
     owners = stepped_parameters(optimizers)
-    ours = {id(p) for p in found.parameters.values()}
+    ours = {id(p) for p in survey.parameters.values()}
     copies = [
         p
         for optimizer in optimizers
@@ -247,7 +226,7 @@ def masters(found: Survey, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]
         if id(p) not in ours
     ]
     result: dict[str, Tensor] = {}
-    for name, p in found.parameters.items() if copies else ():
+    for name, p in survey.parameters.items() if copies else ():
         if id(p) in owners or p.dtype.itemsize > 2:
             continue
         for copy in copies:
@@ -260,26 +239,26 @@ def masters(found: Survey, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]
 # --- reading --------------------------------------------------------------------------------------
 
 
-def on_host(tensors: Mapping[Path, Tensor]) -> dict[Path, Tensor]:
-    """Tensors in the memory of the host, all of a device by one wait for it.
+def on_host(tensors: Mapping[K, Tensor]) -> dict[K, Tensor]:
+    """Copy tensors to the memory of the host, and wait for each device once.
 
     Those that are there already are not copied.
     """
     devices = {t.device for t in tensors.values() if t.device.type != "cpu"}
-    found = {path: t.detach().to("cpu", non_blocking=True) for path, t in tensors.items()}
+    copies = {path: t.detach().to("cpu", non_blocking=True) for path, t in tensors.items()}
     for device in devices:
         torch.accelerator.synchronize(device)
-    return found
+    return copies
 
 
-def weights_of(found: Survey, items: Sequence[Item]) -> dict[Path, Tensor]:
+def weights_of(survey: Survey, items: Sequence[Item]) -> dict[Path, Tensor]:
     """The tensors that some items need, as the model uses them, where they are."""
-    read = reader(found.model)
+    read = reader(survey.model)
     tensors: dict[Path, Tensor] = {}
     for item in items:
         for path in item.paths:
             if path not in tensors:
                 key = str(path[-1])
-                direct = found.by_key.get(key)
+                direct = survey.by_key.get(key)
                 tensors[path] = direct.detach() if direct is not None else read(path)
     return tensors

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CANDIDATES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+FINER = {"float16": torch.float16, "float32": torch.float32}  # than bfloat16, roughest first
 HEARD_BELOW = 0.01  # a dtype that swallows less of the entries hears the update
 
 
@@ -31,14 +31,14 @@ def observed(before: Tensor, after: Tensor, gradient: Tensor) -> dict[str, float
         return {}
     unmoved = before == after
     still = int((unmoved & called).count_nonzero())
-    found = {"swallowed": still / asked}
+    shares = {"swallowed": still / asked}
     if before.ndim > 1 and not still:
-        found["swallowed_rows"] = 0.0
+        shares["swallowed_rows"] = 0.0
     elif before.ndim > 1:
         rows = called.flatten(1).any(1)
         quiet = rows & unmoved.flatten(1).all(1)
-        found["swallowed_rows"] = int(quiet.count_nonzero()) / int(rows.count_nonzero())
-    return found
+        shares["swallowed_rows"] = int(quiet.count_nonzero()) / int(rows.count_nonzero())
+    return shares
 
 
 def intended(
@@ -125,28 +125,43 @@ def lost(before: Tensor, after: Tensor, step: Tensor, decay: float) -> dict[str,
     >>> lost(weight, torch.tensor([1.0, 1.5]), torch.tensor([0.5, 0.5]).double(), decay=0.0)
     {'swallowed_update': 0.5}
     """
-    found: dict[str, float] = {}
+    shares: dict[str, float] = {}
     wanted = step.double() - decay * before.double()
     total = float(wanted.square().sum())
     if 0 < total < math.inf:
         change = after.double() - before.double()
-        found["swallowed_update"] = 1 - float((change * wanted).sum()) / total
+        shares["swallowed_update"] = 1 - float((change * wanted).sum()) / total
     if decay:
         alive = before != 0
         shrunk = (before.double() * (1 - decay)).to(before.dtype)
         still = int(((shrunk == before) & alive).sum())
-        found["swallowed_decay"] = still / max(int(alive.sum()), 1)
-    return found
+        shares["swallowed_decay"] = still / max(int(alive.sum()), 1)
+    return shares
 
 
-def heard_by(before: Tensor, step: Tensor, decay: float, gradient: Tensor) -> str:
-    """The roughest of the usual dtypes in which nearly every entry would hear the step.
+def in_finer_dtypes(
+    before: Tensor, step: Tensor, decay: float, gradient: Tensor
+) -> dict[str, float]:
+    """The shares of entries that a step of a 16-bit weight would lose in dtypes of more digits.
 
-    >>> heard_by(torch.ones(3), torch.full((3,), 1e-3).double(), 0.0, torch.ones(3))
-    'float16'
+    >>> weight = torch.ones(3).bfloat16()
+    >>> in_finer_dtypes(weight, torch.full((3,), 1e-4).double(), 0.0, torch.ones(3))
+    {'swallowed_in_float16': 1.0, 'swallowed_in_float32': 0.0}
     """
-    for dtype in CANDIDATES:
-        share = predicted(before, step, decay, gradient, dtype)
-        if share is not None and share < HEARD_BELOW:
-            return str(dtype).removeprefix("torch.")
-    return ""
+    shares: dict[str, float] = {}
+    for name, dtype in FINER.items():
+        if torch.finfo(dtype).eps < torch.finfo(before.dtype).eps:
+            share = predicted(before, step, decay, gradient, dtype)
+            shares |= {} if share is None else {f"swallowed_in_{name}": share}
+    return shares
+
+
+def heard_by(quantities: Mapping[str, Any]) -> str:
+    """The roughest dtype, of those a share was predicted for, in which hardly an entry is lost.
+
+    >>> heard_by({"swallowed_in_float16": 1.0, "swallowed_in_float32": 0.0})
+    'float32'
+    """
+    shares = ((name, quantities.get(f"swallowed_in_{name}")) for name in FINER)
+    heard = (name for name, share in shares if share is not None and share < HEARD_BELOW)
+    return next(heard, "")

@@ -24,7 +24,7 @@ from kappascope.monitor.overview import (
 )
 from kappascope.monitor.record import Run
 from kappascope.monitor.report import envelope
-from kappascope.text import clean, number, plural
+from kappascope.text import clean, number
 
 BARS = "▁▂▃▄▅▆▇█"
 SPARK_POINTS = 16  # characters of a small curve
@@ -68,15 +68,21 @@ def run_screen(run: Run, width: int, height: int, silence: float = 0.0) -> Rende
     head = [_heading(run), *_progress(run, silence)]
     head += [Text(clean(sentence)) for sentence in verdict_of(run, every)[1:4]]
     for alert in reversed(run.alerts[-LATEST_ALERTS:]):
-        told = Text(f"! step {alert.step:,} {clean(alert.name)}: ", "bold red")
-        head.append(told.append(clean(alert.text), "default"))
+        label = Text(f"! step {alert.step:,} {clean(alert.name)}: ", "bold red")
+        head.append(label.append(clean(alert.text), "default"))
     lines = [line for text in head for line in _cut(text, width)]
     room = max(1, height - len(lines) - 4)  # the head of the table, its rule, and a last line
-    ranked = neediest([one for one in every if one.kappa is not None or one.swallowed is not None])
+    ranked = neediest(
+        [
+            standing
+            for standing in every
+            if standing.kappa is not None or standing.swallowed is not None
+        ]
+    )
     if not ranked:
         return Group(*lines, Text("No reading yet.", "dim"))
     hidden = len(ranked) - room
-    more = [Text(f"{plural(hidden, 'more matrix', 'more matrices')}", "dim")] if hidden > 0 else []
+    more = [Text(f"{hidden:,} more", "dim")] if hidden > 0 else []
     return Group(*lines, _table(run, ranked[:room], width), *more)
 
 
@@ -119,7 +125,7 @@ def steps_per_second(run: Run) -> float | None:
 
 def _table(run: Run, ranked: Sequence[Standing], width: int) -> Table:
     kept = list(range(len(HEADS)))
-    longest = max(len(_short(one.name, width)) for one in ranked)
+    longest = max(len(_short(standing.name, width)) for standing in ranked)
     for wanted, dropped in ((min(longest, 40), DROPPED_FIRST[:2]), (SHORTEST_NAME, DROPPED_FIRST)):
         for column in dropped:
             if column in kept and wanted + sum(WIDTHS[k] + GAP for k in kept if k) > width:
@@ -129,26 +135,26 @@ def _table(run: Run, ranked: Sequence[Standing], width: int) -> Table:
     for k in kept:
         justify = "left" if k in (0, 2, 6) else "right"
         drawn.add_column(HEADS[k], justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    for one in ranked:
-        cells = _cells(run, one, room)
+    for standing in ranked:
+        cells = _cells(run, standing, room)
         drawn.add_row(*(cells[k] for k in kept))
     return drawn
 
 
-def _cells(run: Run, one: Standing, room: int) -> list[Text]:
-    lost = one.swallowed
-    grown = "" if one.growth in (0.0, math.inf) else number(math.exp(one.growth))
+def _cells(run: Run, standing: Standing, room: int) -> list[Text]:
+    lost = standing.swallowed
+    grown = "" if standing.growth in (0.0, math.inf) else number(math.exp(standing.growth))
     return [
-        Text(_short(one.name, room), "bold" if one.alerts else ""),
-        Text(number(one.kappa)),
-        Text(spark(gapped(run, one.name, "condition_number").values, SPARK_POINTS), "cyan"),
+        Text(_short(standing.name, room), "bold" if standing.alerts else ""),
+        Text(number(standing.kappa)),
+        Text(spark(gapped(run, standing.name, "condition_number").values, SPARK_POINTS), "cyan"),
         Text(grown),
-        Text(number(one.update_size, 2)),
+        Text(number(standing.update_size, 2)),
         Text(
             "–" if lost is None else percent(lost),
             "yellow" if lost is not None and lost >= SWALLOWED_FROM else "",
         ),
-        Text(clean(one.alerts[-1].name)[: WIDTHS[6]] if one.alerts else "", "red"),
+        Text(clean(standing.alerts[-1].name)[: WIDTHS[6]] if standing.alerts else "", "red"),
     ]
 
 

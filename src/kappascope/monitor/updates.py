@@ -12,7 +12,6 @@ from torch import Tensor
 
 from kappascope.matrix.tracking import Ends
 from kappascope.model.weights import precise
-from kappascope.monitor.signal import signals
 
 Matrix = Float[Tensor, "out in"]
 # Optimizers that shrink the weight itself, whatever its gradient; others add the decay to that.
@@ -60,23 +59,23 @@ def update_quantities(
     weight = precise(before).flatten()  # in float32 the difference of neighbours is exact
     change = precise(after).flatten() - weight
     size = _norm(weight)
-    found: dict[str, float] = {}
+    quantities: dict[str, float] = {}
     if size > 0:
-        found["update_size"] = _norm(change) / size
-        found["update_radial"] = _dot(change, weight) / size**2
+        quantities["update_size"] = _norm(change) / size
+        quantities["update_radial"] = _dot(change, weight) / size**2
     step = change if not decay else change.add_(weight, alpha=decay)
-    length = _norm(step) if decay or not size else found["update_size"] * size
+    length = _norm(step) if decay or not size else quantities["update_size"] * size
     if size > 0 and decay is not None:
-        found["update_decay"] = decay
-        found["update_step"] = length / size
+        quantities["update_decay"] = decay
+        quantities["update_step"] = length / size
     for name, other, sign in (("gradient", gradient, -1.0), ("last", last, 1.0)):
         if other is not None:
             flat = precise(other).flatten()
             sizes = length * _norm(flat)
             if 0 < sizes < math.inf:
                 aligned = sign * _dot(step, flat) / sizes
-                found[f"update_alignment_{name}"] = max(-1.0, min(1.0, aligned))
-    return found, step.reshape(before.shape)
+                quantities[f"update_alignment_{name}"] = max(-1.0, min(1.0, aligned))
+    return quantities, step.reshape(before.shape)
 
 
 def along_ends(change: Matrix, ends: Ends) -> dict[str, Any]:
@@ -99,17 +98,6 @@ def along_ends(change: Matrix, ends: Ends) -> dict[str, Any]:
         "update_share_top": float(shares[:half].sum()),
         "update_share_bottom": float(shares[half:].sum()),
     }
-
-
-def predicted_change(change: Matrix, ends: Ends) -> Float[Tensor, " k"]:
-    """The change of each tracked singular value to first order, ``u_i' (after - before) v_i``.
-
-    >>> import torch
-    >>> basis = Ends(torch.eye(2), torch.ones(2), torch.eye(2), torch.zeros(2))
-    >>> predicted_change(torch.diag(torch.tensor([0.5, -0.25])), basis)
-    tensor([ 0.5000, -0.2500])
-    """
-    return signals(change, ends.left, ends.right)
 
 
 def turn(before: Float[Tensor, "n k"], after: Float[Tensor, "n k"]) -> float:

@@ -65,7 +65,10 @@ NETWORKS = {
     "learning rate.",
     "kappa without gain": "Corrections do what they say to kappa; no gain in loss is shown to "
     "follow from it.",
-    "no explosion": "Training does not explode the condition numbers of a small language model.",
+    "heads": "What heads compare and write depends on the optimizer: with AdamW QK is conditioned "
+    "far worse than products of random factors, the more the higher the rate, with Muon little.",
+    "hybrid under AdamW": "Under AdamW, multipliers with a penalty on kappa lower the loss of a "
+    "small language model, at their cost in time.",
     "bottom matters": "The bottom of the spectrum is not noise: a pretrained language model needs "
     "its smallest singular values, energy for energy more than the bulk.",
     "rounding": "Kappa does not tell which matrix suffers from rounding, and int8 with a scale a "

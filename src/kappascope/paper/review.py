@@ -6,13 +6,13 @@ listed here, of those names and of a run's verdicts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
 from kappascope.lab.claims import Claim
 from kappascope.lab.experiment import discover, studies
-from kappascope.lab.verdicts import measured
+from kappascope.lab.verdicts import DECIDED, measured
 from kappascope.text import Record, bracketed, markdown_cell
 
 BEGIN = "<!-- begin: written by `kappascope findings` -->"
@@ -35,7 +35,8 @@ class Item:
     """Something the review asks or objects to.
 
     The claims that name the item in ``answers`` answer it with a measurement. ``otherwise`` says
-    where else an answer is, ``lacking`` plainly what is not answered.
+    where else an answer is, ``lacking`` plainly what is missing in it. An item is *answered* if the
+    question in it is: by a decided claim, or otherwise, with nothing lacking.
 
     >>> Item("Q6", "Would multipliers of singular values help?").claims
     ('e14.value-multipliers',)
@@ -51,20 +52,56 @@ class Item:
         """The ids of the claims that answer the item."""
         return tuple(claim.id for claim in all_claims() if self.id in claim.answers)
 
+    def status(self, judged: Mapping[str, Record]) -> str:
+        """Tell whether the item is answered, partly answered, or not.
+
+        >>> Item("W5", "Where are error bars?", otherwise="In the report.").status({})
+        'partly'
+        """
+        decided = [
+            judged.get(name, {}).get("verdict") in (*DECIDED, "ill-posed") for name in self.claims
+        ]
+        if not any(decided) and not self.otherwise:
+            return "not"
+        return "answered" if not self.lacking and (any(decided) or not self.claims) else "partly"
+
 
 BOUND = "`theory.log_kappa_bound` is one; its proof and its condition are in docs/theory.md."
 THROUGH = "`theory.gradient_bounds` and `theory.log_gradient_norm` say it (docs/theory.md)."
 REPORT = "Every number of the report has its n and interval, or the reason why it has none."
 ITEMS = (
+    Item(
+        "S4",
+        "Does kappa's error grow from 18 % at d = 32 to 100 % at 128, the norms' staying flat?",
+        otherwise="In medians it grows too, far slower; the printed growth is that of the worst "
+        "of fifteen trials.",
+    ),
+    Item(
+        "S5",
+        "Are block-diagonal targets worst for kappa, and heterogeneous norms hardest to learn?",
+        otherwise="At equal Frobenius norm what the structures differed by is mostly gone: it was "
+        "their scale.",
+        lacking="no rule for kinds of layers follows from it.",
+    ),
     Item("W1(a)", "Do failures persist in networks of two or three layers?"),
-    Item("W1(b)", "Do they in a transformer that is trained?"),
-    Item("W1(c)", "Are they seen in public checkpoints?"),
+    Item(
+        "W1(b)",
+        "Do they in a transformer that is trained?",
+        lacking="two character models of up to 0.8 million weights are no large language model.",
+    ),
+    Item(
+        "W1(c)",
+        "Are they seen in public checkpoints?",
+        lacking="five small networks; their targets are unknown, so chance is what kappa is "
+        "compared with.",
+    ),
     Item("W2", "What is the trend at d = 1024 and 2048?"),
     Item("W3(a)", "Do small singular values receive a vanishing gradient?"),
     Item(
         "W3(b)",
         "How is it related to gradients through ill-conditioned matrices?",
         otherwise=THROUGH,
+        lacking="it is derived and tested on simulated layers; no trained network was measured.",
     ),
     Item(
         "W3(c)", "Is there a bound on the rate at which SGD reduces kappa's error?", otherwise=BOUND
@@ -76,7 +113,12 @@ ITEMS = (
     Item("W4(e)", "Does periodic re-projection of the spectrum?"),
     Item("W5", "Where are error bars and intervals?", otherwise=REPORT),
     Item("W6", "Are kappa and gap errors 2-5 times those of the norms?"),
-    Item("W7", "What of spectral normalization, orthogonal starts, implicit bias?"),
+    Item(
+        "W7",
+        "What of spectral normalization, orthogonal starts, implicit bias, spectra of trained "
+        "networks?",
+        otherwise="[Related work](related.md) says what each found and what is measured here.",
+    ),
     Item(
         "W8",
         "How do errors evolve, and what do the spectra look like?",
@@ -120,6 +162,7 @@ ITEMS = (
         "Section 4, gradients",
         "How does it relate to exploding and vanishing gradients?",
         otherwise=THROUGH,
+        lacking="no deep network's gradients were measured.",
     ),
     Item(
         "Code, fresh batches",
@@ -147,20 +190,31 @@ def table(claims: Iterable[Record]) -> str:
     """Write a Markdown table of every item with the verdicts that answer it.
 
     >>> lines = table([]).splitlines()
-    >>> len(lines) == len(ITEMS) + 2, "not in this run" in lines[2]
+    >>> len(lines) == len(ITEMS) + 2, "not in this run" in lines[4]
     (True, True)
     """
     judged = {claim["id"]: claim for claim in claims}
-    lines = ["| item | question | answer |", "|---|---|---|"]
+    lines = ["| item | question | | answer |", "|---|---|---|---|"]
     for item in ITEMS:
         answers = [
             answer(judged[name]) if name in judged else f"`{name}`: not in this run."
             for name in item.claims
         ]
-        lacking = f"**Not answered**: {item.lacking}" if item.lacking else ""
-        cell = "<br>".join(filter(None, (*answers, item.otherwise, lacking)))
-        lines.append(f"| {item.id} | {item.asks} | {cell} |")
+        lacking = f"**Missing**: {item.lacking}" if item.lacking else ""
+        cell = "<br>".join(filter(None, (item.otherwise, *answers, lacking)))
+        lines.append(f"| {item.id} | {item.asks} | {item.status(judged)} | {cell} |")
     return "\n".join(lines)
+
+
+def review_counts(claims: Iterable[Record]) -> str:
+    """Say how many items of the review are answered, partly answered, and not."""
+    judged = {claim["id"]: claim for claim in claims}
+    statuses = [item.status(judged) for item in ITEMS]
+    answered, partly, not_answered = map(statuses.count, ("answered", "partly", "not"))
+    return (
+        f"Of {len(ITEMS)} items of the review {answered} are answered, {partly} partly and "
+        f"{not_answered} not."
+    )
 
 
 def answer(claim: Record) -> str:

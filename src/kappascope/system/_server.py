@@ -83,9 +83,12 @@ class Server:
         )
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
         try:
+            if not sys.executable:  # inside another program
+                raise OSError(errno.ENOENT, "sys.executable names no Python")
             process = subprocess.Popen(
                 [sys.executable, *flags, "-P", "-c", program],
                 env={**trusted_environment(), **variables},
+                cwd="/",  # MKL ends a process that loads it in a folder that was removed
                 pass_fds=(control,),
                 stdin=subprocess.DEVNULL,
                 stdout=None if _is_open(1) else subprocess.DEVNULL,
@@ -290,18 +293,21 @@ def serve(control: int, driver: int, modules: Sequence[str]) -> None:
         with suppress(Exception):  # whoever needs it will fail, and say so
             import_module(name)
     gc.freeze()  # what is loaded is no garbage, and need not be looked through again
-    requests, bell = socket.socket(fileno=control), _bell_of_ends()
-    reports: dict[int, int] = {}
-    while True:
-        ready, _, _ = select.select([control, bell], [], [])
-        if bell in ready:
-            os.read(bell, PIECE)
-            _report_ends(reports)
-        if control in ready:
-            message, descriptors, _, _ = socket.recv_fds(requests, 1, 2)
-            if not message:
-                break
-            _fork(descriptors, reports, (control, bell))
+    bell, reports = _bell_of_ends(), dict[int, int]()
+    poll = select.poll()  # not select: descriptors may be above its limit
+    for descriptor in (control, bell):
+        poll.register(descriptor, select.POLLIN)
+    with socket.socket(fileno=control) as requests:
+        while True:
+            ready = {descriptor for descriptor, _ in poll.poll()}
+            if bell in ready:
+                os.read(bell, PIECE)
+                _report_ends(reports)
+            if control in ready:
+                message, descriptors, _, _ = socket.recv_fds(requests, 1, 2)
+                if not message:
+                    break
+                _fork(descriptors, reports, (control, bell))
     for pid in reports:
         os.kill(pid, signal.SIGKILL)
 

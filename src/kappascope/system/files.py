@@ -12,12 +12,11 @@ import json
 import os
 import platform
 import stat
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -179,23 +178,37 @@ def environment() -> Mapping[str, str | int]:
     >>> environment()["threads"]
     1
     """
+    return {**unloaded_environment(), "cpu capability": _capability()}
+
+
+def unloaded_environment() -> dict[str, str | int]:
+    """Return what of :func:`environment` can be told without loading torch.
+
+    >>> unloaded_environment()["cpu capability"]
+    'unknown'
+    """
     modes = [f"{name}={os.environ[name]}" for name in MODES if name in os.environ]
     return {
-        "kappascope": version("kappascope"),
+        "kappascope": _version("kappascope"),
         "python": platform.python_version(),
-        **{name: version(name) for name in LIBRARIES},
+        **{name: _version(name) for name in LIBRARIES},
         "cpu": _processor(),
-        "cpu capability": _capability(),
+        "cpu capability": "unknown",
         "cpu modes": " ".join(modes) or "default",
         "threads": 1,
         "dtype": "float64 on paper streams, as its page says on own streams",
     }
 
 
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return "absent"
+
+
 def _capability() -> str:
     """Name the instructions that torch uses: the processor's, or fewer if it was told so."""
-    if "torch" not in sys.modules and "torch._C" in sys.modules:
-        return "unknown"  # interrupted while it was loaded, it cannot be loaded again
     from torch.backends.cpu import get_cpu_capability
 
     return str(get_cpu_capability())

@@ -7,7 +7,9 @@
 
 from kappascope.matrix.orthogonal import newton_schulz
 from kappascope.theory.conditioning import (
+    direction_bound,
     disturbance,
+    floor_ratio,
     hard_edge_scale,
     kappa_error_cdf,
     kappa_error_quantile,
@@ -52,7 +54,9 @@ __all__ = [
     "adam_leading_change",
     "adam_update",
     "blind_change",
+    "direction_bound",
     "disturbance",
+    "floor_ratio",
     "flow",
     "full_gradient_change",
     "gradient_bounds",

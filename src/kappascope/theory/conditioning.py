@@ -132,6 +132,28 @@ def _smallest_values() -> Array:
     return smallest_value_quantile((np.arange(4000) + 0.5) / 4000)
 
 
+def floor_ratio(size: int, row_deviations: ArrayLike | None = None) -> float:
+    """Return kappa's median error over the norms' at the noise floor: 1.23 d sqrt(m(a^2) m(a^-2)).
+
+    There every entry is off by about the same f, whatever noise, rate and batch make of it. Then
+    row (and column) norms as a vector are off by f sqrt(d) / |W*|_F = f / sqrt(m(a^2)), m a mean
+    over rows of deviation a_i / sqrt(d), and kappa by 1.23 f d / s, s^2 = 1 / m(a^-2). For the
+    paper's targets, which have log-normal a_i, the root is e^(1/2).
+
+    >>> [round(floor_ratio(d)) for d in (32, 64, 128)]  # the paper prints 250 for d = 128
+    [65, 130, 260]
+    >>> round(floor_ratio(100, row_deviations=[1.0, 1.0]))
+    123
+    """
+    if row_deviations is None:
+        spread = math.exp(1 / 2)  # sqrt(E exp(z) E exp(-z)) of normal z
+    else:
+        squares = np.asarray(row_deviations, dtype=float) ** 2
+        spread = math.sqrt(float(np.mean(squares) * np.mean(1 / squares)))
+    small = 1e-6  # of a disturbance so small that the median is proportional to it
+    return kappa_error_quantile(0.5, small) / small * size * spread
+
+
 def weyl_bound(
     disturbance: Tensor | float, largest: Tensor | float, smallest: Tensor | float
 ) -> Float[Tensor, "*stack"]:
@@ -174,6 +196,41 @@ def log_kappa_bound(
     s = spectra.singular_values(target)
     e = (p * first + spread * left + _noise_norm(r, target.shape, step, risk)) / (1 - p)
     return weyl_bound(e, s[..., 0], s[..., -1])
+
+
+def direction_bound(
+    relaxation: Relaxation,
+    target: Float[Tensor, "*stack out in"],
+    start: Float[Tensor, "*stack out in"],
+    step: float,
+    risk: float = 0.05,
+) -> Float[Tensor, "*stack"]:
+    """Bound u' (W_t / (1-p) - W*) v / sigma_min: what sigma_min is off by, to first order.
+
+    u and v are the target's last singular vectors. With a = (W_0 - W*)' u the form has the mean
+    p u' W_0 v / (1-p) and, times (1-p)^2, exactly the variance
+
+        V = (q^t - r^t) |a|^2 / d + (r^t - p^2) (a' v)^2 + E N_ij^2,    r = (1-h)^2 + h^2 / B;
+
+    by Chebyshev's inequality it exceeds (p |u' W_0 v| + sqrt(V / risk)) / (1-p) in magnitude with
+    probability ``risk`` at most. Beyond first order sigma_min moves by about |e|^2 / sigma_(d-1)
+    more, e being the rest of W_t / (1-p) - W* along u or v; docs/theory.md says how.
+
+    >>> target, start = torch.eye(16) * 2, torch.zeros(16, 16)
+    >>> bounds = [direction_bound(Relaxation(16), target, start, t) for t in (200, 400, 2000)]
+    >>> [round(float(bound), 4) for bound in bounds]
+    [0.0175, 0.003, 0.0002]
+    """
+    r, p = relaxation, relaxation.mean(step)
+    u, s, vt = spectra.decomposition(target)
+    last_u, last_v = u[..., :, -1], vt[..., -1, :]
+    a = torch.einsum("...oi,...o->...i", (start - target).to(u), last_u)
+    along = (a * last_v).sum(-1).square()
+    other = ((1 - r.learning_rate) ** 2 + r.learning_rate**2 / r.rows) ** step
+    variance = (r.mean_square(step) - other) * a.square().sum(-1) / r.size
+    variance = variance + (other - p**2) * along + r.noise_variance(step)
+    mean = p * torch.einsum("...o,...oi,...i->...", last_u, start.to(u), last_v).abs()
+    return (mean + (variance / risk).sqrt()) / ((1 - p) * s[..., -1])
 
 
 def _noise_norm(relaxation: Relaxation, shape: tuple[int, ...], step: float, risk: float) -> float:

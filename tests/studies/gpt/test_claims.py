@@ -2,7 +2,7 @@
 
 import math
 
-from kappascope.studies.gpt.claims import over_seeds
+from kappascope.lab.statistics import over_seeds
 
 
 def test_two_seeds_decide_nothing() -> None:

@@ -13,7 +13,7 @@ from kappascope.lab.drawing import INK, SPARE
 from kappascope.lab.experiment import Exhibit
 from kappascope.lab.figures import Panel, sheet
 from kappascope.lab.measures import LOG_KAPPA, select
-from kappascope.lab.statistics import Estimate
+from kappascope.lab.statistics import Estimate, over_seeds
 from kappascope.lab.table import Floats, Table
 from kappascope.studies.gpt.claims import (
     HIDDEN,
@@ -21,7 +21,6 @@ from kappascope.studies.gpt.claims import (
     kappas,
     largest_finite,
     loss_change,
-    over_seeds,
     predicted_by,
     unstable_runs,
 )

@@ -28,7 +28,7 @@ import numpy as np
 import scipy
 
 from kappascope.lab.experiment import Rows
-from kappascope.lab.statistics import Estimate
+from kappascope.lab.statistics import LEVEL, Estimate
 from kappascope.lab.table import Floats, Table
 
 WINDOW = 10  # steps
@@ -148,5 +148,9 @@ def area(pairs_by_seed: Mapping[int, Sequence[tuple[float, int]]]) -> Estimate:
         return Estimate(value, None, None, n, what, f"fewer than {MIN_SEEDS} seeds have spikes")
     without = (counts.sum(axis=0) - counts).T
     spread = math.sqrt((n - 1) / n * float(np.square(without[0] / without[1] - value).sum()))
-    reach = float(scipy.stats.t.ppf(0.975, n - 1)) * spread
-    return Estimate(value, max(0.0, value - reach), min(1.0, value + reach), n, what)
+
+    def at(level: float) -> tuple[float, float]:
+        reach = float(scipy.stats.t.isf((1 - level) / 2, n - 1)) * spread
+        return max(0.0, value - reach), min(1.0, value + reach)
+
+    return Estimate(value, *at(LEVEL), n, what, at=at)

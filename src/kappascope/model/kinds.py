@@ -1,4 +1,4 @@
-"""What a layer does by its shape and its company, where a name alone does not tell or misleads.
+"""What a layer does by its shape and its neighbours, where its name says nothing or misleads.
 
 A language model's head has as many outputs as the table of tokens has rows, up to padding, and
 stands outside the blocks. A router has as many outputs as there are experts beside it. A layer
@@ -41,11 +41,11 @@ class Layer(NamedTuple):
     biased: bool = False  # it has a bias beside it
 
 
-def kinds_in_company(layers: Sequence[Layer]) -> dict[str, str]:
-    """The kinds of layers that their company tells, by name.
+def kinds_by_neighbours(layers: Sequence[Layer]) -> dict[str, str]:
+    """The kinds of layers that shapes and neighbours tell, by name.
 
     >>> table = Layer("tok.weight", (50257, 8), "embedding")
-    >>> kinds_in_company([table, Layer("proj.weight", (50304, 8), "output")])
+    >>> kinds_by_neighbours([table, Layer("proj.weight", (50304, 8), "output")])
     {'proj.weight': 'head'}
     """
     multiplied = dict.fromkeys(_multiplied_embeddings(layers), "other")

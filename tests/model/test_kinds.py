@@ -1,8 +1,8 @@
-"""What the company of a layer tells: heads by the vocabulary, routers by the experts."""
+"""What the neighbours of a layer tell: heads by the vocabulary, routers by the experts."""
 
 import pytest
 
-from kappascope.model.company import Layer, kinds_in_company, language_heads
+from kappascope.model.kinds import Layer, kinds_by_neighbours, language_heads
 
 
 def test_a_head_that_is_called_one_comes_before_what_only_fits() -> None:
@@ -34,12 +34,12 @@ def test_padding_is_to_the_next_multiple_of_a_power_of_two(outputs: int, fits: b
 
 
 def test_a_model_without_tokens_has_no_head() -> None:
-    assert kinds_in_company([Layer("fc.weight", (10, 8), "other")]) == {}
-    assert kinds_in_company([]) == {}
+    assert kinds_by_neighbours([Layer("fc.weight", (10, 8), "other")]) == {}
+    assert kinds_by_neighbours([]) == {}
 
 
 def test_a_layer_with_as_many_outputs_as_experts_is_their_router_only_beside_them() -> None:
     experts = [Layer(f"h.0.moe.experts.{i}.w1.weight", (8, 4), "expert") for i in range(3)]
     router = Layer("h.0.moe.choose.weight", (3, 4), "other")
     elsewhere = Layer("h.1.mlp.choose.weight", (3, 4), "other")
-    assert kinds_in_company([*experts, router, elsewhere]) == {router.name: "router"}
+    assert kinds_by_neighbours([*experts, router, elsewhere]) == {router.name: "router"}
