@@ -31,17 +31,24 @@ def test_no_percentile_is_told_beyond_what_n_values_tell(n: int) -> None:
 
 def test_an_atlas_comes_back_from_its_file(tmp_path: Path) -> None:
     rows = [examine(f"{k}.weight", torch.randn(12, 8)) for k in range(MIN_TRAINED)]
-    made = atlas_of([("a", rows[:3], ()), ("b", rows[3:], ())], [{"name": "a"}], {"torch": "x"})
+    made = atlas_of(
+        [("a", rows[:3], ()), ("b", rows[3:5], ()), ("c", rows[5:], ())],
+        [{"name": "a"}],
+        {"torch": "x"},
+    )
     (tmp_path / "atlas.json").write_bytes(strict(made.document()))
     read = Atlas.read(tmp_path / "atlas.json")
     assert read == made
     known = read.range("other", (12, 8), "entry_kurtosis")
-    assert known is not None and (known.n, known.models) == (MIN_TRAINED, 2)
+    assert known is not None and (known.n, known.models) == (MIN_TRAINED, 3)
 
 
 def test_few_matrices_are_no_range() -> None:
     rows = [examine(f"{k}.weight", torch.randn(12, 8)) for k in range(MIN_TRAINED - 1)]
-    assert atlas_of([("a", rows, ())]).range("other", (12, 8), "entry_kurtosis") is None
+    models = [(f"{k}", [row], ()) for k, row in enumerate(rows)]
+    assert atlas_of(models).range("other", (12, 8), "entry_kurtosis") is None
+    one = atlas_of([("a", [*rows, *rows], ())])  # of one model
+    assert one.range("other", (12, 8), "entry_kurtosis") is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": "other/1"}', "1e", '{"schema": 3}'])

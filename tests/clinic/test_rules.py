@@ -24,6 +24,8 @@ from kappascope.model.attention import Product
 from kappascope.model.chains import Chain, chain
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, unreadable
 
+NORMS = TrainedRange(24, 3, 0.01, 0.35)
+TRAINED = Atlas({("up", shape, "row_norm_cv"): NORMS for shape in ("square", "tall")})
 HEADS = {"hidden_size": 64, "num_attention_heads": 4}
 
 
@@ -55,7 +57,7 @@ def findings(
     unsound: Iterable[Skipped] = (),
 ) -> tuple[Finding, ...]:
     model = Measurements(
-        tuple(rows), tuple(products), tuple(chains), tuple(unsound), given_atlas=Atlas({})
+        tuple(rows), tuple(products), tuple(chains), tuple(unsound), given_atlas=TRAINED
     )
     return judgement(model).findings
 
@@ -418,11 +420,11 @@ def test_a_product_is_told_beyond_random_factors_and_trained_heads() -> None:
     assert not findings([], [head(100.0)])
     assert [one.severity for one in findings([], [head(1e5)])] == ["info"]
     assert [one.severity for one in findings([], [head(math.inf)])] == ["info"]
-    known = TrainedRange(24, 2, 1.0, 30.0)
+    known = TrainedRange(24, 3, 1.0, 30.0)
     atlas = Atlas({("QK", "square", "kappa_over_random_factors"): known})
     (one,) = judgement(Measurements((), (head(1e3),), given_atlas=atlas)).findings
     assert one.rule == "stretched-product" and one.null == "trained"
-    assert "larger than in all 24 trained matrices of kind QK in 2 models" in one.evidence
+    assert "larger than in all 24 trained matrices of kind QK in 3 models" in one.evidence
 
 
 def test_nothing_is_prescribed_for_a_stretched_product() -> None:
@@ -480,7 +482,7 @@ def test_a_rule_that_fails_costs_only_what_it_would_have_said(
     rows = tuple(examine(name, changed(lambda w: w[2:5].zero_())) for name in "abc")
     whole = findings(rows)
     monkeypatch.setitem(RULES, "fragile", Rule(on_one, "defect", "none"))
-    found = judgement(Measurements(rows, given_atlas=Atlas({})))
+    found = judgement(Measurements(rows, given_atlas=TRAINED))
     assert found.findings == whole and len(whole) >= 3
     reason = "the rule fragile failed: OverflowError: math range error"
     assert [(one.name, str(one.reason)) for one in found.failed] == [("b", reason)]
@@ -493,7 +495,7 @@ def test_a_rule_of_the_model_that_fails_costs_only_what_it_would_have_said(
     rows = (examine("a", torch.zeros(40, 30)), examine("b", trained()))
     whole = findings(rows)
     monkeypatch.setitem(MODEL_RULES, "fragile", Rule(ask, "defect", "none"))
-    found = judgement(Measurements(rows, given_atlas=Atlas({})))
+    found = judgement(Measurements(rows, given_atlas=TRAINED))
     assert found.findings == whole != ()
     assert [one.name for one in found.failed] == ["model"]
 

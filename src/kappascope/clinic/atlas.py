@@ -26,7 +26,9 @@ from kappascope.theory import GaussianNull
 
 ATLAS_SCHEMA = "kappascope.atlas/1"
 PROBABILITIES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
-MIN_TRAINED = 8  # matrices of a kind: below that an atlas says what it has, and rules do not use it
+# Matrices of a kind, and models that they come from: below that an atlas says what it has, and rules
+# do not use it, for one model's layers are no population.
+MIN_TRAINED, MIN_MODELS = 8, 3
 SQUARE_UP_TO = 1.5  # times as many rows as columns, or columns as rows
 MAX_ATLAS_BYTES = 2**26  # a table of numbers has far fewer
 
@@ -75,6 +77,11 @@ class TrainedRange:
     largest: float
     quantiles: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def is_telling(self) -> bool:
+        """Whether there are enough matrices, of enough models, to be compared with."""
+        return self.n >= MIN_TRAINED and self.models >= MIN_MODELS
+
     @classmethod
     def of(cls, values: Sequence[float], models: int) -> TrainedRange:
         """Summarize values, with no percentile beyond what their number can tell.
@@ -104,7 +111,7 @@ class Atlas:
         True
         """
         found = self.ranges.get((kind, shape_class(shape), quantity))
-        return found if found is not None and found.n >= MIN_TRAINED else None
+        return found if found is not None and found.is_telling else None
 
     def document(self) -> dict[str, Any]:
         """Return the atlas as strict JSON values.

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 
 from scipy.special import betaincinv, chdtri, gammaincinv
 
-from kappascope.clinic.atlas import MIN_TRAINED, QUANTITIES, TrainedRange, beyond_trained
+from kappascope.clinic.atlas import QUANTITIES, TrainedRange, beyond_trained
 from kappascope.clinic.examination import Examination, Spread
 from kappascope.clinic.fresh import (
     MOVED_FROM,
@@ -40,8 +40,6 @@ from kappascope.theory import GaussianNull, MarchenkoPastur
 # Sizes from which a rule speaks where no atlas tells what trained matrices have.
 KAPPA_SIZE = 100.0  # times the usual kappa: two digits lost beyond chance
 KAPPA_HARM = 1 / 2**-23  # at which a float32 solver loses every digit
-NORM_SIZE = 10.0  # times the median norm: of another scale
-CV_SIZE = 1.0  # coefficient of variation: norms differ as much as they measure
 RANK_SIZE, RANK_WARNING = 0.5, 0.1  # of the rank that chance gives
 BITS_SIZE, BITS_WARNING = 2.0, 3.0  # of int8's eight: six are left, and five
 SAVING_SIZE = 0.5  # of the parameters: below that two factors are not worth a change of code
@@ -152,7 +150,7 @@ def outlier_rows(row: Examination, model: Measurements) -> Symptom | None:
         evidence += f" {8 - bits:.1f} of 8 bits for the others (error {_error(row, 'tensor')})"
         advice = "quantize it with a scale for each row"
         return Symptom("info", evidence, advice, Flaw.SCALE, harm=bits / 8, null="chance")
-    return _beyond("longest_row_over_median", NORM_SIZE, _longest("row", row), row, model)
+    return _beyond("longest_row_over_median", math.inf, _longest("row", row), row, model)
 
 
 @rule("harm", "trained")
@@ -173,7 +171,7 @@ def outlier_columns(row: Examination, model: Measurements) -> Symptom | None:
         advice = "keep these columns in 16 bits, or divide them here and multiply what feeds them"
         severity = warning_if(bits >= BITS_WARNING and not is_left_alone(row))
         return Symptom(severity, evidence, advice, Flaw.SCALE, harm=bits / 8, null="chance")
-    return _beyond("longest_column_over_median", NORM_SIZE, _longest("column", row), row, model)
+    return _beyond("longest_column_over_median", math.inf, _longest("column", row), row, model)
 
 
 def _longest(side: str, row: Examination) -> str:
@@ -232,8 +230,7 @@ def _beyond(
     if value is None or model.is_fresh:
         return None
     if known is None:
-        told = f"{evidence} (fewer than {MIN_TRAINED} trained matrices of its kind are known)"
-        found = Symptom("info", told, NOTHING, concern="observation", null="chance")
+        found = Symptom("info", evidence, NOTHING, concern="observation", null="chance")
         return found if value >= size and not is_left_alone(row) else None
     if value <= known.largest:
         return None
@@ -248,14 +245,14 @@ NOTHING = "nothing to do by itself; compare with an earlier checkpoint"
 def uneven_norms(row: Examination, model: Measurements) -> Symptom | None:
     """Row or column norms that vary more than in all trained matrices of the kind.
 
-    Without an atlas: from a coefficient of variation of one on, where norms differ as much as they
-    measure, and at least three times that of a random matrix, 1/sqrt(2 n).
+    They must also vary three times as much as those of a random matrix, 1/sqrt(2 n). Where no
+    trained matrices are known, nothing is said: uneven norms harm nothing by themselves.
     """
     spread, what = max(_spreads(row), default=(0.0, ""))
     if not spread or outlier_rows(row, model) or outlier_columns(row, model):
         return None  # which tells it
     evidence = f"{what} norms vary by {spread:.2f} of their mean"
-    return _beyond(f"{what}_norm_cv", CV_SIZE, evidence, row, model)
+    return _beyond(f"{what}_norm_cv", math.inf, evidence, row, model)
 
 
 def _spreads(row: Examination) -> Iterator[tuple[float, str]]:

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from kappascope.clinic.atlas import MIN_TRAINED, Atlas, atlas_of
+from kappascope.clinic.atlas import MIN_MODELS, MIN_TRAINED, Atlas, atlas_of
 from kappascope.clinic.diagnosis import Diagnosis, known_median, short_sources
 from kappascope.clinic.examination import Examination
 from kappascope.pages.rendering import fill
@@ -108,8 +108,9 @@ class Surveyed:
         yield f"The atlas has {plural(matrices, 'trained matrix', 'trained matrices')} of {models}."
         if self.left_out:
             yield f"{plural(self.left_out, 'matrix was', 'matrices were')} left out: never trained."
-        enough = sum(found.n >= MIN_TRAINED for found in ranges.values())
-        yield f"{enough} of {len(ranges)} ranges have {MIN_TRAINED} matrices or more."
+        enough = sum(found.is_telling for found in ranges.values())
+        least = f"{MIN_TRAINED} matrices of {MIN_MODELS} models or more"
+        yield f"{enough} of {len(ranges)} ranges have {least}, which rules ask for."
 
     def html(self) -> str:
         """Return the page of the survey, which needs no network."""
