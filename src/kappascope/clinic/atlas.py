@@ -26,8 +26,8 @@ from kappascope.theory import GaussianNull
 
 ATLAS_SCHEMA = "kappascope.atlas/1"
 PROBABILITIES = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
-# Matrices of a kind, and models that they come from: below that an atlas says what it has, and rules
-# do not use it, for one model's layers are no population.
+# Matrices of a kind, and models that they come from: below that an atlas says what it has, and
+# rules do not use it, for one model's layers are no population.
 MIN_TRAINED, MIN_MODELS = 8, 3
 SQUARE_UP_TO = 1.5  # times as many rows as columns, or columns as rows
 MAX_ATLAS_BYTES = 2**26  # a table of numbers has far fewer
