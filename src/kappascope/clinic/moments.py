@@ -15,7 +15,14 @@ from typing import Any
 from torch import Tensor
 
 from kappascope.model.tensors import OPTIMIZER, Path, Read, stored_tensors
-from kappascope.monitor.swallowed import heard_by, intended, lost, predicted, stepped_in
+from kappascope.monitor.swallowed import (
+    heard_by,
+    in_finer_dtypes,
+    intended,
+    lost,
+    predicted,
+    stepped_in,
+)
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 DEEPEST_STATE = 3  # levels at which checkpoints keep the state of an optimizer
@@ -71,7 +78,7 @@ class Moments:
             share or 0.0,
             min(1.0, max(0.0, shares.get("swallowed_update", 0.0))),
             shares.get("swallowed_decay"),
-            heard_by(weight, step, decay, mean),
+            heard_by(in_finer_dtypes(weight, step, decay, mean)),
         )
 
 
