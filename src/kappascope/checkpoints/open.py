@@ -26,6 +26,7 @@ from kappascope.checkpoints.codes import CodedLocation
 from kappascope.checkpoints.distributed import METADATA, ChunkedLocation, read_distributed
 from kappascope.checkpoints.formats import AGAIN, HEAD, Malformed, format_of, quoted
 from kappascope.checkpoints.locations import CheckpointFile, FileContents, TensorLocation, Tree
+from kappascope.checkpoints.onnx import read_onnx
 from kappascope.checkpoints.pickles import ForbiddenCall
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, unreadable
 from kappascope.refusal import Refusal
@@ -44,6 +45,13 @@ _FORMATS = {
     "zip": "PyTorch",
     "pickle": "PyTorch, before 1.6",
     "distributed": "PyTorch, distributed",
+    "onnx": "ONNX",
+}
+_TITLES = {
+    "zip": "a zip archive",
+    "gguf": "a GGUF file",
+    "npy": "a NumPy array",
+    "onnx": "an ONNX model",
 }
 _READERS: Mapping[str, Callable[[CheckpointFile], FileContents]] = {
     "gguf": gguf.read_gguf,
@@ -222,8 +230,10 @@ def _load(real: Path, path: Path) -> tuple[FileContents, str]:
     if form == "unknown":
         return _oldest(file), _FORMATS["pickle"]
     if named:
-        what = {"zip": "zip archive", "gguf": "GGUF file", "npy": "NumPy array"}.get(form, form)
-        raise Malformed(f"not a safetensors file but a {what}", "give it the name it should have")
+        what = _TITLES.get(form, f"a {form}")
+        raise Malformed(f"not a safetensors file but {what}", "give it the name it should have")
+    if form == "onnx":
+        return read_onnx(file, path.parent), _FORMATS["onnx"]
     if form == "zip" and numpyfiles.is_npz(file):
         form = "npz"
     return _READERS[form](file), _FORMATS[form]

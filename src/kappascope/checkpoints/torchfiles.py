@@ -179,6 +179,7 @@ def _locations(
             if not isinstance(key, str) or key not in seen:
                 raise Malformed(f"a storage {quoted(key)} that no tensor uses", AGAIN)
             dtype = seen[key].dtype
+            file.require(at, 8)
             count = int.from_bytes(os.pread(descriptor, 8, at), "little")
             size = count * (dtype.itemsize if dtype else 1)
             at += 8

@@ -20,6 +20,7 @@ class _Window(io.RawIOBase):
 
     def __init__(self, descriptor: int, part: StorageLocation) -> None:
         self.descriptor, self.begin, self.size, self.at = descriptor, part.begin, part.size, 0
+        self.file = part.file
 
     def seekable(self) -> bool:
         return True
@@ -38,6 +39,7 @@ class _Window(io.RawIOBase):
         size = left if size is None or size < 0 else min(size, left)
         if size > _LONGEST_DIRECTORY:
             raise Malformed("a zip archive with an oversized directory", AGAIN)
+        self.file.require(self.begin + self.at, size)
         data = os.pread(self.descriptor, size, self.begin + self.at)
         self.at += len(data)
         return data

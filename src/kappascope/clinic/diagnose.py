@@ -24,6 +24,7 @@ from typing import TypeAlias, final, get_args
 import torch
 from torch import Tensor
 
+from kappascope.checkpoints.remote import Fetching
 from kappascope.clinic import MODULES, Extent
 from kappascope.clinic.atlas import Atlas
 from kappascope.clinic.diagnosis import Diagnosis
@@ -33,6 +34,7 @@ from kappascope.clinic.source import (
     GIGABYTE,
     InMemory,
     Location,
+    Mirrored,
     OnDisk,
     Opened,
     Portion,
@@ -56,6 +58,7 @@ from kappascope.system.memory import (
     bytes_of,
     gigabytes,
     is_out_of_memory,
+    megabytes,
 )
 from kappascope.system.workers import CORES, Done, Engine, Here, Processes
 from kappascope.text import error_text
@@ -479,6 +482,16 @@ class Case:
     reference_vectors: tuple[Vector, ...] = ()
     atlas: Atlas | None = None
 
+    @property
+    def fetched(self) -> str:
+        """How much was fetched of checkpoints that lie elsewhere; nothing where none does."""
+        sides = [side for side in (self.model, self.reference) if isinstance(side, Mirrored)]
+        mirrors = [side.mirror for side in sides if side.mirror]
+        if not mirrors:
+            return ""
+        here, there = (sum(getattr(m, name) for m in mirrors) for name in ("fetched", "size"))
+        return f"{megabytes(here)} of {megabytes(there)} fetched"
+
     def examine(self) -> Generator[Done[Task]]:
         """Yield each task as it ends; its ``result`` is the rows of what it measured.
 
@@ -556,7 +569,7 @@ class Case:
             swallowed=tuple(row for row in every if isinstance(row, SwallowedStep)),
             files=tuple(digests[path] for path in inventory.files if path in digests),
             atlas=self.atlas,
-            notes=inventory.notes,
+            notes=(*inventory.notes, *filter(None, [self.fetched])),
             reference=str(self.reference) if self.reference else None,
             settings={name: list(it) if isinstance(it, tuple) else it for name, it in settings},
         ).judged()
@@ -652,7 +665,7 @@ def case(
     tasks: list[Task] = [*weights, *heads]
     if isinstance(model, OnDisk) or other is None:  # else only matrices are sent where work is done
         tasks += [MomentsTask(one) for one in inventory.moments if selection.takes(one.name)]
-    if isinstance(model, OnDisk):
+    if isinstance(model, OnDisk) and not isinstance(model, Mirrored):  # which has holes
         tasks += [DigestTask(path, Path(path).stat().st_size) for path in inventory.files]
     tasks.sort(key=lambda task: task.effort, reverse=True)
     engine: Engine = Here()
@@ -670,7 +683,7 @@ def case(
             most = min(most, max(free, MIN_WORKER_BYTES))
             least = max((task.memory.at_least(copies) for task in tasks), default=0)
             workers = replace(workers, jobs=max(1, min(jobs, free // (LIBRARY_BYTES + least))))
-        engine = replace(workers, limit=slowest, memory=memory or most)
+        engine = _fetching(replace(workers, limit=slowest, memory=memory or most), sides)
     beside = compared.vectors if compared else ()
     return Case(model, other, selection, inventory, tuple(tasks), engine, room, beside, atlas)
 
@@ -682,13 +695,20 @@ def _tokens(plan: Plan) -> Unit | None:
     return small[0] if len(tables) == len(small) == 1 else None
 
 
+def _fetching(engine: Engine, sides: Sequence[Location]) -> Engine:
+    """Return an engine that fetches what its tasks miss of checkpoints that lie elsewhere."""
+    mirrors = [side.mirror for side in sides if isinstance(side, Mirrored) and side.mirror]
+    return Fetching(engine, tuple(mirrors)) if mirrors else engine
+
+
 def _inventory(model: Location, memory: int | None) -> Inventory:
     """Return what is in the model; a file is opened in a process of its own, or refused."""
     if isinstance(model, InMemory):
         return Inventory.of(model)
     limit = model.parse_seconds
     allowed = max(MIN_WORKER_BYTES, memory or 0)
-    (done,) = replace(WORKER, limit=limit, memory=allowed).run(Inventory.of, [model])
+    engine = _fetching(replace(WORKER, limit=limit, memory=allowed), [model])
+    (done,) = engine.run(Inventory.of, [model])
     if not done.failure:
         return done.result
     if isinstance(done.error, Refusal):

@@ -374,10 +374,10 @@ CLAIMS = (
         f"rate and the same overall error, {LEVEL:g}, they are {{equal[1]:.2g}}, {{equal[2]:.3g}}, "
         "{equal[3]:.3g} and, at depth 4, {equal[4]:.3g} (n = {equal[4].n}): the second layer "
         "multiplies the median by {second:.3g}, the third by {third:.2g}, the fourth by "
-        "{fourth:.2g}, which is {bend:.2f} times the third's factor. Most of it is there before "
-        "training (e7.untrained).",
+        "{fourth:.2g}, which is {bend:.2f} times the third's factor. A random layer multiplies "
+        f"kappa by {np.exp(log_kappa_rate(64)):.0f}; how much is there before training, "
+        "e7.untrained tells.",
         answers=("W1(a)",),
-        teaches={"depth delays": "holds"},
         quotes=no_mean(
             "e7/condition_number/depth=1/mean",
             "e7/condition_number/depth=2/mean",

@@ -141,7 +141,6 @@ CLAIMS = (
         "the power 0.5: what is left of the start falls like the entries, d^-0.5, and the smallest "
         "singular value like 1/d.",
         answers=("W2", "S4"),
-        teaches={"size": "fails"},
         mended=Mended(
             "fails",
             "32 trained trials stood for d = 2048; now 200 draws of theory do at 1024 and 2048, "
@@ -164,7 +163,6 @@ CLAIMS = (
         "of the untrained matrix (n = {ratio.n}); the medians are {trained:.2f} and "
         "{untrained:.2f}.",
         answers=("W2",),
-        teaches={"size": "holds"},
     ),
     Claim(
         "e10.norms",
