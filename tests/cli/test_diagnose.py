@@ -19,7 +19,7 @@ import torch
 
 from kappascope.cli import app
 from kappascope.cli._errors import Interrupted
-from kappascope.clinic import rules
+from kappascope.clinic import symptoms
 from monitored_runs import write_example
 
 Run = Callable[..., tuple[int, str, str]]
@@ -504,7 +504,7 @@ def fails(*args: object, **kwargs: object) -> NoReturn:
 def test_a_rule_that_fails_is_named_and_ends_with_3(
     run: Run, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(rules.RULES, "fragile", fails)
+    monkeypatch.setitem(symptoms.RULES, "fragile", symptoms.Rule(fails, "defect", "none"))
     code, output, errors = run(saved, "--json")
     document = json.loads(output)
     reason = "the rule fragile failed: OverflowError: math range error"

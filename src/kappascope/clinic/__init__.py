@@ -45,8 +45,8 @@ def blank_document(source: str) -> dict[str, Any]:
     """
     # a torch that is not loaded by now may be one that cannot be
     known = files.environment() if "torch" in sys.modules else files.unloaded_environment()
-    rows = "matrices", "products", "chains", "logits", "swallowed", "files"
-    lists = *rows, "findings", "skipped", "failed"
+    rows = "matrices", "products", "chains", "findings", "logits", "swallowed", "files"
+    lists = *rows, "skipped", "failed"
     return {
         "schema": SCHEMA,
         "source": source,

@@ -33,6 +33,12 @@ RANGE = "outside float64's range"
 # A spreadsheet takes what begins so for a formula; the last four are the full-width forms.
 FORMULA_SIGNS = "=+-@\uff1d\uff0b\uff0d\uff20"
 
+# Fields of a matrix that have fields of their own.
+NESTS = (
+    "row_norms", "column_norms", "lines", "int8", "effective_ranks", "energy_ranks",
+    "operator_norm", "errors", "unchanged", "fingerprints",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis:
@@ -328,8 +334,8 @@ def _flat(row: Examination) -> dict[str, Any]:
     """Return the row without nests: ``row_norms.cv`` for a number in one, text for a list."""
     flat: dict[str, Any] = {}
     for name, value in row.document().items():
-        if name in ("row_norms", "column_norms", "effective_ranks", "errors"):
-            flat |= {f"{name}.{key}": entry for key, entry in (value or {}).items()}
+        if name in NESTS:
+            flat |= {f"{name}.{key}": _listed(entry) for key, entry in (value or {}).items()}
         elif name == "reasons":
             flat[name] = "; ".join(f"{key}: {why}" for key, why in value.items())
         elif name == "shape":
@@ -338,8 +344,13 @@ def _flat(row: Examination) -> dict[str, Any]:
             flat["severity"] = row.severity or None
             flat["findings"] = "; ".join(finding.rule for finding in row.findings)
         else:
-            flat[name] = value
+            flat[name] = _listed(value)
     return flat
+
+
+def _listed(value: Any) -> Any:
+    """Return a list as one text, and anything else as it is."""
+    return ", ".join(map(str, value)) if isinstance(value, list) else value
 
 
 def product_document(product: Product) -> dict[str, Any]:

@@ -357,7 +357,7 @@ def examine(
         **_guarded(NULL, faults, _null, shape, vitals),
         **_guarded(SPECTRUM, faults, _spectrum, shape, vitals, values, missing),
         **_guarded(("errors",), faults, _errors, matrix, vitals, reference, complete),
-        **_guarded((), faults, _stored, matrix, norms.get("apart")),
+        **_guarded(("int8", "fingerprints"), faults, _stored, matrix, norms.get("apart")),
         **_guarded((), faults, _operator, matrix, kernel, spectrum),
         **_guarded((), faults, _unchanged, matrix, vitals, reference),
     }
@@ -437,6 +437,7 @@ RANGE = _Absent("outside float64's range")
 EMPTY = _Absent("empty matrix")
 ZERO = _Absent("zero matrix")
 SINGULAR = _Absent("infinite: the smallest singular value cannot be told from zero")
+OUTLYING = _Absent("nothing but zeros beside outlying lines")
 PARTIAL = _Absent("needs all singular values: --spectrum full")
 DEPTHWISE = _Absent("a depthwise kernel is a filter for each channel, no map of this shape")
 
@@ -510,11 +511,12 @@ def _indices_of(mask: Tensor, norms: Tensor) -> tuple[int, ...]:
 def _stored(matrix: Tensor, apart: Mapping[str, Tensor] | None) -> dict[str, Any]:
     """Return what only the entries tell: rounding to int8, waves, and their fingerprints."""
     found: dict[str, Any] = {"fingerprints": fingerprints(matrix)}
-    if matrix.any():
-        found["sinusoidal"] = is_sinusoidal(matrix)
-        if apart is not None:
-            found["int8"] = int8_errors(matrix, apart["row"], apart["column"])
-    return found
+    if not matrix.any():
+        return found | {"int8": ZERO if matrix.numel() else EMPTY}
+    found["sinusoidal"] = is_sinusoidal(matrix)
+    if apart is None:
+        return found | {"int8": RANGE}
+    return found | {"int8": int8_errors(matrix, apart["row"], apart["column"]) or OUTLYING}
 
 
 def _operator(matrix: Tensor, kernel: Kernel, spectrum: Extent) -> dict[str, Any]:
@@ -534,7 +536,7 @@ def _operator(matrix: Tensor, kernel: Kernel, spectrum: Extent) -> dict[str, Any
 
 def _unchanged(matrix: Tensor, vitals: spectra.Vitals, reference: Tensor | None) -> dict[str, Any]:
     """Compare the entries with those of the reference one by one, or in another order."""
-    if reference is None or not reference.isfinite().all():
+    if reference is None or non_finite_entries(reference):
         return {}
     alike = likeness(fingerprints(matrix), fingerprints(reference))
     if reference.shape != matrix.shape or alike:

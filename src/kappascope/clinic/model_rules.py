@@ -12,7 +12,7 @@ from kappascope.clinic import Null
 from kappascope.clinic.atlas import PRODUCT_QUANTITY, beyond_trained
 from kappascope.clinic.examination import Examination
 from kappascope.clinic.fresh import can_tell, is_random
-from kappascope.clinic.prescriptions import Flaw, is_left_alone
+from kappascope.clinic.prescriptions import Flaw, is_left_alone, kind_of
 from kappascope.clinic.rules import DIVERGED, KAPPA_SIZE, NOTHING
 from kappascope.clinic.symptoms import Measurements, Symptom, model_rule, warning_if
 from kappascope.matrix.fingerprints import likeness
@@ -149,12 +149,14 @@ def swallowed_steps(model: Measurements) -> Iterator[Symptom]:
 def unresolved(model: Measurements) -> Iterator[Symptom]:
     """Kappa not known to a factor of two, because of how matrices are stored: told once a type.
 
-    Usual for large square matrices in 16 bits.
+    Usual for large square matrices in 16 bits. Tables of constants are left out: nobody asks
+    their kappa.
     """
     known = [row for row in model.rows if row.failure is None]
     types: dict[str, list[Examination]] = {}
     for row in known:
-        is_open = not row.resolved and row.condition_number is not None
+        is_map = kind_of(row) not in ("basis", "table")
+        is_open = is_map and not row.resolved and row.condition_number is not None
         if is_open and row.condition_number_low is not None and min(row.shape) >= 2:
             types.setdefault(row.storage, []).append(row)
     for storage, rows in types.items():

@@ -32,6 +32,7 @@ from kappascope.clinic.fresh import (
 )
 from kappascope.clinic.prescriptions import Flaw, is_left_alone, kind_of
 from kappascope.clinic.symptoms import Measurements, Symptom, rule, warning_if
+from kappascope.clinic.vectors import Vector
 from kappascope.model.names import is_mask
 from kappascope.model.skipped import ReasonKind
 from kappascope.text import number
@@ -107,18 +108,24 @@ def _dead(row: Examination, side: str, dead: int, every: int) -> Symptom:
     return Symptom(severity, evidence, advice, harm=dead / every)
 
 
+def _bias(row: Examination, model: Measurements) -> Vector | None:
+    """Return the bias beside a weight, if there is one."""
+    return model.vector(f"{row.name.removesuffix('weight')}bias")
+
+
 @rule("defect", "start")
 def dead_rows(row: Examination, model: Measurements) -> Symptom | None:
     """Rows that are nothing beside the median: outputs that do not depend on the input.
 
     No initialisation in use makes some rows zero. One dead row of a table is its padding, by its
-    kind or, where the name does not tell, in a tall matrix; a fixed basis of waves has a zero
-    sine, and neither is told.
+    kind or, where the name does not tell, in a tall matrix without a bias; a fixed basis of waves
+    has a zero sine, and neither is told.
     """
     dead, rows = row.dead_rows or 0, row.shape[0]
     if not dead or not row.frobenius_norm or kind_of(row) in ("basis", "table"):
         return None
-    is_padding = dead == 1 and rows > row.shape[1] and row.kind in ("other", "embedding")
+    may_be_table = row.kind in ("other", "embedding") and _bias(row, model) is None
+    is_padding = dead == 1 and rows > row.shape[1] and may_be_table
     return None if is_padding else _dead(row, "row", dead, rows)
 
 
@@ -287,10 +294,11 @@ def ill_conditioned(row: Examination, model: Measurements) -> Symptom | None:
     probability, not the number of deviations, decides. Kappa told nothing of accuracy in networks
     that were trained to ask it, so that it is an observation: beyond all trained matrices of the
     kind or, without an atlas, from a hundred times the usual kappa on. From 2^23 on it is a
-    warning: to undo or merge the layer in float32 loses every digit.
+    warning: to undo or merge the layer in float32 loses every digit. Tables of constants, which
+    nobody undoes, are left out.
     """
     times = _times_usual(row, row.condition_number_low or row.condition_number, model)
-    if not times or min(row.shape) < FEWEST_VALUES:
+    if not times or min(row.shape) < FEWEST_VALUES or kind_of(row) in ("basis", "table"):
         return None
     (m, n), known = row.shape, row.resolved or row.condition_number_low is None
     kappa = row.condition_number if known else row.condition_number_low
@@ -399,7 +407,7 @@ def untrained(row: Examination, model: Measurements) -> Symptom | None:
     signs = []
     if scale := starting_scale(row, model.layers):
         signs.append(f"its scale is that of a start: {scale}")
-    bias = model.vector(f"{row.name.removesuffix('weight')}bias")
+    bias = _bias(row, model)
     if bias is not None and bias.is_at_start and not model.is_fresh:
         signs.append("its bias is exactly zero")
     is_unmoved = bool(row.errors) and moved_by(row) <= MOVED_FROM and model.moved

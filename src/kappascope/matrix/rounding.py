@@ -69,7 +69,8 @@ def int8_errors(
     kept = sample[:, columns] if columns_apart.any() else sample
     if not kept.any():
         return None
-    ends = torch.stack(torch.aminmax(matrix)).double()
+    comparable = matrix.bfloat16() if matrix.dtype.itemsize == 1 else matrix  # exactly
+    ends = torch.stack(torch.aminmax(comparable)).double()
     whole, rest = spectra.ldexp(ends, -int(exponent)).abs().max(), kept.abs().max()
     squares = torch.zeros(4, dtype=torch.float64)
     height = max(1, PANEL_ENTRIES // sample.shape[1])
