@@ -299,7 +299,7 @@ def _over_table(table: Tensor, left: _Affine, right: _Affine, rotary: bool) -> T
     return torch.tensor(largest, dtype=torch.float64)
 
 
-def _largest_pair(a: Float[Tensor, "count size"], b: Float[Tensor, "count size"]) -> float:
+def _largest_pair(a: Float[Tensor, "count size"], b: Float[Tensor, "others size"]) -> float:
     """Return the largest inner product of a row of each, looking only where it can be.
 
     The longest rows come first; once the product of lengths is below the best, none is left.
