@@ -504,7 +504,8 @@ def fails(*args: object, **kwargs: object) -> NoReturn:
 def test_a_rule_that_fails_is_named_and_ends_with_3(
     run: Run, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(symptoms.RULES, "fragile", symptoms.Rule(fails, "defect", "none"))
+    fragile = symptoms.ClinicRule(fails, "defect", "none")
+    monkeypatch.setitem(symptoms.RULES, "fragile", fragile)
     code, output, errors = run(saved, "--json")
     document = json.loads(output)
     reason = "the rule fragile failed: OverflowError: math range error"

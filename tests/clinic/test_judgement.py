@@ -13,6 +13,7 @@ from kappascope.clinic import blank_document, schema
 from kappascope.clinic.diagnose import diagnose
 from kappascope.clinic.diagnosis import Diagnosis, document
 from kappascope.clinic.surveys import Surveyed
+from kappascope.clinic.training import Trainings
 from kappascope.system.files import strict
 
 RANDOM = torch.Generator().manual_seed(0)
@@ -65,7 +66,9 @@ def test_a_matrix_of_1e200_costs_no_other_and_is_no_bug() -> None:
 
 def test_documents_follow_the_published_schema() -> None:
     first, second = diagnose(scaled(0)), diagnose(scaled(1), reference=scaled(0))
-    for told in (blank_document("x.pt"), document([first]), document([first, second])):
+    known = Trainings.of("AdamW lr=0.001", None, 5)
+    third = diagnose(scaled(1), reference=scaled(0), trainings=known)
+    for told in (blank_document("x.pt"), document([first]), document([first, second, third])):
         jsonschema.validate(json.loads(strict(told)), schema())
     broken = document([first]) | {"findings": [{"rule": "zero"}]}
     with pytest.raises(jsonschema.ValidationError):

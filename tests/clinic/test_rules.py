@@ -1,7 +1,7 @@
 """Rules: what is ill is found and named, what is fresh is left in peace, and snippets run."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -10,70 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from fresh_models import FAMILIES, examined, multiplied
+from ill_matrices import changed, findings, gaussian, severities, sick, taught, trained, with_values
 from kappascope.clinic import CONCERNS, SEVERITIES, model_rules
-from kappascope.clinic.atlas import Atlas, TrainedRange
+from kappascope.clinic.atlas import Atlas
 from kappascope.clinic.diagnose import diagnose
-from kappascope.clinic.examination import Examination, Finding, Kernel, Spread, examine
-from kappascope.clinic.fresh import is_fresh, usual_distance
-from kappascope.clinic.judgement import Judgement, judgement
+from kappascope.clinic.examination import Examination, Kernel, Spread, examine
+from kappascope.clinic.fresh import is_fresh
+from kappascope.clinic.judgement import judgement
 from kappascope.clinic.prescriptions import LEFT_ALONE, is_left_alone
-from kappascope.clinic.symptoms import MODEL_RULES, RULES, Measurements, Rule, Symptom
+from kappascope.clinic.symptoms import MODEL_RULES, RULES, ClinicRule, Measurements, Symptom
 from kappascope.clinic.vectors import Vector
 from kappascope.matrix.status import OK
 from kappascope.model.attention import Product
-from kappascope.model.chains import Chain, chain
-from kappascope.model.skipped import Reason, ReasonKind, Skipped, unreadable
 
-NORMS = TrainedRange(24, 3, 0.01, 0.35)
-TRAINED = Atlas({("up", shape, "row_norm_cv"): NORMS for shape in ("square", "tall")})
 HEADS = {"hidden_size": 64, "num_attention_heads": 4}
-
-
-def gaussian(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def with_values(values: Tensor, rows: int, columns: int) -> Tensor:
-    u, _, vt = torch.linalg.svd(gaussian(rows, columns), full_matrices=False)
-    return (u * values) @ vt
-
-
-def trained(rows: int = 96, columns: int = 64) -> Tensor:
-    """A spectrum that chance does not give, and nothing else remarkable."""
-    values = torch.linspace(3, 0.5, min(rows, columns), dtype=torch.float64)
-    return with_values(values, rows, columns)
-
-
-def changed(change: Callable[[Tensor], object], matrix: Tensor | None = None) -> Tensor:
-    result = (trained() if matrix is None else matrix).clone()
-    change(result)
-    return result
-
-
-def findings(
-    rows: Iterable[Examination],
-    products: Iterable[Product] = (),
-    chains: Iterable[Chain] = (),
-    unsound: Iterable[Skipped] = (),
-) -> tuple[Finding, ...]:
-    model = Measurements(
-        tuple(rows), tuple(products), tuple(chains), tuple(unsound), given_atlas=TRAINED
-    )
-    return judgement(model).findings
-
-
-def sick(
-    matrix: Tensor | Examination, kind: str = "up", name: str = "ill.weight"
-) -> tuple[Finding, ...]:
-    """The findings of a matrix among healthy, trained ones."""
-    healthy = [examine(f"{i}.weight", trained(80 + i)) for i in range(3)]
-    row = matrix if isinstance(matrix, Examination) else examine(name, matrix)
-    rows = [*healthy, replace(row, kind=kind)]
-    return tuple(one for one in findings(rows) if one.subject == name)
-
-
-def severities(found: tuple[Finding, ...]) -> dict[str, str]:
-    return {one.rule: one.severity for one in found}
 
 
 def ill_square() -> Tensor:
@@ -134,7 +84,7 @@ def test_what_is_ill_is_found(rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", [*RULES.values(), *MODEL_RULES.values()])
-def test_every_rule_tells_its_reason(rule: Rule[Any]) -> None:
+def test_every_rule_tells_its_reason(rule: ClinicRule[Any]) -> None:
     assert rule.judge.__doc__
 
 
@@ -153,26 +103,6 @@ def test_what_can_be_acted_on_comes_first_and_the_worst_of_it_before_the_rest() 
 
 def test_no_matrices_have_no_findings() -> None:
     assert findings([]) == ()
-
-
-def taught(steps: int) -> nn.Sequential:
-    """A small network that has learned something, if it was given the time."""
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Linear(48, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 48)
-    )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(steps):
-        x = torch.randn(32, 48)
-        optimizer.zero_grad()
-        (model(x) - x.roll(1, 1).sign()).square().mean().backward()
-        optimizer.step()
-    return model
-
-
-def test_training_that_the_spectrum_hides_shows_in_the_entries() -> None:
-    counts = [sum(map(is_fresh, examined(taught(steps)))) for steps in (0, 20)]
-    assert counts[0] == 3 and counts[1] <= 1
 
 
 def test_what_moved_from_the_reference_is_not_untrained() -> None:
@@ -250,26 +180,6 @@ def test_a_short_median_of_few_norms_is_no_outlier(shape: tuple[int, int]) -> No
     # of five normal numbers the largest is ten times the median in one of a hundred matrices
     drawn = [examine(f"{i}.weight", gaussian(*shape, seed=i)) for i in range(400)]
     assert [one for one in findings(drawn) if one.severity != "info"] == []
-
-
-def test_a_fresh_model_looks_fresh() -> None:
-    torch.manual_seed(3)
-    model = Measurements(tuple(examined(FAMILIES["gpt"]())))
-    large = [row for row in model.rows if min(row.shape) >= 32]
-    assert sum(is_fresh(row, model.layers) for row in large) >= 0.99 * len(large)
-
-
-@pytest.mark.parametrize("shape", [(32, 32), (40, 400), (128, 96)])
-def test_fresh_spectra_stay_below_the_usual_distance(shape: tuple[int, int]) -> None:
-    rows = [examine("w", gaussian(*shape, seed=seed)) for seed in range(100)]
-    beyond = sum(row.null_distance > usual_distance(row) for row in rows)
-    assert beyond <= 2  # one in a thousand
-
-
-def test_little_training_shows() -> None:
-    weight = gaussian(256, 256) / 16
-    weight += 0.1 * torch.outer(*gaussian(2, 256)) / 16  # one direction, a tenth of the norm
-    assert not is_fresh(examine("w", weight))
 
 
 # --- what is expected in one place and not in another ---------------------------------------------
@@ -353,23 +263,6 @@ def test_a_square_matrix_needs_far_more_kappa_than_a_wide_one() -> None:
     assert "ill-conditioned" not in judged(64, 64)  # kappa 1e4, as chance gives in 1 of 100
 
 
-def test_bonferroni_shares_the_chance_among_all_matrices() -> None:
-    values = torch.linspace(3, 0.5, 64).double()
-    values[-1] = 1e-6
-    row = examine("w", with_values(values, 64, 64))
-    alone = {one.rule for one in findings([row])}
-    many = findings([row, *(examine(f"{i}", trained()) for i in range(200))])
-    assert "ill-conditioned" in alone
-    assert "ill-conditioned" not in {one.rule for one in many}
-
-
-def test_what_16_bits_leave_open_is_told_once() -> None:
-    rows = [examine(f"{i}.weight", gaussian(200, 200, seed=i).bfloat16()) for i in range(3)]
-    (found,) = [one for one in findings(rows) if one.rule == "unresolved"]
-    assert found.evidence == "kappa cannot be known for 3 of 3: stored in bfloat16"
-    assert found.concern == "observation"
-
-
 def test_nothing_known_is_nothing_found() -> None:
     assert (
         findings([Examination("w", (30, 20), "float32", "failed: outside float64's range")]) == ()
@@ -381,80 +274,6 @@ def test_nothing_known_is_nothing_found() -> None:
 def test_without_a_full_spectrum_rules_still_work() -> None:
     row = examine("w", ill_square(), spectrum="none")
     assert severities(findings([row]))["ill-conditioned"] == "warning"
-
-
-# --- the model ------------------------------------------------------------------------------------
-
-
-def test_a_vector_that_is_not_finite_is_critical_and_one_that_is_lost_is_no_finding() -> None:
-    bad = Skipped("ln.bias", Reason(ReasonKind.NON_FINITE, "non-finite (1 of 8), first at [2]"))
-    (found,) = findings(
-        [], unsound=[bad, Skipped("ln.weight", unreadable("cannot be read: truncated"))]
-    )
-    assert (found.rule, found.severity, found.subject) == ("non-finite", "critical", "ln.bias")
-    assert found.evidence == str(bad.reason)
-
-
-def test_equal_matrices_are_told_once() -> None:
-    rows = [examine(f"layers.{i}.weight", trained()) for i in range(5)]
-    (one,) = findings(rows)
-    assert (one.rule, one.severity, one.subject) == ("duplicates", "warning", "layers.0.weight")
-    assert one.evidence.endswith("layers.1.weight, layers.2.weight, layers.3.weight and 1 more")
-    assert f"{4 * 96 * 64:,} parameters" in one.advice
-
-
-def test_a_matrix_stored_again_transposed_is_a_duplicate() -> None:
-    table = replace(examine("wte.weight", trained(96, 64)), kind="embedding")
-    head = replace(examine("lm_head.weight", trained(96, 64).T), kind="head")
-    (one,) = findings([table, head])
-    assert (one.rule, one.severity) == ("duplicates", "info")
-    assert "(transposed)" in one.evidence and "store it once: 6,144 parameters" in one.advice
-
-
-def head(kappa: float, size: int = 16) -> Product:
-    values = (1.0,) * (size - 1) + (1 / kappa,)
-    return Product("attn", "QK", None, (64, 64), values, kappa, OK, head=0)
-
-
-def test_a_product_is_told_beyond_random_factors_and_trained_heads() -> None:
-    assert not findings([], [head(100.0)])
-    assert [one.severity for one in findings([], [head(1e5)])] == ["info"]
-    assert [one.severity for one in findings([], [head(math.inf)])] == ["info"]
-    known = TrainedRange(24, 3, 1.0, 30.0)
-    atlas = Atlas({("QK", "square", "kappa_over_random_factors"): known})
-    (one,) = judgement(Measurements((), (head(1e3),), given_atlas=atlas)).findings
-    assert one.rule == "stretched-product" and one.null == "trained"
-    assert "larger than in all 24 trained matrices of kind QK in 3 models" in one.evidence
-
-
-def test_nothing_is_prescribed_for_a_stretched_product() -> None:
-    names = ("attn.q_proj.weight", "attn.k_proj.weight", "attn.v_proj.weight")
-    kinds = ("query", "key", "value")
-    rows = [
-        replace(examine(n, trained(64 + i)), kind=k)
-        for i, (n, k) in enumerate(zip(names, kinds, strict=True))
-    ]
-    (one,) = findings(rows, [head(1e5)])
-    assert (one.subject, one.correction) == ("attn[qk.0]", None)
-
-
-def chained(*digits: float) -> dict[str, str]:
-    """What is said of layers of these kappas (as powers of ten), narrow in the middle."""
-    first, second = (torch.logspace(0, -d, 32, dtype=torch.float64) for d in digits)
-    layers = [("0.weight", with_values(first, 32, 200)), ("1.weight", with_values(second, 200, 32))]
-    return severities(findings([examine(*layer) for layer in layers], (), [chain(layers)]))
-
-
-def test_a_chain_is_stretched_where_each_of_its_layers_passes() -> None:
-    assert "stretched-product" not in chained(0.3, 0.3)
-    assert chained(1.8, 1.8)["stretched-product"] == "info"
-
-
-def test_a_chain_with_a_singular_member_is_not_told_again() -> None:
-    flat = [("0.weight", trained(64, 96)), ("1.weight", gaussian(40, 1) @ gaussian(1, 64))]
-    found = findings([examine(*layer) for layer in flat], (), [chain(flat)])
-    assert "rank-deficient" in severities(found)
-    assert "stretched-product" not in severities(found)
 
 
 def test_large_numbers_are_written_as_a_reader_writes_them() -> None:
@@ -481,7 +300,7 @@ def test_a_rule_that_fails_costs_only_what_it_would_have_said(
 
     rows = tuple(examine(name, changed(lambda w: w[2:5].zero_())) for name in "abc")
     whole = findings(rows)
-    monkeypatch.setitem(RULES, "fragile", Rule(on_one, "defect", "none"))
+    monkeypatch.setitem(RULES, "fragile", ClinicRule(on_one, "defect", "none"))
     found = judgement(Measurements(rows, given_atlas=TRAINED))
     assert found.findings == whole and len(whole) >= 3
     reason = "the rule fragile failed: OverflowError: math range error"
@@ -494,7 +313,7 @@ def test_a_rule_of_the_model_that_fails_costs_only_what_it_would_have_said(
 ) -> None:
     rows = (examine("a", torch.zeros(40, 30)), examine("b", trained()))
     whole = findings(rows)
-    monkeypatch.setitem(MODEL_RULES, "fragile", Rule(ask, "defect", "none"))
+    monkeypatch.setitem(MODEL_RULES, "fragile", ClinicRule(ask, "defect", "none"))
     found = judgement(Measurements(rows, given_atlas=TRAINED))
     assert found.findings == whole != ()
     assert [one.name for one in found.failed] == ["model"]
@@ -515,13 +334,6 @@ def test_a_product_that_cannot_be_judged_costs_no_other(monkeypatch: pytest.Monk
     found = judgement(Measurements((), products))
     assert [one.subject for one in found.findings] == ["attn[qk.1]", "attn[qk.2]"]
     assert [one.name for one in found.failed] == ["attn[qk.0]"]
-
-
-@pytest.mark.parametrize("layers", [130, 1000])
-def test_a_chain_of_many_layers_is_judged(layers: int) -> None:
-    widths = (400,) * (layers + 1)
-    long = Chain("a > z", ("a", "z"), widths, None, True, math.inf, OK)
-    assert judgement(Measurements((), chains=(long,))) == Judgement((), ())
 
 
 @pytest.mark.parametrize("scale", [5e-324, 1e-300, 1e-160, 1e154, 1e300])

@@ -415,7 +415,7 @@ class DigestTask(Task):
         return 30 + 60 * self.size / GIGABYTE
 
     def rows(self, model: Opened, reference: Readable | None, spectrum: Extent) -> Iterator[Row]:
-        """Yield the digest."""
+        """Yield the digest of the file."""
         yield FileDigest.of(self.path)
 
     def failed(self, reason: Reason) -> Iterator[Row]:

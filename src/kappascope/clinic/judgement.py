@@ -14,7 +14,7 @@ from kappascope.clinic import model_rules as _model_rules  # noqa: F401 - regist
 from kappascope.clinic import rules as _rules  # noqa: F401 - registers its rules
 from kappascope.clinic.examination import Examination, Finding
 from kappascope.clinic.prescriptions import NO_PRESCRIPTION, prescribe
-from kappascope.clinic.symptoms import MODEL_RULES, RULES, Measurements, Rule, Symptom
+from kappascope.clinic.symptoms import MODEL_RULES, RULES, ClinicRule, Measurements, Symptom
 from kappascope.model.skipped import Reason, ReasonKind, Skipped
 from kappascope.refusal import Refusal
 from kappascope.text import error_text
@@ -81,7 +81,7 @@ def _attempt(rule_id: str, subject: str, judge: Callable[[], T]) -> T | Skipped:
 
 def _finding(
     rule_id: str,
-    rule: Rule[Any],
+    rule: ClinicRule[Any],
     symptom: Symptom | Skipped | None,
     subject: str,
     about: tuple[Examination, ...],
@@ -94,7 +94,11 @@ def _finding(
 
 
 def _treated(
-    rule_id: str, rule: Rule[Any], symptom: Symptom, subject: str, about: tuple[Examination, ...]
+    rule_id: str,
+    rule: ClinicRule[Any],
+    symptom: Symptom,
+    subject: str,
+    about: tuple[Examination, ...],
 ) -> Finding:
     """Add what to try if the model is trained on, where something was shown to help."""
     concern = symptom.concern or rule.concern
@@ -131,7 +135,7 @@ def explanation(rule_id: str) -> str:
     >>> explanation("zero").splitlines()[0]
     'zero: a defect, compared with how training begins'
     """
-    known: dict[str, Rule[Any]] = {**MODEL_RULES, **RULES}
+    known: dict[str, ClinicRule[Any]] = {**MODEL_RULES, **RULES}
     if rule_id not in known:
         raise Refusal(4, rule_id, "is no rule", f"name one of {', '.join(sorted(known))}")
     found = known[rule_id]

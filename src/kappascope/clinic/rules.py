@@ -354,8 +354,8 @@ def rank_deficient(row: Examination, model: Measurements) -> Symptom | None:
     return Symptom(severity, evidence, advice, Flaw.RANK, harm=1 - row.effective_rank / usual)
 
 
-@rule("harm", "none")
-def low_rank(row: Examination, model: Measurements) -> Symptom | None:
+@rule("harm", "none", "low-rank")
+def of_low_rank(row: Examination, model: Measurements) -> Symptom | None:
     """Two factors that hold 99 % of the energy have at most half of the parameters.
 
     Energy is not loss: in a small language model the smallest singular values mattered more than

@@ -35,7 +35,7 @@ class SurveyedModel:
 
     @classmethod
     def of(cls, name: str, diagnosis: Diagnosis) -> SurveyedModel:
-        """Summarize a diagnosis."""
+        """Summarize the diagnosis of a checkpoint."""
         ratios = [row.ratio for row in diagnosis.analysed if not row.is_bounded]
         acted = [finding for finding in diagnosis.findings if finding.concern != "observation"]
         return cls(

@@ -114,7 +114,7 @@ Judge = TypeVar("Judge", MatrixRule, ModelRule)
 
 
 @dataclass(frozen=True)
-class Rule(Generic[Judge]):
+class ClinicRule(Generic[Judge]):
     """A rule: what it asks, what it is concerned with, and what it compares with."""
 
     judge: Judge
@@ -122,15 +122,17 @@ class Rule(Generic[Judge]):
     null: Null
 
 
-RULES: dict[str, Rule[MatrixRule]] = {}
-MODEL_RULES: dict[str, Rule[ModelRule]] = {}
+RULES: dict[str, ClinicRule[MatrixRule]] = {}
+MODEL_RULES: dict[str, ClinicRule[ModelRule]] = {}
 
 
-def rule(concern: Concern, null: Null = "none") -> Callable[[MatrixRule], MatrixRule]:
-    """Register a rule for every matrix; its name is its id."""
+def rule(
+    concern: Concern, null: Null = "none", rule_id: str = ""
+) -> Callable[[MatrixRule], MatrixRule]:
+    """Register a rule for every matrix; its name is its id, unless another is given."""
 
     def register(judge: MatrixRule) -> MatrixRule:
-        RULES[judge.__name__.replace("_", "-")] = Rule(judge, concern, null)
+        RULES[rule_id or judge.__name__.replace("_", "-")] = ClinicRule(judge, concern, null)
         return judge
 
     return register
@@ -145,7 +147,7 @@ def model_rule(
     """
 
     def register(judge: ModelRule) -> ModelRule:
-        MODEL_RULES[rule_id or judge.__name__.replace("_", "-")] = Rule(judge, concern, null)
+        MODEL_RULES[rule_id or judge.__name__.replace("_", "-")] = ClinicRule(judge, concern, null)
         return judge
 
     return register

@@ -18,7 +18,13 @@ Words = np.ndarray[Any, np.dtype[np.uint64]]
 
 @dataclass(frozen=True)
 class Fingerprints:
-    """The hashes of a matrix in its order, transposed, and without the order of its lines."""
+    """The hashes of a matrix in its order, transposed, and without the order of its lines.
+
+    >>> import torch
+    >>> found = fingerprints(torch.eye(3))
+    >>> found.ordered == found.transposed
+    True
+    """
 
     ordered: str
     transposed: str
