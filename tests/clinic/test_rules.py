@@ -10,7 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from fresh_models import FAMILIES, examined, multiplied
-from ill_matrices import changed, findings, gaussian, severities, sick, taught, trained, with_values
+from ill_matrices import (
+    TRAINED,
+    changed,
+    findings,
+    gaussian,
+    severities,
+    sick,
+    taught,
+    trained,
+    with_values,
+)
 from kappascope.clinic import CONCERNS, SEVERITIES, model_rules
 from kappascope.clinic.atlas import Atlas
 from kappascope.clinic.diagnose import diagnose
