@@ -60,7 +60,7 @@ def command_page(name: str, command: Callable[..., Any]) -> str:
         parts.append(
             _panel("Arguments", {key.strip("[]"): said for key, said in arguments.items()})
         )
-    parts.append(_panel("Options", options | COMMON))
+    parts.append(_panel("Options", COMMON | options))
     parts.append(_filled(f"Exit codes: {EXIT_CODES}"))
     return "\n\n".join(parts)
 

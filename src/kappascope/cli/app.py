@@ -16,6 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from inspect import signature
 from typing import Annotated
 
 import typer
@@ -96,7 +97,8 @@ def run(arguments: Sequence[str]) -> int:
     if VERBOSE & {*arguments}:
         logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
         logging.getLogger("kappascope").setLevel(logging.DEBUG)
-        arguments = [argument for argument in arguments if argument not in VERBOSE]
+        if "verbose" not in signature(COMMANDS.get(arguments[0], root)).parameters:
+            arguments = [argument for argument in arguments if argument not in VERBOSE]
     command = typer.main.get_command(app)
     with signals() as came:
         try:
