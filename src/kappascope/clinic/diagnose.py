@@ -32,7 +32,8 @@ from kappascope.clinic.source import (
     Location,
     OnDisk,
     Opened,
-    Portion,
+    Readable,
+    Reference,
     Source,
     located,
 )
@@ -41,6 +42,7 @@ from kappascope.matrix.precision import Rounding
 from kappascope.matrix.status import Outcome, Status
 from kappascope.model.attention import Attention, Product, attention
 from kappascope.model.chains import Chain, Ends, Links, links, obstacle
+from kappascope.model.counterparts import Counterparts, Renames, counterparts
 from kappascope.model.matrices import Logical, Plan, Unit
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, unreadable
 from kappascope.refusal import Refusal
@@ -55,9 +57,8 @@ from kappascope.system.workers import CORES, Done, Engine, Here, Processes
 from kappascope.text import error_text
 
 Row: TypeAlias = Examination | Product | Chain
-Readable: TypeAlias = OnDisk | Portion
-"""A model, or what is needed of it, that can be opened in whichever process."""
 MIN_WORKER_BYTES = LIBRARY_BYTES + GIGABYTE  # to parse any file that people make
+NO_COUNTERPARTS = Counterparts({})
 UNCHOSEN = Reason(ReasonKind.NOT_CHOSEN, "not chosen")
 LEAST_FLOPS = 2e9  # floating point operations a second: any machine does more
 WORKER = Processes(1, retries=0, loaded=MODULES)  # what fails on a file will fail again
@@ -140,7 +141,7 @@ class Task(ABC):
         return Memory(_stored_bytes(self.units))
 
     @abstractmethod
-    def rows(self, model: Opened, reference: Readable | None, spectrum: Extent) -> Iterator[Row]:
+    def rows(self, model: Opened, reference: Reference | None, spectrum: Extent) -> Iterator[Row]:
         """Measure it and yield its rows."""
 
     @abstractmethod
@@ -172,7 +173,7 @@ class TensorTask(Task):
             least=max(map(spectra.least_bytes_needed, shapes)),
         )
 
-    def rows(self, model: Opened, reference: Readable | None, spectrum: Extent) -> Iterator[Row]:
+    def rows(self, model: Opened, reference: Reference | None, spectrum: Extent) -> Iterator[Row]:
         """Examine each chosen matrix, and compare it with its counterpart if there is one."""
         wanted = [part.name for part in self.unit.parts if part.name in self.chosen]
         counterparts, fault = _counterparts(reference, wanted)
@@ -201,7 +202,7 @@ class TensorTask(Task):
 
 
 def _counterparts(
-    reference: Readable | None, names: Sequence[str]
+    reference: Reference | None, names: Sequence[str]
 ) -> tuple[Mapping[str, Tensor | Reason], tuple[str, ...]]:
     """Return the matrices of a reference by their names, or why one is not there.
 
@@ -210,9 +211,8 @@ def _counterparts(
     if reference is None:
         return {}, ()
     try:
-        opened = reference.opened()
-        matrices = opened.matrices(names)
-        absent = {name: opened.absence(name) for name in names if name not in matrices}
+        matrices = reference.matrices(names)
+        absent = {name: reference.absence(name) for name in names if name not in matrices}
     except Exception as error:
         if is_out_of_memory(error):
             raise
@@ -266,7 +266,7 @@ class AttentionTask(Task):
         """The tensors of its projections."""
         return self.layer.units
 
-    def rows(self, model: Opened, reference: Readable | None, spectrum: Extent) -> Iterator[Row]:
+    def rows(self, model: Opened, reference: Reference | None, spectrum: Extent) -> Iterator[Row]:
         """Return two products for each head."""
         return self.layer.products(model.read)
 
@@ -306,7 +306,7 @@ class ChainTask(Task):
         """Return what is known where the product is not formed, without reading anything."""
         return self.layers.chain(lambda path: torch.empty(0), self.known)
 
-    def rows(self, model: Opened, reference: Readable | None, spectrum: Extent) -> Iterator[Row]:
+    def rows(self, model: Opened, reference: Reference | None, spectrum: Extent) -> Iterator[Row]:
         """Yield the one row of the chain."""
         yield self.layers.chain(model.read, self.known)
 
@@ -383,6 +383,8 @@ class Case:
     tasks: tuple[Task, ...]
     engine: Engine
     room: Room
+    compared: Inventory | None = None  # what is in the reference
+    counterparts: Counterparts = NO_COUNTERPARTS
 
     def examine(self) -> Generator[Done[Task]]:
         """Yield each task as it ends; its ``result`` is the rows of what it measured.
@@ -416,7 +418,7 @@ class Case:
                 yield Done(task, 0.0, str(reason), None, list(task.failed(reason)))
                 continue
             names = [part.name for unit in task.units for part in unit.parts]
-            reference = self.reference.portion(names) if self.reference else None
+            reference = self._counterparts_of(names)
             model = self.model.portion(names)
             orders.append(_Order(task, model, reference, self.selection.spectrum))
         with closing(self.engine.run(_Order.rows, orders)) as ended:
@@ -426,6 +428,13 @@ class Case:
                 if done.failure:
                     result = list(task.failed(_reason(done, self.room)))
                 yield Done(task, done.seconds, done.failure, done.error, result)
+
+    def _counterparts_of(self, names: Sequence[str]) -> Reference | None:
+        if self.reference is None:
+            return None
+        there = {name: self.counterparts.names.get(name, name) for name in names}
+        matched = {name: there[name] for name in names if name in self.counterparts.names}
+        return Reference(self.reference.portion(list(there.values())), matched)
 
     def concluded(self, rows: Iterable[Row]) -> Diagnosis:
         """Return the diagnosis, with the rows in the order of the model and what the rules find."""
@@ -453,10 +462,15 @@ class Case:
             skipped=(*inventory.skipped, *unchosen),
             faults=inventory.faults,
             unsound=tuple(vector for vector in inventory.unsound if takes(vector.name)),
-            notes=inventory.notes,
+            notes=(*inventory.notes, *self._matching),
             reference=str(self.reference) if self.reference else None,
             settings={name: list(it) if isinstance(it, tuple) else it for name, it in settings},
         ).judged()
+
+    @property
+    def _matching(self) -> tuple[str, ...]:
+        """What was done to names so that they are those of the reference."""
+        return tuple(f"names in the reference: {note}" for note in self.counterparts.notes)
 
 
 @dataclass(frozen=True)
@@ -465,7 +479,7 @@ class _Order:
 
     task: Task
     model: Readable
-    reference: Readable | None
+    reference: Reference | None
     spectrum: Extent
 
     def rows(self) -> list[Row]:
@@ -518,10 +532,13 @@ def case(
     selection: Selection | None = None,
     jobs: int = CORES,
     memory: int | None = None,
+    *,
+    renames: Renames = (),
 ) -> Case:
     """Look at what there is to examine; a `Refusal` says why there is nothing.
 
     A worker may use ``memory`` bytes: by default what its tasks need, if the machine has that.
+    ``renames`` say what names here have instead of what in the reference.
 
     >>> import torch
     >>> [task.effort for task in case({"fc.weight": torch.eye(1000)}).tasks]
@@ -531,8 +548,8 @@ def case(
     workers = replace(WORKER, jobs=jobs)
     model, other = located(source), None if reference is None else located(reference)
     inventory = _inventory(model, memory)
-    if other:
-        _inventory(other, memory)  # refused now if it cannot be opened, not once for each matrix
+    # refused now if it cannot be opened, not once for each matrix
+    compared = _inventory(other, memory) if other else None
     weights = [
         TensorTask(unit, chosen)
         for unit in inventory.plan.units
@@ -561,7 +578,15 @@ def case(
             least = max((task.memory.at_least(copies) for task in tasks), default=0)
             workers = replace(workers, jobs=max(1, min(jobs, free // (LIBRARY_BYTES + least))))
         engine = replace(workers, limit=slowest, memory=memory or most)
-    return Case(model, other, selection, inventory, tuple(tasks), engine, room)
+    matched = NO_COUNTERPARTS
+    if compared:
+        here, there = (_parts(side.plan) for side in (inventory, compared))
+        matched = counterparts(here, there, renames)
+    return Case(model, other, selection, inventory, tuple(tasks), engine, room, compared, matched)
+
+
+def _parts(plan: Plan) -> list[Logical]:
+    return [part for unit in plan.units for part in unit.parts]
 
 
 def _inventory(model: Location, memory: int | None) -> Inventory:
@@ -593,13 +618,15 @@ def diagnose(
     spectrum: Extent = "auto",
     jobs: int = CORES,
     memory: int | str | None = None,
+    renames: Renames = (),
 ) -> Diagnosis:
     """Examine every matrix of a checkpoint, a model or a state dict, and apply all rules.
 
-    With a ``reference`` each matrix also gets the errors of its components against the matrix of
-    that name there. If either is a checkpoint, ``jobs`` processes read and examine; models in
-    memory are examined here. Each process may use ``memory`` (bytes, or like ``"8G"``): by default
-    what its matrices need, if that is free.
+    With a ``reference`` each matrix also gets the errors of its components against its counterpart
+    there, by name but for prefixes and ``renames``, pairs of a text here and one there. If either
+    is a checkpoint, ``jobs`` processes read and examine; models in memory are examined here. Each
+    process may use ``memory`` (bytes, or like ``"8G"``): by default what its matrices need, if that
+    is free.
 
     >>> import torch
     >>> found = diagnose({"a.weight": 2 * torch.eye(3)}, reference={"a.weight": torch.eye(3)})
@@ -611,5 +638,5 @@ def diagnose(
     )
     selection = Selection(include, exclude, spectrum)
     limit = None if memory is None else bytes_of(memory)
-    prepared = case(source, reference, selection, jobs, limit)
+    prepared = case(source, reference, selection, jobs, limit, renames=renames)
     return prepared.concluded(row for done in prepared.examine() for row in done.result)

@@ -24,6 +24,16 @@ Renames: TypeAlias = Sequence[tuple[str, str]]
 Prefixes: TypeAlias = tuple[str, str]  # what names begin with here, and what there
 
 _WRAPPERS = re.compile(r"^(base_model\.model\.)+|\.(base_layer|original_module)(?=\.|$)")
+# What a GGUF file calls the layers that have biases and gains.
+_GGUF = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    **{f"attn_{x}": f"self_attn.{x}_proj" for x in "qkv"},
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    **{f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")},
+}
 _EXPERT = re.compile(r"\.experts\.(\d+)\.|_exps\.weight\[(\d+)\]$")
 
 
@@ -56,6 +66,18 @@ def unwrapped(name: str) -> str:
     'model.q_proj.weight'
     """
     return _WRAPPERS.sub("", stripped(name))
+
+
+def as_hugging_face(name: str) -> str:
+    """Return what Hugging Face calls a bias or a gain of a GGUF file; other names as they are.
+
+    >>> as_hugging_face("blk.3.attn_norm.weight"), as_hugging_face("output_norm.weight")
+    ('model.layers.3.input_layernorm.weight', 'model.norm.weight')
+    """
+    block = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
+    if block and block[2] in _GGUF:
+        return f"model.layers.{block[1]}.{_GGUF[block[2]]}.{block[3]}"
+    return re.sub(r"^output_norm\.", "model.norm.", name)
 
 
 def counterparts(
