@@ -22,9 +22,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from measuring import environment
+
 from processes import alive, descendants
 from tiny_runs import COMMAND, sha
 
+RESULTS = Path(__file__).parent / "results" / "kills.json"
 VICTIMS = ("driver", "server", "worker", "driver of a stopped worker")
 LONGEST = 8.0  # seconds until a kill: a run takes about as long, loading included
 
@@ -73,12 +76,17 @@ def main() -> None:
         ended = subprocess.run(run(folder), capture_output=True, check=False)
         points[-1]["same"] = ended.returncode == 0 and sha(folder) == sha(whole)
     compared = [point["same"] for point in points if "same" in point]
-    print(json.dumps({
+    figures = {
+        "what": __doc__.partition("\n")[0],
+        "environment": environment(),
         "points": len(points),
         "tables compared": len(compared),
         "tables of the same bits": sum(map(bool, compared)),
         "processes left": sum(int(str(point["left"])) for point in points),
-    }, indent=1))  # fmt: skip
+    }
+    text = json.dumps(figures, indent=1)
+    RESULTS.write_text(text + "\n")
+    print(text)
 
 
 if __name__ == "__main__":

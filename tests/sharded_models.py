@@ -11,10 +11,11 @@ from contextlib import contextmanager
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from kappascope.clinic.diagnose import diagnose
 from kappascope.model.matrices import matrices, plan, reader
@@ -77,3 +78,15 @@ def read_sharded(rank: int, store: str) -> None:
             {row.name: row.condition_number for row in each.matrices} for each in (found, whole)
         ]
         assert kappas[0] == kappas[1] and not found.failed
+
+
+def save_sharded(rank: int, store: str, folder: str) -> None:
+    """What two processes write of a model and its optimizer, and the whole model beside it."""
+    with one_of_two(rank, store):
+        model = layers().to(torch.bfloat16)
+        if rank == 0:
+            torch.save(model.state_dict(), f"{folder}.pt")
+        mesh = init_device_mesh("cpu", (2,))
+        columns = distribute_tensor(torch.arange(35.0).reshape(5, 7), mesh, [Shard(1)])
+        sharded(model)
+        dcp.save({"model": model.state_dict(), "by_columns": columns}, checkpoint_id=folder)

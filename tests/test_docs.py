@@ -1,7 +1,9 @@
 """What the documents tell a reader to type works, and what they list is all there is."""
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +13,17 @@ import kappascope
 from checkpoint_files import safetensors
 from kappascope import corrections
 from kappascope.clinic.rules import MODEL_RULES, RULES
+from kappascope.paper.review import all_claims
 
 ROOT = Path(__file__).parents[1]
+RESULTS = [ROOT / "results" / "paper", *sorted((ROOT / "results" / "studies").glob("*/"))]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def committed_claims() -> list[dict[str, Any]]:
+    """The verdicts on the rows in results/."""
+    files = [folder / "verdicts.json" for folder in RESULTS if folder.exists()]
+    return [claim for file in files for claim in json.loads(file.read_bytes())["claims"]]
 
 
 def snippets(page: Path) -> list[str]:
@@ -51,16 +61,24 @@ def test_every_correction_is_told_of() -> None:
     assert all(f"`{name}`" in page for name in members for page in told)
 
 
-def test_the_counts_in_the_readme_are_those_of_the_findings() -> None:
-    findings, readme = ((ROOT / page).read_text() for page in ("docs/findings.md", "README.md"))
-    counts = re.search(
-        r"The paper: Of (\d+) claims, (\d+) hold, (\d+) fail, (\d+) are und", findings
-    )
-    assert counts
-    told = "Of the paper's {} claims {} hold, {} fail, {} are undecided and".format(
-        *counts.groups()
-    )
-    assert told in " ".join(readme.split())
+def test_what_pages_say_of_claims_is_what_rows_say() -> None:
+    verdicts = {claim["id"]: claim["verdict"] for claim in committed_claims()}
+    for page in PAGES:
+        text = " ".join(page.read_text().split())
+        said = re.findall(r"`([a-z]\w*\.[\w-]+)` (holds|fails|is undecided|is ill-posed)", text)
+        stale = [
+            (name, word) for name, word in said if verdicts.get(name, word) != word.split()[-1]
+        ]
+        assert not stale, f"{page.name} says {stale}"
+
+
+def test_pages_name_claims_that_there_are() -> None:
+    verdicts = {claim.id for claim in all_claims()}
+    kinds = {name.split(".")[0] for name in verdicts}
+    for page in PAGES:
+        named = set(re.findall(r"`([a-z]\w*\.[a-z][a-z0-9-]*)`", page.read_text()))
+        claims = {name for name in named if name.split(".")[0] in kinds and "-" in name}
+        assert claims <= verdicts, f"{page.name} names {claims - verdicts}"
 
 
 def test_every_file_that_is_named_is_there() -> None:

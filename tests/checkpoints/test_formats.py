@@ -14,7 +14,9 @@ from kappascope.checkpoints.formats import quoted
 @pytest.mark.parametrize("what", NOT_SAFETENSORS)
 @pytest.mark.parametrize("name", ["x.safetensors", "x.pt", "x"])
 def test_a12_what_a_file_really_is(what: str, name: str, tmp_path: Path) -> None:
-    if what == "zip archive" and not name.endswith("safetensors"):
+    if what == "ONNX" and not name.endswith("safetensors"):
+        refused(put(tmp_path, NOT_SAFETENSORS[what], name), "truncated")
+    elif what == "zip archive" and not name.endswith("safetensors"):
         assert open.open(put(tmp_path, NOT_SAFETENSORS[what], name)).format == "PyTorch"
     else:
         refused(put(tmp_path, NOT_SAFETENSORS[what], name), what)
@@ -25,7 +27,8 @@ def test_a31_to_a35_gguf_and_onnx_are_recognised_and_refused(name: str, tmp_path
     huge = b"GGUF" + struct.pack("<IQQ", 3, 2**63, 2**63) + bytes(64)
     wrong = "a GGUF file" if name.endswith("safetensors") else "a header of 9223372036854775808"
     refused(put(tmp_path, huge, name), wrong)
-    refused(put(tmp_path, NOT_SAFETENSORS["ONNX"], name), "an ONNX model")
+    wrong = "an ONNX model" if name.endswith("safetensors") else "truncated"
+    refused(put(tmp_path, NOT_SAFETENSORS["ONNX"], name), wrong)
 
 
 def test_what_a_sentence_names_is_text_or_has_a_type() -> None:

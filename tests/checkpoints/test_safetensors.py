@@ -132,6 +132,14 @@ def test_a11_100_000_tensors(tmp_path: Path) -> None:
     assert checkpoint.read(("layers.99999",)).item() == 7
 
 
+def test_more_tensors_than_can_be_examined_are_refused_in_one_line(tmp_path: Path) -> None:
+    header = {
+        f"layers.{i}.bias": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+        for i in range(300_000)
+    }
+    refused(put(tmp_path, raw(header), "x.safetensors"), "300000 tensors, more than 250000")
+
+
 @pytest.mark.parametrize(
     "shape", [[2**63, 0], [0, 2**63], [2**64, 0], [2**62, 4, 0], [0, 2**62, 2**62], [0] * 70]
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import broken_files
 import checkpoint_files
@@ -16,9 +17,44 @@ from checkpoint_files import NOT_SAFETENSORS, TWO, archive, everything, legacy, 
 from kappascope.checkpoints import open, zips
 
 
-def test_a15_torchscript_tar_and_plain_pickles(tmp_path: Path) -> None:
+def test_a15_torchscript_without_its_code(tmp_path: Path) -> None:
     script = archive(b"\x80\x02}.", members={"code/__torch__.py": b"x", "constants.pkl": b")."})
-    refused(put(tmp_path, script, "x.pt"), "TorchScript")
+    refused(put(tmp_path, script, "x.pt"), "no tensors")
+
+
+class Scripted(nn.Module):
+    """Lists, numbers and texts beside the tensors, as TorchScript pickles them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes, self.scales, self.flags = [1, 2], [0.5], [True]
+        self.layers = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3))
+        self.layers[2].weight = nn.Parameter(self.layers[0].weight.detach().T.contiguous())
+        self.kept = [torch.ones(2), torch.zeros(3)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x) * self.scales[0] + self.kept[0].sum() + self.sizes[0]
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a15_torchscript_is_its_tensors(frozen: bool, tmp_path: Path) -> None:
+    model = Scripted().eval()
+    scripted = torch.jit.script(model)
+    (torch.jit.freeze(scripted) if frozen else scripted).save(tmp_path / "x.pt")
+    checkpoint = open.open(tmp_path / "x.pt")
+    assert checkpoint.notes == ("a TorchScript archive: its tensors are read, its code is not",)
+    assert not checkpoint.faults
+    found = everything(checkpoint)
+    if frozen:
+        weights = [tensor for tensor in found.values() if tensor.ndim == 2]
+        assert any(torch.equal(weight, model.layers[0].weight) for weight in weights)
+    else:
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(found[name], tensor)
+
+
+def test_a15_tar_and_plain_pickles(tmp_path: Path) -> None:
     refused(put(tmp_path, NOT_SAFETENSORS["tar"], "x.pt"), "tar")
     refused(put(tmp_path, pickle.dumps({"a": 1}, 2), "x.pt"), "torch.save did not write")
     checkpoint = open.open(put(tmp_path, legacy(TWO), "x.pt"))

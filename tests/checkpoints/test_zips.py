@@ -16,7 +16,7 @@ def test_members_are_read_where_they_lie(tmp_path: Path, method: int) -> None:
     with zipfile.ZipFile(path, "w", method) as archive:
         archive.writestr("a", b"abc" * 100)
         archive.writestr("b/c", b"d")
-    members = archive_members(CheckpointFile.at(path))
+    members = archive_members(CheckpointFile.at(path).whole)
     assert {name: member.read() for name, member in members.items()} == {
         "a": b"abc" * 100,
         "b/c": b"d",
@@ -30,4 +30,4 @@ def test_a_member_outside_the_folder_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("../a", b"abc")
     with pytest.raises(Malformed, match="a member at"):
-        archive_members(CheckpointFile.at(path))
+        archive_members(CheckpointFile.at(path).whole)

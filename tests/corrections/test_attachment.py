@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from kappascope.corrections.attachment import Attachment, check_state, load_state, state_of
-from kappascope.corrections.treatments import Treatment
+from kappascope.corrections._attachment import Attachment, check_state, load_state, state_of
+from kappascope.corrections._treatments import Treatment
 from kappascope.model.weights import live_weights
 
 

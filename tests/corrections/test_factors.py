@@ -12,7 +12,7 @@ from torch.optim import SGD, AdamW
 
 from correction_examples import EXAMPLES, MERGED, attached, inputs, perceptron, steps
 from kappascope.corrections import Hybrid, Multipliers, SingularValueMultipliers
-from kappascope.corrections.factors import TrainedFactors
+from kappascope.corrections._factors import TrainedFactors
 
 
 @pytest.mark.parametrize("make", [Multipliers, Hybrid])

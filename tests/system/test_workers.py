@@ -336,3 +336,36 @@ def test_a_program_that_knows_no_python_is_told_so(
     with pytest.raises(Refusal, match="names no Python") as refusal:
         Processes(1).warm()
     assert refusal.value.code == 5
+
+
+def test_a_child_does_not_wait_for_a_thread_that_its_parent_had() -> None:
+    """It runs in a process of its own, for a fork takes along whatever threads hold here."""
+    program = """
+import os, threading
+from kappascope.system import workers
+held, free = threading.Event(), threading.Event()
+
+def hold():
+    with workers._one_thread(), workers._SOLO.lock:
+        held.set()
+        free.wait()
+
+threading.Thread(target=hold).start()
+held.wait()
+child = os.fork()
+if not child:
+    alone = not workers._SOLO.askers and "OMP_WAIT_POLICY" not in os.environ
+    os._exit(0 if alone and [one.result for one in workers.Here().run(abs, [-3])] == [3] else 1)
+code = os.waitpid(child, 0)[1]
+free.set()
+print(code)
+"""
+    environment = {name: value for name, value in os.environ.items() if name not in ONE_THREAD}
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        check=False,
+        env=environment,
+        capture_output=True,
+        timeout=120,
+    )
+    assert ended.stdout == b"0\n", ended.stderr

@@ -7,7 +7,8 @@ The first of these that is there is read, all else is left aside and said so:
 3. ``pytorch_model.bin``, or the shards of its index; the same of diffusers;
 4. an adapter: ``adapter_model.safetensors`` or ``.bin``;
 5. the only index, the only safetensors file or family of shards, the only GGUF file or family of
-   shards, the only other checkpoint.
+   shards, the only other checkpoint, the only ONNX model;
+6. what ``torch.distributed.checkpoint`` wrote: its ``.metadata``.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kappascope.checkpoints.formats import Malformed, quoted
+from kappascope.checkpoints.locations import MAP
 from kappascope.text import first_few
 
 _STEMS = ("model.safetensors", "diffusion_pytorch_model.safetensors", "pytorch_model.bin",
@@ -31,6 +33,7 @@ _SHARD = r"(.+)-\d{5}-of-(\d{5})((?:\.\w+){1,2})"  # diffusers once had a varian
 _PICKLED = r".+\.(pt|pth|ckpt|bin)"
 # What trainers write beside the weights.
 _OTHER = r"(training_args|optimizer|optim|scheduler|scaler|rng_state|random_states).*"
+_DISTRIBUTED = r"\.metadata"
 _LONGEST_NAME = 255  # what file systems take
 _MOST_ENTRIES = 100_000  # of a folder; more is no model
 
@@ -154,6 +157,15 @@ def is_plain(name: object) -> bool:
     return name.isprintable() and not re.search(r"[/\\:]|^~|^\.{1,2}$", name)
 
 
+def plain_name(name: str) -> str | None:
+    """Return a name if it is that of a file in a folder, and of none that is ours.
+
+    >>> plain_name("model.pt"), plain_name("../model.pt"), plain_name(".fetched")
+    ('model.pt', None, None)
+    """
+    return name if is_plain(name) and not name.startswith(MAP) else None
+
+
 def _names(folder: Path) -> list[str]:
     with os.scandir(folder) as entries:
         names = [entry.name for entry in islice(entries, _MOST_ENTRIES + 1)]
@@ -171,12 +183,14 @@ def _is_checkpoint(name: str) -> bool:
     """By its name; not what a trainer keeps beside it."""
     if re.fullmatch(_OTHER, name):
         return False
-    return bool(re.fullmatch(rf"{_INDEX}|.+\.(safetensors|gguf)|{_PICKLED}", name))
+    return bool(
+        re.fullmatch(rf"{_INDEX}|.+\.(safetensors|gguf|onnx)|{_PICKLED}|{_DISTRIBUTED}", name)
+    )
 
 
 def _only(names: list[str]) -> CheckpointFiles | None:
     """Return the only checkpoint of the first kind that is there."""
-    for pattern in (_INDEX, r".+\.safetensors", r".+\.gguf", _PICKLED):
+    for pattern in (_INDEX, r".+\.safetensors", r".+\.gguf", _PICKLED, r".+\.onnx", _DISTRIBUTED):
         candidates = [n for n in names if re.fullmatch(pattern, n) and _is_checkpoint(n)]
         families = {_family(name): name for name in candidates}
         if len(families) > 1:
@@ -206,15 +220,12 @@ def _shards(shards: list[str]) -> CheckpointFiles:
 def _without(folder: Path, names: list[str]) -> Malformed:
     """Return what to say of a folder without a checkpoint of its own."""
     if any(name.endswith(".distcp") for name in names):
-        return Malformed(
-            "a distributed checkpoint",
-            "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER FILE.pt",
-        )
+        return Malformed("a distributed checkpoint without its .metadata", "copy all of its files")
     inner = [n for n in names[:1000] if (folder / n).is_dir() and not (folder / n).is_symlink()]
     inner = [n for n in inner if _holds_checkpoint(folder / n)]
     if inner:
         return Malformed(f"checkpoints only in its folders {_list(inner)}", "give one of them")
-    foreign = [n for n in names if re.fullmatch(r".+\.(onnx|h5|msgpack|pb|npz|npy|tflite)", n)]
+    foreign = [n for n in names if re.fullmatch(r".+\.(h5|msgpack|pb|npz|npy|tflite)", n)]
     if foreign:
         return Malformed(
             f"no safetensors or PyTorch file in it, but {_list(foreign)}", "convert it"

@@ -39,6 +39,15 @@ SAVE = "where you trust it: torch.save(model.state_dict(), ...) or safetensors"
 _UNPACK = "unpack it and give what is inside"
 _CONVERT = "convert it to safetensors first"
 
+# (pattern at the beginning, the format that is read here)
+_READ = [
+    (rb"GGUF", "gguf"),
+    (rb"\x93NUMPY", "npy"),
+    (rb"PK(?:\x03\x04|\x05\x06)", "zip"),
+    (rb"\x80[\0-\5]", "pickle"),
+    # field 1 (ir_version, small), then field 2 (producer) or others of a ModelProto
+    (rb"\x08[\x01-\x20](?:[\x12\x1a\x22\x32]|\x28|\x3a|\x42)", "onnx"),
+]
 # (pattern at the beginning, what it is, what to do); the first that fits
 _SIGNS = [
     (rb"version https://git-lfs", "a Git LFS pointer, not the file it stands for", "git lfs pull"),
@@ -59,9 +68,6 @@ _SIGNS = [
     (rb"\x89PNG|\xff\xd8\xff|GIF8", "an image", "give the checkpoint itself"),
     (rb"\x7fELF|MZ\x90|\xca\xfe\xba\xbe", "a program", "give the checkpoint itself"),
     (rb"#!", "a script", "give the checkpoint itself"),
-    # field 1 (ir_version, small), then field 2 (producer) or others of a ModelProto
-    (rb"\x08[\x01-\x20](?:[\x12\x1a\x22\x32]|\x28|\x3a|\x42)", "an ONNX model, not read yet",
-     "give the PyTorch or safetensors file it was made from"),
     (rb"\x0a(?s:.)\x08?\x01?(?s:.{0,40})(?:saved_model|serve)", "a TensorFlow model", _CONVERT),
     (rb"\s*(?:\{\s*[\"}]|\[\s*[\[\]{\"\d-])", "JSON text",
      "give the weights or the folder they are in"),
@@ -83,14 +89,9 @@ def format_of(head: bytes) -> str:
     # First, for the length of a header may begin with the bytes of any other sign.
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= LONGEST_HEADER:
         return "safetensors"
-    if head[:4] == b"GGUF":
-        return "gguf"
-    if head[:6] == b"\x93NUMPY":
-        return "npy"
-    if head[:4] in (b"PK\3\4", b"PK\5\6"):
-        return "zip"
-    if re.match(rb"\x80[\0-\5]", head):
-        return "pickle"
+    for pattern, form in _READ:
+        if re.match(pattern, head):
+            return form
     for pattern, name, advice in _SIGNS:
         if re.match(pattern, head):
             raise Malformed(name, advice)

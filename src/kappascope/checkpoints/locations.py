@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import zlib
@@ -19,6 +20,8 @@ from torch import Tensor
 
 from kappascope.checkpoints.formats import AGAIN, Malformed
 
+MAP = ".fetched"  # in the folder of a mirror: which bytes of its files are there
+MIRRORS: set[str] = set()  # folders that are mirrors, in this process: no file says so of itself
 _BLOCK = 1 << 20  # bytes inflated at a time
 _MOST_DIMENSIONS = 64  # what torch's own loops can take
 
@@ -37,6 +40,18 @@ class FileContents(NamedTuple):
     kinds: dict[str, bool]
     config: Mapping[str, Any] = MappingProxyType({})
     notes: tuple[str, ...] = ()
+
+
+class Absent(BaseException):
+    """Bytes of a mirrored file that were not fetched yet: no error, but a question to the parent.
+
+    >>> Absent("model.safetensors", 0, 8).end
+    8
+    """
+
+    def __init__(self, path: str, begin: int, end: int) -> None:
+        super().__init__(path, begin, end)
+        self.path, self.begin, self.end = path, begin, end
 
 
 class Stamp(NamedTuple):
@@ -69,17 +84,29 @@ class CheckpointFile:
 
     path: str
     stamp: Stamp
+    mirrored: bool = False  # from elsewhere, by whoever fetches what is asked for
 
     @property
     def size(self) -> int:
         """The number of its bytes."""
         return self.stamp.size
 
+    def require(self, begin: int, size: int) -> None:
+        """Ask for bytes of a mirrored file that are not there; local files have all of theirs."""
+        end = min(begin + size, self.size)
+        if not self.mirrored or begin >= end:
+            return
+        path = Path(self.path)
+        ranges = json.loads((path.parent / MAP).read_text())[path.name]
+        if not any(start <= begin and end <= stop for start, stop in ranges):
+            raise Absent(self.path, begin, end)
+
     @classmethod
     def at(cls, path: Path) -> CheckpointFile:
         """Return the file at ``path``; links are for the caller to resolve."""
         with _opened(str(path)) as descriptor:
-            return cls(str(path), Stamp.of(os.fstat(descriptor)))
+            is_mirrored = str(path.parent) in MIRRORS
+            return cls(str(path), Stamp.of(os.fstat(descriptor)), is_mirrored)
 
     @contextmanager
     def opened(self) -> Iterator[int]:
@@ -94,15 +121,21 @@ class CheckpointFile:
             finally:  # also of what seems truncated or damaged
                 self._check_unchanged(descriptor)
 
+    @property
+    def whole(self) -> StorageLocation:
+        """All of its bytes."""
+        return StorageLocation(self, 0, self.size)
+
     def read(self, begin: int, size: int) -> bytes:
         """Return the bytes from ``begin``, as many of ``size`` as there are."""
         data = bytearray(max(0, min(size, self.size - begin)))
+        self.require(begin, len(data))
         with self.opened() as descriptor:
             _fill(descriptor, memoryview(data), begin)
         return bytes(data)
 
     def _check_unchanged(self, descriptor: int) -> None:
-        if Stamp.of(os.fstat(descriptor)) != self.stamp:
+        if not self.mirrored and Stamp.of(os.fstat(descriptor)) != self.stamp:
             raise Malformed("changed while it was read", "try again once nothing writes to it")
 
 
@@ -134,6 +167,10 @@ class StorageLocation:
 
     def fill(self, view: memoryview, skip: int) -> None:
         """Put the bytes after the first ``skip`` into ``view``."""
+        if self.packed is None:
+            self.file.require(self.begin + skip, len(view))
+        else:
+            self.file.require(self.begin, self.taken)
         with self.file.opened() as descriptor:
             if self.packed is None:
                 _fill(descriptor, view, self.begin + skip)
@@ -151,6 +188,7 @@ class StorageLocation:
 @cache
 def _checksum(location: StorageLocation) -> int:
     checksum = 0
+    location.file.require(location.begin, location.taken)
     with location.file.opened() as descriptor:
         stored = _blocks(descriptor, location.begin, location.taken)
         for block in stored if location.packed is None else _inflated(stored, location.size):
@@ -207,10 +245,7 @@ class TensorLocation:
     def read(self) -> Tensor:
         """Return the tensor; it takes its own memory once."""
         size = self.dtype.itemsize
-        try:
-            data = torch.empty(self.span * size, dtype=torch.uint8)
-        except RuntimeError as error:  # torch's word for too little memory
-            raise MemoryError(f"{self.span * size} bytes") from error
+        data = uninitialized((self.span * size,), torch.uint8)
         self.storage.fill(data.numpy().data, self.offset * size)
         if not self.span:
             return torch.empty_strided(self.shape, self.stride, dtype=self.dtype)
@@ -220,6 +255,14 @@ class TensorLocation:
         """Return the same view of a storage without content."""
         empty = torch.empty(0, dtype=self.dtype, device="meta")
         return empty.set_(storage, self.offset, self.shape, self.stride)
+
+
+def uninitialized(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return a tensor without values yet; a `MemoryError` where there is too little for it."""
+    try:
+        return torch.empty(shape, dtype=dtype)
+    except RuntimeError as error:  # torch's word for too little memory
+        raise MemoryError(f"{prod(shape) * dtype.itemsize} bytes") from error
 
 
 @contextmanager

@@ -39,20 +39,19 @@ _DTYPES = {
 
 def read_npy(file: CheckpointFile) -> FileContents:
     """Return the one array of a file, by the name of the file without its end."""
-    whole = StorageLocation(file, 0, file.size)
-    return FileContents({PurePath(file.path).stem: _array(whole, file.read(0, _HEAD))}, {})
+    return FileContents({PurePath(file.path).stem: _array(file.whole, file.read(0, _HEAD))}, {})
 
 
 def is_npz(file: CheckpointFile) -> bool:
     """Tell whether a zip archive is one of NumPy's, by the names of its members."""
-    names = archive_members(file)
+    names = archive_members(file.whole)
     return bool(names) and all(name.endswith(".npy") for name in names)
 
 
 def read_npz(file: CheckpointFile) -> FileContents:
     """Return the arrays of an archive by their names."""
     tree: Tree = {}
-    for name, member in archive_members(file).items():
+    for name, member in archive_members(file.whole).items():
         tree[name.removesuffix(".npy")] = _array(member, member.first(_HEAD))
     return FileContents(tree, {})
 

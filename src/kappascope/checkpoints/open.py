@@ -1,8 +1,9 @@
 """Open a checkpoint that nobody vouches for: what is in it at once, its numbers when asked for.
 
 Safetensors files, folders of them as Hugging Face lays them out, what ``torch.save`` wrote, old or
-new, GGUF files and NumPy's arrays. A file is what its content says, whatever its name; no code in
-it is run, nothing is written, and only the tensor that is asked for is read.
+new, or its distributed form, TorchScript's tensors, GGUF files, ONNX models and NumPy's arrays. A
+file is what its content says, whatever its name; no code in it is run, nothing is written, and only
+the tensor that is asked for is read.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from torch import Tensor
 
 from kappascope.checkpoints import folders, gguf, numpyfiles, quantized, safetensors, torchfiles
 from kappascope.checkpoints.codes import CodedLocation
+from kappascope.checkpoints.distributed import METADATA, ChunkedLocation, read_distributed
 from kappascope.checkpoints.formats import AGAIN, HEAD, Malformed, format_of, quoted
 from kappascope.checkpoints.locations import CheckpointFile, FileContents, TensorLocation, Tree
+from kappascope.checkpoints.onnx import read_onnx
 from kappascope.checkpoints.pickles import ForbiddenCall
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, unreadable
 from kappascope.refusal import Refusal
@@ -41,14 +44,24 @@ _FORMATS = {
     "npz": "NumPy",
     "zip": "PyTorch",
     "pickle": "PyTorch, before 1.6",
+    "distributed": "PyTorch, distributed",
+    "onnx": "ONNX",
+}
+_TITLES = {
+    "zip": "a zip archive",
+    "gguf": "a GGUF file",
+    "npy": "a NumPy array",
+    "onnx": "an ONNX model",
 }
 _READERS: Mapping[str, Callable[[CheckpointFile], FileContents]] = {
     "gguf": gguf.read_gguf,
     "npy": numpyfiles.read_npy,
     "npz": numpyfiles.read_npz,
-    "zip": torchfiles.zipped,
+    "zip": lambda file: torchfiles.zipped(file.whole),
     "pickle": torchfiles.legacy,
 }
+_Location: TypeAlias = TensorLocation | CodedLocation | ChunkedLocation
+_LOCATIONS = TensorLocation, CodedLocation, ChunkedLocation
 _REPAIR = "download the index again"
 _STATE_DICT = "save model.state_dict() where you trust it"
 
@@ -92,7 +105,7 @@ class Checkpoint:
         def grown(node: Any) -> Any:
             if isinstance(node, dict):
                 return {key: grown(value) for key, value in node.items()}
-            if not isinstance(node, TensorLocation | CodedLocation):
+            if not isinstance(node, _LOCATIONS):
                 return node
             place = node.storage.file.path, node.storage.begin
             if place not in storages:
@@ -129,11 +142,11 @@ class Checkpoint:
         with _refusing(Path(node.storage.file.path)):
             return node.half_steps()
 
-    def _node(self, path: tuple[str, ...]) -> TensorLocation | CodedLocation:
+    def _node(self, path: tuple[str, ...]) -> _Location:
         node: Any = self.tree
         for key in path:
             node = node[key] if isinstance(node, dict) else None
-        if not isinstance(node, TensorLocation | CodedLocation):
+        if not isinstance(node, _LOCATIONS):
             raise KeyError(f"{path} is no path to a tensor in contents")
         return node
 
@@ -157,7 +170,7 @@ def open(path: Path | str) -> Checkpoint:
             return _opened_folder(path)
         if folders.is_index(path.name):
             return _joined(path.parent, _listed(path.parent, path.name), path)
-        checkpoint = _checkpoint(path, path.parent, *_load(folders.resolved(path), path.name))
+        checkpoint = _checkpoint(path, path.parent, *_load(folders.resolved(path), path))
         note = ("one shard of several: only what it holds is read",)
         more = note if folders.is_shard(path.name) else ()
         return replace(checkpoint, notes=more + checkpoint.notes)
@@ -188,9 +201,13 @@ def _refusing(path: Path) -> Iterator[None]:
         raise Exhausted(5, given, "not enough memory to read it", "free some memory") from error
 
 
-def _load(real: Path, name: str) -> tuple[FileContents, str]:
-    """Return what a file holds, and its format by its content."""
-    file = CheckpointFile.at(real)
+def _load(real: Path, path: Path) -> tuple[FileContents, str]:
+    """Return what a file holds, and its format by its content; other files lie beside ``path``."""
+    name, file = path.name, CheckpointFile.at(real)
+    if name == METADATA:
+        return read_distributed(file, path.parent), _FORMATS["distributed"]
+    if name.endswith(".distcp"):
+        raise Malformed("one file of a distributed checkpoint", "give its folder")
     head = file.read(0, HEAD)
     form = format_of(head)
     named = name.endswith(".safetensors")
@@ -200,8 +217,10 @@ def _load(real: Path, name: str) -> tuple[FileContents, str]:
     if form == "unknown":
         return _oldest(file), _FORMATS["pickle"]
     if named:
-        what = {"zip": "zip archive", "gguf": "GGUF file", "npy": "NumPy array"}.get(form, form)
-        raise Malformed(f"not a safetensors file but a {what}", "give it the name it should have")
+        what = _TITLES.get(form, f"a {form}")
+        raise Malformed(f"not a safetensors file but {what}", "give it the name it should have")
+    if form == "onnx":
+        return read_onnx(file, path.parent), _FORMATS["onnx"]
     if form == "zip" and numpyfiles.is_npz(file):
         form = "npz"
     return _READERS[form](file), _FORMATS[form]
@@ -261,7 +280,8 @@ def _opened_folder(path: Path) -> Checkpoint:
     if choice.listing or len(wanted) > 1:
         checkpoint = _joined(folder, wanted, path)
     else:
-        held = _load(folders.inside(folder, choice.files[0]), choice.files[0])
+        first = choice.files[0]
+        held = _load(folders.inside(folder, first), folder / first)
         checkpoint = _checkpoint(path, folder, *held)
     return replace(checkpoint, notes=(*choice.notes(wanted), *checkpoint.notes))
 
@@ -292,7 +312,7 @@ def _joined(folder: Path, wanted: _Wanted, path: Path) -> Checkpoint:
     faults: list[Skipped] = []
     for shard, names in wanted.items():
         try:
-            loaded[shard] = _load(reals[shard], shard)
+            loaded[shard] = _load(reals[shard], folder / shard)
             _check_unmixed(loaded)
         except (Malformed, OSError) as error:
             loaded.pop(shard, None)
@@ -350,9 +370,7 @@ def _united(trees: list[tuple[str, Tree]], same: list[str], at: str = "") -> Tre
         united[name] = node
         if others and all(isinstance(each, dict) for _, each in held):
             united[name] = _united(held, same, f"{at}{name}.")
-        elif others and any(
-            isinstance(each, dict | TensorLocation | CodedLocation) for _, each in held
-        ):
+        elif others and any(isinstance(each, (dict, *_LOCATIONS)) for _, each in held):
             why = next(filter(None, (_difference(node, each) for _, each in others)), "")
             if why:
                 shards = first_few([quoted(shard) for shard, _ in held])
@@ -364,8 +382,7 @@ def _united(trees: list[tuple[str, Tree]], same: list[str], at: str = "") -> Tre
 
 def _difference(node: Any, other: Any) -> str:
     """Tell how two nodes of the same name differ, if they do."""
-    tensors = TensorLocation | CodedLocation
-    if not (isinstance(node, tensors) and isinstance(other, tensors)):
+    if not (isinstance(node, _LOCATIONS) and isinstance(other, _LOCATIONS)):
         return "of different kinds"
     if (node.dtype, node.shape) != (other.dtype, other.shape):
         return "of different shapes or dtypes"

@@ -425,8 +425,9 @@ _OPCODES |= {ord(code): step for code, step in _DONE.items()}
 _OWN = re.compile(
     r"torch\.(q?u?int\w*|b?float\w*|complex\d+|bool|half|double|short|long)"
     r"|torch\.(Tensor|nn\.parameter\.Parameter|(cuda\.|storage\.)?\w*Storage)"
-    r"|(builtins|__builtin__|collections)\.\w+"
+    r"|(builtins|__builtin__|collections)\.\w+|__torch__\.[\w.]+"
 )
+SCRIPT = "__torch__"  # where TorchScript keeps its classes, of which the archive has the code
 # Names of the standard library that hold data; the rest of it is refused at the mere mention.
 _DATA = {
     "builtins": "object set frozenset list dict tuple int float bool str bytes bytearray complex "
@@ -488,5 +489,6 @@ def is_data(name: str) -> bool:
 
 def _is_word(part: str) -> bool:
     """Not ``__getattribute__`` and its like, nor what no name can be."""
-    special = part.startswith("__") and part.endswith("__") and part != "__main__"
+    special = part.startswith("__") and part.endswith("__")
+    special = special and part not in ("__main__", SCRIPT)
     return part.isidentifier() and not special

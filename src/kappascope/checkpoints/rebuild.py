@@ -16,6 +16,7 @@ import torch
 from kappascope.checkpoints.formats import AGAIN, SAVE, Malformed, quoted
 from kappascope.checkpoints.locations import FileContents, StorageLocation, TensorLocation, Tree
 from kappascope.checkpoints.pickles import (
+    SCRIPT,
     Builders,
     DictItems,
     ForeignObject,
@@ -73,8 +74,8 @@ _STORAGES = {
 }
 # Formats without a storage of their own come after those that have one.
 _NEWER = "uint16 uint32 uint64 complex32 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz"
-_DTYPES = {str(d): d for d in _STORAGES.values()}
-_DTYPES |= {f"torch.{name}": getattr(torch, name) for name in (*_NEWER.split(), "float8_e8m0fnu")}
+DTYPES = {str(d): d for d in _STORAGES.values()}
+DTYPES |= {f"torch.{name}": getattr(torch, name) for name in (*_NEWER.split(), "float8_e8m0fnu")}
 
 
 def pickled_storage(identity: Any) -> Any:
@@ -111,7 +112,7 @@ def _view(storage: Any, offset: Any, shape: Any, stride: Any, *more: Any) -> Any
 def _view_as(*given: Any) -> Any:
     """Version 3: the seventh argument is the dtype."""
     view, dtype = _view(*given[:6], *given[7:]), given[6]
-    known = _DTYPES.get(dtype.text) if isinstance(dtype, GlobalName) else None
+    known = DTYPES.get(dtype.text) if isinstance(dtype, GlobalName) else None
     if known is None or not isinstance(view, PickledTensor):
         return view if known else unreadable(f"dtype {quoted(dtype)}")
     return PickledTensor(view.storage, known, view.offset, view.shape, view.stride)
@@ -190,12 +191,14 @@ _PLAIN: Builders = {
     **dict.fromkeys(("bytes", "bytearray", "str"), lambda text="", *encoding: text),
     **dict.fromkeys(("int", "float", "complex", "slice", "range"), lambda *given: given),
 }
+_JIT = "build_intlist build_tensorlist build_doublelist build_boollist restore_type_tag"
 BUILDERS: Builders = {
     **_TENSORS,
     "collections.OrderedDict": _pairs,
     "collections.defaultdict": lambda *given: DictItems(),
     **{f"{module}.{name}": build for module in _PLACES for name, build in _PLAIN.items()},
     "torch.Size": _items,
+    **{f"torch.jit._pickle.{name}": lambda value, *kind: value for name in _JIT.split()},
     "torch.device": _text,
     "_codecs.encode": lambda text, *encoding: text,  # how protocol 2 writes bytes
     "torch.serialization._get_layout": _text,
@@ -281,6 +284,8 @@ class TreeBuilder:
         parts = (*attributes, it.pairs, enumerate(it.items))
         tree = _side_by_side(self._mapping(pairs, depth) for pairs in parts)
         holds = self.tensors > before
+        if it.kind.startswith(f"{SCRIPT}."):  # its attributes are all there is
+            return tree
         self.kinds[it.kind] = holds or self.kinds.get(it.kind, False)
         if holds:
             return _module(tree)

@@ -1,21 +1,24 @@
 """What ``torch.save`` writes: a pickle that says what there is, and storages that hold the numbers.
 
 Both forms are read, the zip archive of today and the plain pickle of before torch 1.6; neither by
-torch, and no code in them is run. The tree that comes back holds mappings with text for keys, a
-`TensorLocation` for every tensor, a `Reason` for what is none, and plain values as they are.
+torch, and no code in them is run. Of a TorchScript archive, which is such an archive with code and
+constants beside it, the tensors are read and the code is not. The tree that comes back holds
+mappings with text for keys, a `TensorLocation` for every tensor, a `Reason` for what is none, and
+plain values as they are.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from kappascope.checkpoints import pickles
 from kappascope.checkpoints.formats import AGAIN, SAVE, Malformed, quoted
 from kappascope.checkpoints.locations import CheckpointFile, FileContents, StorageLocation
-from kappascope.checkpoints.pickles import DictItems, forbidden
+from kappascope.checkpoints.pickles import DictItems, ForeignObject, forbidden
 from kappascope.checkpoints.rebuild import (
     BUILDERS,
     PickledStorage,
@@ -28,49 +31,71 @@ _MAGIC = 0x1950A86A20F9469CFC6C  # begins the plain form; its version is 1001
 _VERSION = 1001
 
 
-def zipped(file: CheckpointFile) -> FileContents:
-    """Return the tree of a zip archive that torch wrote.
+def zipped(archive: StorageLocation) -> FileContents:
+    """Return the tree of a zip archive that torch wrote, which may be a part of a file.
 
     >>> import torch
     >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     torch.save({"w": torch.ones(2), "epoch": 3}, Path(folder) / "x.pt")
-    ...     tree = zipped(CheckpointFile.at(Path(folder) / "x.pt")).tree
+    ...     tree = zipped(CheckpointFile.at(Path(folder) / "x.pt").whole).tree
     ...     tree["w"].read(), tree["epoch"]
     (tensor([1., 1.]), 3)
     """
-    members = archive_members(file)
+    members = archive_members(archive)
     if not members:
         raise Malformed("an empty zip archive", AGAIN)
     mains = [name for name in members if re.fullmatch(r"([^/]+/)?data\.pkl", name)]
     if len(mains) != 1:
         raise _other_archive(members)
-    root, data = mains[0].removesuffix("data.pkl"), members[mains[0]]
-    if any(name.startswith((f"{root}code/", f"{root}constants.pkl")) for name in members):
-        raise _other_archive(members)
+    root = mains[0].removesuffix("data.pkl")
     order = members.get(f"{root}byteorder")  # which torch wrote from 2.1 on
     byte_order = b"little" if order is None else order.read() if order.size < 64 else b""
     if byte_order == b"big":
         raise Malformed("its numbers are big-endian", "save it again on a little-endian machine")
     if byte_order != b"little":
         raise Malformed(f"the order of its bytes is unknown: {quoted(repr(byte_order))}", AGAIN)
-    if data.size > pickles.MOST_BYTES:
-        raise Malformed(f"its pickle has {data.size} bytes without any tensor", SAVE)
-    loaded = pickles.load(data.read(), BUILDERS, pickled_storage)
+    loaded = _loaded(members, root, "data")
+    notes: tuple[str, ...] = ()
+    if any(name.startswith((f"{root}code/", f"{root}constants.pkl")) for name in members):
+        notes = ("a TorchScript archive: its tensors are read, its code is not",)
+    if f"{root}constants.pkl" in members:
+        constants = _loaded(members, root, "constants")
+        whole = DictItems([*_attributes(loaded.value), ("constants", constants.value)])
+        loaded = loaded._replace(value=whole, asked=loaded.asked | constants.asked)
 
     def locate(it: PickledStorage) -> StorageLocation | str:
-        location = members.get(f"{root}data/{it.key}")
+        location = members.get(f"{root}{it.key}")
         return location or f"its storage {quoted(it.key)} is missing from the archive"
 
-    return TreeBuilder(locate).build(loaded)
+    return TreeBuilder(locate).build(loaded)._replace(notes=notes)
+
+
+def _loaded(members: Mapping[str, StorageLocation], root: str, folder: str) -> pickles.LoadedPickle:
+    """Return the value of a pickle whose storages lie in the folder of its name."""
+    data = members[f"{root}{folder}.pkl"]
+    if data.size > pickles.MOST_BYTES:
+        raise Malformed(f"its pickle has {data.size} bytes without any tensor", SAVE)
+
+    def persistent(identity: Any) -> Any:
+        it = pickled_storage(identity)
+        return replace(it, key=f"{folder}/{it.key}") if isinstance(it, PickledStorage) else it
+
+    return pickles.load(data.read(), BUILDERS, persistent)
+
+
+def _attributes(module: Any) -> list[tuple[Any, Any]]:
+    """Return what a module of TorchScript keeps, by name."""
+    state = module.state if isinstance(module, ForeignObject) else module
+    return state if isinstance(state, DictItems) else [("0", module)]
 
 
 def _other_archive(names: dict[str, StorageLocation]) -> Malformed:
     """Return what a zip archive is that is no checkpoint."""
     signs = {
         r"(^|/)(code|constants\.pkl)(/|$)": (
-            "a TorchScript archive, which is code",
+            "a TorchScript archive without its data.pkl",
             "where you trust it: torch.save(torch.jit.load(...).state_dict(), ...)",
         ),
         r"archive_format$|serialized_exported_program": ("a torch.export archive", SAVE),
@@ -154,6 +179,7 @@ def _locations(
             if not isinstance(key, str) or key not in seen:
                 raise Malformed(f"a storage {quoted(key)} that no tensor uses", AGAIN)
             dtype = seen[key].dtype
+            file.require(at, 8)
             count = int.from_bytes(os.pread(descriptor, 8, at), "little")
             size = count * (dtype.itemsize if dtype else 1)
             at += 8

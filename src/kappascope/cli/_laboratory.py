@@ -90,12 +90,14 @@ def conclude(
 ) -> None:
     """Write everything that is derived from the trials, and show what came out."""
     from kappascope.lab import experiment, report, runs
+    from kappascope.paper.article import ARTICLE
 
     with waiting("Judging the claims, drawing the figures"):
         results = runs.gather(plan, store, failures)
         verdicts = experiment.verdicts(experiments, results.rows)
         runs.publish(results, store, verdicts)
-        write_files(store.folder, report.files(experiments, results, verdicts, engine))
+        files = report.files(experiments, results, verdicts, engine, ARTICLE)
+        write_files(store.folder, files)
     _show_verdicts(experiments, verdicts)
     for each in experiments:
         rows = results.everything.where(experiment=each.id)

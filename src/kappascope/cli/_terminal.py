@@ -90,10 +90,10 @@ def loading() -> Iterator[None]:
 
 
 @contextmanager
-def progress(parts: Sequence[Part]) -> Iterator[Callable[[Part], None]]:
+def progress(parts: Sequence[Part]) -> Iterator[Callable[..., None]]:
     """Show bars with the time left on a terminal, and now and then a line elsewhere.
 
-    The function it gives is called with each part as it is done.
+    The function it gives is called with each part as it is done, and what else there is to say.
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
@@ -111,25 +111,26 @@ def progress(parts: Sequence[Part]) -> Iterator[Callable[[Part], None]]:
         several = costs if len(costs) > 1 else {}
         tasks = {name: bars.add_task(name, total=cost) for name, cost in several.items()}
 
-        def advance(part: Part) -> None:
+        def advance(part: Part, remark: str = "") -> None:
             name, cost = part
-            bars.advance(total, cost)
+            bars.update(total, advance=cost, description=", ".join(filter(None, ("all", remark))))
             if tasks:
                 bars.advance(tasks[name], cost)
 
         yield advance
 
 
-def _lines(total: float) -> Callable[[Part], None]:
+def _lines(total: float) -> Callable[..., None]:
     """Count what is done and print a line from time to time."""
     start = last = time.monotonic()
     done = 0.0
 
-    def advance(part: Part) -> None:
+    def advance(part: Part, remark: str = "") -> None:
         nonlocal done, last
         done, now = done + part[1], time.monotonic()
         if now - last > SECONDS_BETWEEN_LINES and done < total:
             last, left = now, (now - start) * (total / done - 1)
-            say(f"{done / total:.0%} done, about {left:.0f} s left")
+            more = f", {remark}" if remark else ""
+            say(f"{done / total:.0%} done, about {left:.0f} s left{more}")
 
     return advance

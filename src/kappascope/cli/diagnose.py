@@ -221,7 +221,7 @@ def _examine(case: Case) -> Diagnosis:
     parts = [("matrices", task.effort) for task in case.tasks]
     with progress(parts) as advance, closing(case.examine()) as ended:
         for done in ended:
-            advance(("matrices", done.item.effort))
+            advance(("matrices", done.item.effort), case.fetched)
             rows += done.result
     with waiting("Judging"):
         return case.concluded(rows)

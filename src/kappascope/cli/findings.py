@@ -10,7 +10,7 @@ import typer
 
 from kappascope.cli._laboratory import every_experiment, write_files
 from kappascope.cli._options import Debug
-from kappascope.cli._terminal import loading, tell
+from kappascope.cli._terminal import loading, say, tell
 from kappascope.refusal import Refusal
 from kappascope.system.workers import Here
 from kappascope.text import clean
@@ -23,36 +23,34 @@ def findings(
 ) -> None:
     """Write what runs found, and their answers to the paper's review, into the documentation.
 
-    Nothing is run: the trials in the folders are judged and drawn anew, reports and all.
+    Nothing is run: the trials in the folders are judged and drawn anew, reports and all. A sentence
+    of the article that the trials do not bear out is left out, and told of here.
     """
     with loading():
         from kappascope.lab import markdown
-        from kappascope.lab.report import Publication
+        from kappascope.lab.report import publications_of
         from kappascope.lab.store import Store
-        from kappascope.paper import lessons, review
+        from kappascope.paper import docs as pages_of
+        from kappascope.paper.article import ARTICLE
         from kappascope.system.files import write
 
-    publications = []
     for folder in folders:
         if not (folder / "trials.parquet").is_file():
             advice = "name a folder reproduce or study has filled"
             raise Refusal(2, str(folder), "holds no results", advice)
-        publications.append(Publication.of(folder, every_experiment()))
-    claims = [claim for each in publications for claim in each.claims]
-    paper = docs / "paper.md"
+    publications = publications_of(folders, every_experiment())
     try:
-        answers = review.inserted(paper.read_text(encoding="utf-8"), review.table(claims))
+        pages, pictures, left_out = pages_of.pages(publications, docs)
     except (OSError, ValueError) as error:
-        raise Refusal(2, str(paper), str(error), "name the folder of the documentation") from error
+        raise Refusal(2, str(docs), str(error), "name the folder of the documentation") from error
     for each in publications:
         with Store(each.folder).lock() if (each.folder / "lock").exists() else nullcontext():
-            write_files(each.folder, each.files(Here()))
-    pages = {paper: answers}
+            write_files(each.folder, each.files(Here(), ARTICLE))
     if any(each.studies for each in publications):
         pages[docs / "studies.md"] = markdown.studies_page(publications, docs)
-    for each in publications:
-        if not each.studies:
-            pages[docs / "findings.md"] = lessons.page(claims, each.results.provenance)
     for path, text in pages.items():
         write(path, text.encode())
+    write_files(docs, pictures)
+    for reason in left_out:
+        say(f"left out of the article: {clean(reason)}")
     tell(f"Written: {clean(', '.join(str(path) for path in pages))}")

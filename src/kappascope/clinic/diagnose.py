@@ -23,6 +23,7 @@ from typing import TypeAlias, final, get_args
 import torch
 from torch import Tensor
 
+from kappascope.checkpoints.remote import Fetching
 from kappascope.clinic import MODULES, Extent
 from kappascope.clinic.diagnosis import Diagnosis
 from kappascope.clinic.examination import Examination, examine
@@ -30,6 +31,7 @@ from kappascope.clinic.source import (
     GIGABYTE,
     InMemory,
     Location,
+    Mirrored,
     OnDisk,
     Opened,
     Readable,
@@ -52,6 +54,7 @@ from kappascope.system.memory import (
     bytes_of,
     gigabytes,
     is_out_of_memory,
+    megabytes,
 )
 from kappascope.system.workers import CORES, Done, Engine, Here, Processes
 from kappascope.text import error_text
@@ -386,6 +389,16 @@ class Case:
     compared: Inventory | None = None  # what is in the reference
     counterparts: Counterparts = NO_COUNTERPARTS
 
+    @property
+    def fetched(self) -> str:
+        """How much was fetched of checkpoints that lie elsewhere; nothing where none does."""
+        sides = [side for side in (self.model, self.reference) if isinstance(side, Mirrored)]
+        mirrors = [side.mirror for side in sides if side.mirror]
+        if not mirrors:
+            return ""
+        here, there = (sum(getattr(m, name) for m in mirrors) for name in ("fetched", "size"))
+        return f"{megabytes(here)} of {megabytes(there)} fetched"
+
     def examine(self) -> Generator[Done[Task]]:
         """Yield each task as it ends; its ``result`` is the rows of what it measured.
 
@@ -462,7 +475,7 @@ class Case:
             skipped=(*inventory.skipped, *unchosen),
             faults=inventory.faults,
             unsound=tuple(vector for vector in inventory.unsound if takes(vector.name)),
-            notes=(*inventory.notes, *self._matching),
+            notes=(*inventory.notes, *self._matching, *filter(None, [self.fetched])),
             reference=str(self.reference) if self.reference else None,
             settings={name: list(it) if isinstance(it, tuple) else it for name, it in settings},
         ).judged()
@@ -577,7 +590,7 @@ def case(
             most = min(most, max(free, MIN_WORKER_BYTES))
             least = max((task.memory.at_least(copies) for task in tasks), default=0)
             workers = replace(workers, jobs=max(1, min(jobs, free // (LIBRARY_BYTES + least))))
-        engine = replace(workers, limit=slowest, memory=memory or most)
+        engine = _fetching(replace(workers, limit=slowest, memory=memory or most), sides)
     matched = NO_COUNTERPARTS
     if compared:
         here, there = (_parts(side.plan) for side in (inventory, compared))
@@ -589,13 +602,20 @@ def _parts(plan: Plan) -> list[Logical]:
     return [part for unit in plan.units for part in unit.parts]
 
 
+def _fetching(engine: Engine, sides: Sequence[Location]) -> Engine:
+    """Return an engine that fetches what its tasks miss of checkpoints that lie elsewhere."""
+    mirrors = [side.mirror for side in sides if isinstance(side, Mirrored) and side.mirror]
+    return Fetching(engine, tuple(mirrors)) if mirrors else engine
+
+
 def _inventory(model: Location, memory: int | None) -> Inventory:
     """Return what is in the model; a file is opened in a process of its own, or refused."""
     if isinstance(model, InMemory):
         return Inventory.of(model)
     limit = model.parse_seconds
     allowed = max(MIN_WORKER_BYTES, memory or 0)
-    (done,) = replace(WORKER, limit=limit, memory=allowed).run(Inventory.of, [model])
+    engine = _fetching(replace(WORKER, limit=limit, memory=allowed), [model])
+    (done,) = engine.run(Inventory.of, [model])
     if not done.failure:
         return done.result
     if isinstance(done.error, Refusal):

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from kappascope.checkpoints import open
 from kappascope.checkpoints.folders import resolved
-from kappascope.checkpoints.locations import Stamp
+from kappascope.checkpoints.locations import MIRRORS, Stamp
+from kappascope.checkpoints.remote import Mirror, in_hub_cache, is_remote
 from kappascope.clinic.examination import non_finite_entries
 from kappascope.corrections.saved import merged
 from kappascope.matrix.precision import Rounding
@@ -31,14 +32,9 @@ Model: TypeAlias = nn.Module | Mapping[Any, Any]
 Source: TypeAlias = str | Path | Model
 
 GIGABYTE = 2**30
-WEIGHT_SUFFIXES = {
-    ".safetensors",
-    ".bin",
-    ".pt",
-    ".pth",
-    ".ckpt",
-    ".gguf",
-}  # beside logs, which may grow
+WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".onnx_data",
+                   ".data", ".npz", ".npy", ".distcp"}  # fmt: skip
+# not logs, which may grow meanwhile
 Stamps: TypeAlias = tuple[tuple[str, Stamp], ...]
 """The files of a checkpoint by their names, as they were when we first saw them."""
 
@@ -185,6 +181,36 @@ class OnDisk:
         return 30 + 60 * size / GIGABYTE
 
 
+@dataclass(frozen=True)
+class Mirrored(OnDisk):
+    """A checkpoint far away, whose bytes come into a folder of ours as they are asked for."""
+
+    url: str = ""
+    mirror: Mirror | None = field(default=None, compare=False, repr=False)  # where the network is
+
+    @classmethod
+    def of(cls, url: str) -> Mirrored:
+        """Look at what is at an address."""
+        mirror = Mirror.of(url)
+        return cls(str(mirror.path), (), url, mirror)
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Mirrored, (self.path, (), self.url)  # the others ask for bytes, and fetch none
+
+    def opened(self) -> Opened:
+        """Parse what was fetched of it; `Absent` says what is missing."""
+        path = Path(self.path)
+        MIRRORS.add(str(path if path.is_dir() else path.parent))
+        return _opened(self.path, ())
+
+    def holds(self, path: str) -> bool:
+        """Tell whether this is the file at ``path``: never, for it is elsewhere."""
+        return False
+
+
 def _stamps(path: Path) -> Stamps:
     """Return what tells whether a file, or a weight in a folder, was written to meanwhile."""
     files, status = [path], path.stat()  # which may be an error
@@ -297,6 +323,9 @@ def located(source: Source) -> Location:
     >>> str(located(nn.Linear(2, 2)))
     'Linear'
     """
+    if isinstance(source, str) and is_remote(source):
+        kept = in_hub_cache(source)
+        return OnDisk.at(kept) if kept else Mirrored.of(source)
     if isinstance(source, str | Path):
         return OnDisk.at(source)
     given: object = source

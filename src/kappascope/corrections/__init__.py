@@ -13,6 +13,7 @@ states; it needs no oracle.
 """
 
 from kappascope.corrections import mup
+from kappascope.corrections._targets import Target
 from kappascope.corrections.caps import SingularValueBand, SpectralCap
 from kappascope.corrections.correction import Correction, attach
 from kappascope.corrections.directions import MagnitudeDirection, SpectralNormalization
@@ -36,7 +37,6 @@ from kappascope.corrections.projections import (
 )
 from kappascope.corrections.qk_clip import QKClip
 from kappascope.corrections.starts import orthogonal_start
-from kappascope.corrections.targets import Target
 from kappascope.matrix.components import floored_condition_number
 
 __all__ = [

@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kappascope.corrections.analysis import AnalysedModel
+from kappascope.corrections._selection import AnalysedModel
+from kappascope.corrections._treatments import OptimizerStep, Rewrite, State, Treatment
 from kappascope.corrections.correction import (
     Allowed,
     Correction,
@@ -18,7 +19,6 @@ from kappascope.corrections.correction import (
     pure_form,
     why_not_written,
 )
-from kappascope.corrections.treatments import OptimizerStep, Rewrite, State, Treatment
 from kappascope.matrix import spectra, tracking
 from kappascope.matrix.orthogonal import softly_capped
 from kappascope.model.weights import LiveWeight, precise

@@ -21,12 +21,11 @@ from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from kappascope.corrections.analysis import AnalysedModel
+from kappascope.corrections._selection import AnalysedModel, MeantWeights, Where
+from kappascope.corrections._targets import understood_target
+from kappascope.corrections._treatments import Treatment
 from kappascope.corrections.handle import Handle
 from kappascope.corrections.optimizers import understood_optimizers
-from kappascope.corrections.selection import MeantWeights, Where
-from kappascope.corrections.targets import understood_target
-from kappascope.corrections.treatments import Treatment
 from kappascope.matrix import spectra
 from kappascope.model.weights import LiveWeight, live_weights, precise, unwrapped
 

@@ -11,7 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kappascope.corrections.analysis import AnalysedModel
+from kappascope.corrections._factors import RowColumnFactors, TrainedFactors
+from kappascope.corrections._selection import AnalysedModel
+from kappascope.corrections._treatments import OptimizerStep, Rewrite, State, Treatment
 from kappascope.corrections.correction import (
     Allowed,
     Correction,
@@ -20,11 +22,9 @@ from kappascope.corrections.correction import (
     why_not_merged,
     why_not_written,
 )
-from kappascope.corrections.factors import RowColumnFactors, TrainedFactors
 from kappascope.corrections.gauge import FreeSides
 from kappascope.corrections.multipliers import Multipliers
 from kappascope.corrections.pins import ColumnNormPin, NormPin, RowNormPin
-from kappascope.corrections.treatments import OptimizerStep, Rewrite, State, Treatment
 from kappascope.matrix import tracking
 from kappascope.model.weights import LiveWeight, precise
 

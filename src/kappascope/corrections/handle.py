@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Muon, Optimizer
 
-from kappascope.corrections.analysis import AnalysedModel
-from kappascope.corrections.attachment import Attachment, check_state, load_state, state_of
-from kappascope.corrections.factors import FactorOptimizer, TrainedFactors
-from kappascope.corrections.stepping import StepHooks
-from kappascope.corrections.treatments import Rewrite, State, Treatment, group_index
+from kappascope.corrections._attachment import Attachment, check_state, load_state, state_of
+from kappascope.corrections._factors import FactorOptimizer, TrainedFactors
+from kappascope.corrections._selection import AnalysedModel
+from kappascope.corrections._stepping import StepHooks
+from kappascope.corrections._treatments import Rewrite, State, Treatment
+from kappascope.corrections.optimizers import group_index
 from kappascope.matrix import spectra
 from kappascope.model.sharded import is_sharded
 from kappascope.model.tensors import stripped
@@ -269,6 +270,36 @@ class Handle:
     def __reduce_ex__(self, _: object) -> NoReturn:
         problem = "a handle cannot be copied or pickled: it is tied to its model and optimizer"
         raise TypeError(f"{problem}; attach to the copies and load its state_dict()")
+
+
+def whole_gradients(optimizer: Optimizer) -> dict[int, Tensor | None]:
+    """Gradients of whole weights, by ``id``, where a step in progress has those of directions.
+
+    >>> whole_gradients(torch.optim.SGD([nn.Parameter(torch.ones(1))]))
+    {}
+    """
+    hooks = StepHooks.of(optimizer)
+    step = None if hooks is None else hooks.running
+    if step is None:
+        return {}
+    factored = {id(t.leaf) for t in step.factored}
+    kept = reversed(step.gradients)  # the first that was kept of each is the user's
+    return {id(leaf): gradient for leaf, gradient in kept if id(leaf) in factored}
+
+
+def correction_metrics(optimizer: Optimizer) -> dict[str, dict[str, Tensor | float]]:
+    """What the corrections of an optimizer's weights are doing, by weight and quantity.
+
+    >>> correction_metrics(torch.optim.SGD([nn.Parameter(torch.ones(1))]))
+    {}
+    """
+    hooks, found = StepHooks.of(optimizer), dict[str, dict[str, Tensor | float]]()
+    for attachment in () if hooks is None else hooks.attachments:
+        for t in attachment.treatments:
+            own = found.setdefault(t.weight.name, {})
+            own |= {f"correction_{name}": value for name, value in t.metrics().items()}
+            own["correction_refused"] = float(attachment.refused[t.weight.name])
+    return found
 
 
 def _original_key(name: str) -> str:

@@ -9,11 +9,11 @@ from typing import ClassVar, final
 from jaxtyping import Float
 from torch import Tensor
 
-from kappascope.corrections.analysis import AnalysedModel
+from kappascope.corrections._selection import AnalysedModel
+from kappascope.corrections._treatments import Treatment
 from kappascope.corrections.correction import Allowed, Correction, pure_form, why_not_merged
 from kappascope.corrections.multipliers import Multipliers
 from kappascope.corrections.penalties import PaperPenalty, SpectralPenalty
-from kappascope.corrections.treatments import Treatment
 from kappascope.model.weights import LiveWeight
 
 

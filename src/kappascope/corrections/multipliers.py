@@ -11,11 +11,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kappascope.corrections.analysis import AnalysedModel
+from kappascope.corrections._factors import RowColumnFactors, SingularValueFactors, TrainedFactors
+from kappascope.corrections._selection import AnalysedModel
+from kappascope.corrections._treatments import Treatment
 from kappascope.corrections.correction import Correction, pure_form, why_not_merged
-from kappascope.corrections.factors import RowColumnFactors, SingularValueFactors, TrainedFactors
 from kappascope.corrections.gauge import FreeSides
-from kappascope.corrections.treatments import Treatment
 from kappascope.matrix import spectra
 from kappascope.model.weights import LiveWeight
 

@@ -12,11 +12,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kappascope import theory
-from kappascope.corrections.analysis import AnalysedModel
+from kappascope.corrections._selection import AnalysedModel
+from kappascope.corrections._targets import Target, target_values, target_values_of_matrix
+from kappascope.corrections._treatments import AddedGradient, DecoupledStep, State, Treatment
 from kappascope.corrections.correction import Correction, pure_form
-from kappascope.corrections.decoupled import DecoupledStep
-from kappascope.corrections.targets import Target, target_values, target_values_of_matrix
-from kappascope.corrections.treatments import AddedGradient, State, Treatment
 from kappascope.matrix import tracking
 from kappascope.matrix.components import SIGMA_FLOOR, floored_condition_number
 from kappascope.model.weights import LiveWeight
@@ -115,7 +114,7 @@ class SpectralPenalty(Correction):
     singular value.
 
     It is taken as a step of its own, ``every`` so many steps with as many times the learning rate
-    (:mod:`kappascope.corrections.decoupled`): the pair is always that of the weight it acts on, and
+    (decoupled, as AdamW's weight decay is): the pair is always that of the weight it acts on, and
     no step carries kappa beyond the limit it goes to, so the smallest singular value never becomes
     the largest, at whatever scale and learning rate. The paper's own form, which does all of
     that otherwise, is :class:`PaperPenalty`.
@@ -274,7 +273,7 @@ class OrthogonalPenalty(Correction):
 
     With ``spectral``, the spectral norm instead, not squared: SRIP (Bansal et al. 2018), whose
     gradient lies on one extreme singular pair. Either gradient has norm at most ``clip`` times that
-    of the weight, and is taken as a step of its own (:mod:`kappascope.corrections.decoupled`) that
+    of the weight, and is taken as a step of its own that
     carries no singular value past one.
 
     >>> OrthogonalPenalty(1.0).penalty(torch.diag(torch.tensor([2.0, 1.0])))

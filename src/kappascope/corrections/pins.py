@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kappascope.corrections.analysis import AnalysedModel
+from kappascope.corrections._selection import AnalysedModel
+from kappascope.corrections._treatments import OptimizerStep, Rewrite, State, Treatment
 from kappascope.corrections.correction import Correction, pure_form, why_not_written
-from kappascope.corrections.treatments import OptimizerStep, Rewrite, State, Treatment
 from kappascope.model.weights import LiveWeight, precise
 
 WHOLE, ROWS, COLUMNS = (-1, -2), (-1,), (-2,)  # the dimensions that a norm sums over

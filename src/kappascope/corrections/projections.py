@@ -12,15 +12,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kappascope.corrections.analysis import AnalysedModel
+from kappascope.corrections._selection import AnalysedModel
+from kappascope.corrections._targets import Target, target_values, target_values_of_matrix
+from kappascope.corrections._treatments import OptimizerStep, Rewrite, State, Treatment
 from kappascope.corrections.correction import (
     Correction,
     has_zero_matrix,
     pure_form,
     why_not_written,
 )
-from kappascope.corrections.targets import Target, target_values, target_values_of_matrix
-from kappascope.corrections.treatments import OptimizerStep, Rewrite, State, Treatment
 from kappascope.matrix import spectra, tracking
 from kappascope.matrix.components import SIGMA_FLOOR
 from kappascope.model.weights import LiveWeight, precise

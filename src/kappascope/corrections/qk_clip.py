@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kappascope.corrections.analysis import AnalysedModel
+from kappascope.corrections._selection import AnalysedModel
+from kappascope.corrections._treatments import OptimizerStep, Rewrite, State, Treatment
 from kappascope.corrections.correction import Allowed, Correction, pure_form, why_not_written
-from kappascope.corrections.treatments import OptimizerStep, Rewrite, State, Treatment
 from kappascope.matrix import spectra
 from kappascope.model.attention import Attention, attention
 from kappascope.model.matrices import Plan, Unit, plan

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from kappascope.corrections.analysis import NothingToCorrect
-from kappascope.corrections.selection import MeantWeights, Where
+from kappascope.corrections._selection import MeantWeights, NothingToCorrect, Where
 from kappascope.model.tensors import refuse_meta
 from kappascope.model.weights import LiveWeight, live_weights, precise, unwrapped, why_no_map
 

@@ -11,7 +11,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer import OPTIMIZER_NAME
 
 from kappascope.corrections import Correction, Handle
-from kappascope.corrections.stepping import STATE_KEY
+from kappascope.corrections.optimizers import STATE_KEY
 from kappascope.model.weights import Where
 from kappascope.monitor.monitor import Monitor
 from kappascope.refusal import Refusal

@@ -21,6 +21,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from markdown_it import MarkdownIt
+from markupsafe import Markup, escape
+
+from kappascope.lab import drawing
 from kappascope.lab.table import Table
 from kappascope.lab.verdicts import unmeasured
 from kappascope.text import Record
@@ -38,12 +42,43 @@ class UntoldError(Exception):
     """A paragraph says what rows do not."""
 
 
+Words = Callable[[Sequence[Record], Sequence[Record], Mapping[str, Any]], Mapping[str, str]]
+"""From claims, printed figures and provenance to what stands for ``{{word}}``."""
+
+
 @dataclass(frozen=True)
 class Article:
-    """A template, and the figures that it shows, each drawn from the rows of all experiments."""
+    """A template, the figures that it shows, each drawn from all rows, and its further words."""
 
     template: str
     plots: Mapping[str, Callable[[Table], Figure]]
+    words: Words = lambda claims, figures, provenance: {}
+
+    def drawn(self, rows: Table) -> dict[str, Figure]:
+        """Draw the figures whose rows are there."""
+        figures = {}
+        for name, plot in self.plots.items():
+            try:
+                figures[name] = plot(rows)
+            except (LookupError, ValueError):  # too small a run; what it lacks is told
+                continue
+        return figures
+
+    def written(
+        self,
+        claims: Sequence[Record],
+        figures: Sequence[Record],
+        provenance: Mapping[str, Any],
+        pictures: Mapping[str, Figure],
+        **style: Any,
+    ) -> Written:
+        """Write the article, with pictures that say what is seen in them."""
+        seen = {
+            f"alt_{name}": " ".join(map(drawing.alt_text, figure.axes))
+            for name, figure in pictures.items()
+        }
+        words = {**self.words(claims, figures, provenance), **seen}
+        return fill_article(self.template, claims, words, pictures, **style)
 
 
 @dataclass(frozen=True)
@@ -64,11 +99,14 @@ def fill_article(
     claims: Iterable[Record],
     words: Mapping[str, str] | None = None,
     pictures: Iterable[str] = (),
+    *,
     cite: Callable[[Sequence[str]], str] = cited,
+    address: str = "{}",
 ) -> Written:
     """Substitute numbers and words, and check every verdict that the text needs.
 
-    ``words`` are further substitutions, ``pictures`` the names of the figures that were drawn.
+    ``words`` are further substitutions, ``pictures`` the names of the figures that were drawn,
+    which are found at their ``address``.
     """
     judged = {claim["id"]: claim for claim in claims}
     known, drawn = words or {}, set(pictures)
@@ -94,11 +132,37 @@ def fill_article(
             for picture in PICTURE.finditer(paragraph):
                 if picture[2] not in drawn:
                     raise UntoldError(f"the figure {picture[2]} was not drawn")
-            text = NUMBER.sub(lambda found: _number(judged, found), paragraph)
+            placed = PICTURE.sub(lambda p: f"![{p[1]}]({address.format(p[2])})", paragraph)
+            text = NUMBER.sub(lambda found: _number(judged, found), placed)
             told.append(MARK.sub(citation, WORD.sub(word, text)))
         except UntoldError as reason:
             left_out.append(str(reason))
     return Written("\n\n".join(told), tuple(dict.fromkeys(left_out)))
+
+
+def as_html(text: str, pictures: Mapping[str, str]) -> Markup:
+    r"""Turn an article into HTML, its pictures, SVG documents, drawn in place.
+
+    >>> print(as_html("![a dot](x)\n*It is **one**.*", {"x": "<svg/>"}))
+    <figure id="figure-x"><div class="drawn" role="img" aria-label="a dot"><svg/></div>
+    <figcaption>It is <strong>one</strong>.</figcaption></figure>
+    <BLANKLINE>
+    """
+    html = MarkdownIt("commonmark", {"html": False}).render(text)
+    html = re.sub(r"10\^(−?\d+)", r"10<sup>\1</sup>", html)
+    html = re.sub(r'<a href="verdicts\.md">', '<a href="#claims">', html)
+    html = re.sub(r'<a href="\w+\.md">(.*?)</a>', r"\1", html)  # pages that a report has not
+
+    def drawn(found: re.Match[str]) -> str:
+        name, alt, caption = found.groups()
+        svg = drawing.inlined(pictures[name], name)
+        return (
+            f'<figure id="figure-{escape(name)}"><div class="drawn" role="img" '
+            f'aria-label="{alt}">{svg}</div>\n<figcaption>{caption}</figcaption></figure>'
+        )
+
+    image = r'<p><img src="(\w+)" alt="([^"]*)"\s*/?>\s*<em>(.*?)</em></p>'
+    return Markup(re.sub(image, drawn, html, flags=re.DOTALL))  # we wrote it: names are escaped
 
 
 def _judged(judged: Mapping[str, Record], name: str) -> Record:

@@ -259,9 +259,7 @@ class Claim:
     rows it was judged on. ``judged_on`` names the experiments or studies whose rows decide, if
     they are not those of the claim's own page.
 
-    ``answers`` names the items of the review that the claim answers (``kappascope.paper.review``),
-    ``teaches`` the lessons that stand on it (``kappascope.paper.lessons``), each with the verdict
-    that the lesson needs.
+    ``answers`` names the items of the review that the claim answers (``kappascope.paper.review``).
 
     >>> claim = Claim(
     ...     "e4.multipliers-norms", "Multipliers cut the norm error by two thirds.", "4.4",
@@ -289,7 +287,6 @@ class Claim:
     mended: Mended | None = None
     judged_on: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
-    teaches: Mapping[str, Outcome] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.expect:

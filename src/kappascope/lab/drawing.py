@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import html
 import io
 import logging
 import re
@@ -48,7 +47,7 @@ COLOURS = {
     "log_condition_number": "#7A2E00",
 }
 SPARE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333", "#8C8C1A")
-INK, FAINT = "#222222", "#8A8A8A"
+INK, FAINT = "#222222", "#6B6B6B"
 SHADES = ("#440154", "#3B528B", "#21908C", "#4CA64C", "#B5900F")  # viridis, darkened
 
 # Inches. 4.4 are 422 CSS pixels: a phone shows the whole panel with letters of 10 pixels.
@@ -225,10 +224,35 @@ def empty(axes: Axes) -> str:
     return "no trials"
 
 
+def readable(colour: str) -> str:
+    """Darken a colour until letters in it can be read on white, with a contrast of 5.
+
+    >>> readable("#333333"), readable("#E69F00")
+    ('#333333', '#926500')
+    """
+    channels = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+    while 1.05 / (luminance(channels) + 0.05) < 5:
+        channels = [round(0.97 * channel) for channel in channels]
+    return (
+        colour
+        if channels == [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+        else ("#" + "".join(f"{channel:02x}" for channel in channels))
+    )
+
+
+def luminance(channels: Sequence[float]) -> float:
+    """Return the relative luminance of an sRGB colour, channels from 0 to 255, as WCAG has it."""
+    linear = [
+        c / 255 / 12.92 if c / 255 <= 0.04045 else ((c / 255 + 0.055) / 1.055) ** 2.4
+        for c in channels
+    ]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
 def key(axes: Axes, names: Iterable[tuple[str, str]]) -> None:
     """Write names in their colours into the upper left corner."""
     for place, (name, colour) in enumerate(names):
-        style: Any = {"color": colour, "fontsize": 8, "transform": axes.transAxes}
+        style: Any = {"color": readable(colour), "fontsize": 8, "transform": axes.transAxes}
         axes.text(0.02, 0.94 - 0.07 * place, name, **style)
 
 
@@ -287,7 +311,7 @@ def tell(axes: Axes, x: float, y: float, text: str) -> None:
         return
     # `opacity` and not `alpha`: a mark without fill feels no pointer
     [mark] = axes.plot(x, y, marker="o", markersize=9, linestyle="", alpha=0.0, zorder=9)
-    mark.set_gid(f"told:{html.escape(text, quote=True)}")
+    mark.set_gid(f"told:{text}")  # escaped where it is written
 
 
 def tell_medians(axes: Axes, series: Series, x: Values, y: Values) -> None:
@@ -310,7 +334,7 @@ def alt_text(axes: Axes) -> str:
     told = [str(line.get_gid())[5:] for line in axes.lines if _tells(line.get_gid())]
     title = re.sub(r"^[a-z]  ", "", axes.get_title(loc="left"))
     few = told if len(told) < 7 else [*told[:3], *told[-3:]]
-    return ". ".join([title, *map(html.unescape, few)]) + "."
+    return ". ".join(filter(None, [title, *few])) + "."
 
 
 def _tells(gid: object) -> bool:
@@ -398,7 +422,7 @@ def upright(axes: Axes, series: Sequence[Series]) -> str:
         heights = [float(to_axes.transform((1, end))[1]) for end, _ in ends]
         # the names are moved apart where they would cover each other
         for (_, each), end, height in zip(ends, heights, _apart(heights, 0.078), strict=True):
-            text = {"xycoords": "axes fraction", "color": each.colour, **BESIDE}
+            text = {"xycoords": "axes fraction", "color": readable(each.colour), **BESIDE}
             axes.annotate(words(each.name), (1.045, height), **text)
             line: Any = {"transform": axes.transAxes, "clip_on": False, "linewidth": 0.7}
             axes.plot((1.005, 1.035), (end, height), color=each.colour, **line)
@@ -417,7 +441,7 @@ def across(
     heights = _apart(lanes(0, len(tags)).tolist(), 0.05 * len(names))  # a line of text is a 20th
     for (text, colour), height in zip(tags, heights, strict=True):
         at: Any = ("axes fraction", "data")
-        axes.annotate(text, (1.02, height), xycoords=at, color=colour, **BESIDE)
+        axes.annotate(text, (1.02, height), xycoords=at, color=readable(colour), **BESIDE)
     return note(axes, series)
 
 
@@ -472,7 +496,8 @@ def svg(figure: Figure) -> str:
     No comments, no line breaks, hundredths of a point: half the bytes, the same picture.
     """
     text = re.sub(r"<!--.*?-->", "", _saved(figure, "svg").decode(), flags=re.DOTALL)
-    text = re.sub(r'<g id="told:([^"]*)">', r"<g class='told'><title>\1</title>", text)
+    marks = r"""<g id=(["'])told:(.*?)\1>"""  # which text it has decides how it is quoted
+    text = re.sub(marks, r"<g class='told'><title>\2</title>", text)
     text = re.sub(r"([1-9]\d*\.\d\d)\d+", r"\1", text)  # scales below 1 stay exact
     return re.sub(r"\s*\n\s*", " ", text).replace("> <", "><")
 

@@ -17,6 +17,8 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import pyarrow as pa
+
 from kappascope.lab.claims import (
     LEAST_SEEDS,
     Claim,
@@ -224,12 +226,15 @@ def studies() -> dict[str, Study]:
     return {study.name: study for study in sorted(members, key=lambda study: study.number)}
 
 
-def verdicts(experiments: Iterable[Experiment], rows: Table) -> dict[str, list[dict[str, Any]]]:
+def verdicts(
+    experiments: Iterable[Experiment], rows: Table, elsewhere: Mapping[str, Table] | None = None
+) -> dict[str, list[dict[str, Any]]]:
     """Compare every printed figure and judge every claim, as ``verdicts.json`` keeps them.
 
     A figure or claim is measured on the rows of its own experiment; a claim about ``all`` of them
     on all rows. What cannot be measured, because its trials were not run, says so. The claims of a
-    page are decided together (:func:`kappascope.lab.verdicts.corrected`).
+    page are decided together (:func:`kappascope.lab.verdicts.corrected`). ``elsewhere`` has rows of
+    further experiments by name, for claims that are judged on them.
     """
     figures: list[dict[str, Any]] = []
     pages: list[list[dict[str, Any]]] = []
@@ -240,7 +245,7 @@ def verdicts(experiments: Iterable[Experiment], rows: Table) -> dict[str, list[d
         page = []
         for claim in experiment.claims:
             try:
-                verdict = judge(claim, _rows_of(claim, rows, own), least)
+                verdict = judge(claim, _rows_of(claim, rows, own, elsewhere or {}), least)
             except Exception as error:
                 about = claim.id, claim.experiment, claim.sentence, claim.source
                 why = f"Not measured: {_reason(error)}"
@@ -250,11 +255,14 @@ def verdicts(experiments: Iterable[Experiment], rows: Table) -> dict[str, list[d
     return {"figures": figures, "claims": with_printed_means(corrected(pages), figures)}
 
 
-def _rows_of(claim: Claim, rows: Table, own: Table) -> Table:
-    """Select the rows that decide a claim: its page's, those it names, or all."""
+def _rows_of(claim: Claim, rows: Table, own: Table, elsewhere: Mapping[str, Table]) -> Table:
+    """Select the rows that decide a claim: its page's, those of the experiment it names, or all."""
     if not claim.judged_on:
         return rows if claim.experiment == "all" else own
     chosen = rows.where(experiment=claim.judged_on)
+    if not len(chosen) and set(claim.judged_on) <= set(elsewhere):
+        tables = [elsewhere[name].rows for name in claim.judged_on]
+        chosen = Table.of(pa.concat_tables(tables, promote_options="permissive"))
     if not len(chosen):
         names = " and ".join(claim.judged_on)
         raise LookupError(f"it is judged on the trials of {names}, which this run does not have")

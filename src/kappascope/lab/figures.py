@@ -180,7 +180,8 @@ def tail(component: str, by: str, title: str = "", **where: Any) -> Panel:
             known = f": α = {index.value:.2f}" if index.interval else ""  # where n allows one
             label = f"{_level(by, series.levels[line])}{known}"
             height = 0.04 + 0.08 * (len(series.levels) - 1 - line)
-            axes.text(0.03, height, label, color=colour, fontsize=8, transform=axes.transAxes)
+            style: Any = {"color": drawing.readable(colour), "transform": axes.transAxes}
+            axes.text(0.03, height, label, fontsize=8, **style)
         if series.trials.size:  # the line that falls like 1/x, from the largest median on
             start, end = np.nanmax(series.quartiles[1]), np.nanmax(series.trials)
             foot = (end, 0.5 * start / end)

@@ -27,8 +27,10 @@ def studies_page(publications: Sequence[Publication], docs: Path) -> str:
         "# Real networks",
         "",
         "Written by `kappascope findings` from the trials of `kappascope study`. In brackets 95 % "
-        "intervals; a claim is judged by its interval and a rule fixed before these trials. Where "
-        "pilots on other trials, or a later reading, shaped a rule its page says so.",
+        "intervals; a claim is judged by its interval, with Holm's correction over the claims of "
+        "its study, and fewer than eight seeds decide nothing. Rules are older than these trials, "
+        "unless the claim says that it was mended; where pilots on other trials shaped a rule its "
+        "page says so.",
         "",
         verdict_counts(claims) if claims else "No claim was judged.",
         "",
@@ -66,4 +68,6 @@ def _section(publication: Publication, study: Study, docs: Path) -> Iterator[str
     for claim in publication.claims_of(study):
         yield f"- **{claim['verdict']}**: {claim['sentence']} (`{claim['id']}`, {claim['source']})"
         yield f"  {claim['explanation']}"
+        if mended := claim.get("mended"):
+            yield f"  *Mended; before: {mended['before']}.* {mended['why']}"
     yield ""

@@ -21,12 +21,23 @@ from markupsafe import Markup
 
 from kappascope.lab import drawing, figures
 from kappascope.lab import experiment as lab
+from kappascope.lab.article import Article, as_html
 from kappascope.lab.claims import Printed, check, printed_numbers
 from kappascope.lab.experiment import Exhibit, Experiment, Study
 from kappascope.lab.runs import Results, published
 from kappascope.lab.statistics import Estimate, SampleSummary, summary, tail_index
 from kappascope.lab.table import MEASURED, Table
-from kappascope.lab.verdicts import OUTCOMES, conclusion, measured, unmeasured, verdict_counts
+from kappascope.lab.verdicts import (
+    OUTCOMES,
+    conclusion,
+    failures_first,
+    is_control,
+    measured,
+    printed_mean,
+    survives_all,
+    unmeasured,
+    verdict_counts,
+)
 from kappascope.pages import rendering
 from kappascope.system.files import strict
 from kappascope.system.workers import Engine, Here
@@ -58,6 +69,7 @@ class Picture:
     png: bytes | None
     cells: tuple[str, ...]  # SVG documents, one a panel
     caption: str
+    seen: tuple[str, ...] = ()  # what each panel shows, in words
 
 
 @dataclass(frozen=True)
@@ -88,6 +100,29 @@ class Section:
 
 
 @dataclass(frozen=True)
+class OpeningArticle:
+    """The article with which a report opens, and why paragraphs of it are left out."""
+
+    html: Markup
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> Markup:
+        """The heading of the article."""
+        return Markup(str(self.html).partition("</h1>")[0] + "</h1>")
+
+    @property
+    def lead(self) -> Markup:
+        """Question and answer with the first figure: all before the first heading."""
+        return Markup(str(self.html).partition("<h2>")[0].partition("</h1>")[2])
+
+    @property
+    def body(self) -> Markup:
+        """The rest of the article."""
+        return Markup("".join(str(self.html).partition("<h2>")[1:]))
+
+
+@dataclass(frozen=True)
 class Report:
     """Everything on the page; ``incomplete`` lists what is missing, and is its first line."""
 
@@ -96,6 +131,7 @@ class Report:
     figures: Sequence[Record]
     provenance: Mapping[str, Any]
     incomplete: Sequence[str] = ()
+    opening: OpeningArticle | None = None
 
     @property
     def networks(self) -> bool:
@@ -120,14 +156,6 @@ class Publication:
     results: Results
     verdicts: Mapping[str, Sequence[Record]]
 
-    @classmethod
-    def of(cls, folder: Path, every: Iterable[Experiment]) -> Publication:
-        """Read a folder; ``every`` are the experiments and studies that it may be of."""
-        results = published(folder)
-        there = set(results.rows.rows["experiment"].unique().to_pylist())
-        experiments = [experiment for experiment in every if experiment.id in there]
-        return cls(folder, experiments, results, lab.verdicts(experiments, results.rows))
-
     @property
     def claims(self) -> Sequence[Record]:
         """The verdicts on all claims."""
@@ -142,10 +170,37 @@ class Publication:
         """Return the verdicts on the claims of one experiment."""
         return [claim for claim in self.claims if claim["experiment"] == experiment.id]
 
-    def files(self, engine: Engine) -> Iterator[tuple[str, bytes]]:
+    def files(self, engine: Engine, article: Article | None) -> Iterator[tuple[str, bytes]]:
         """Make all that is derived from the trials anew: verdicts, figures, report."""
         yield "verdicts.json", strict({**self.verdicts, "provenance": self.results.provenance})
-        yield from files(self.experiments, self.results, self.verdicts, engine)
+        yield from files(self.experiments, self.results, self.verdicts, engine, article)
+
+
+def publications_of(folders: Iterable[Path], every: Iterable[Experiment]) -> list[Publication]:
+    """Read folders and judge them together; ``every`` are the experiments that they may be of.
+
+    A claim of one folder may be judged on the rows of another.
+    """
+    known = list(every)
+    read = {folder: published(folder) for folder in folders}
+    rows = {
+        name: part
+        for results in read.values()
+        for name, part in results.rows.by("experiment").items()
+    }
+    found = []
+    for folder, results in read.items():
+        there = set(results.rows.rows["experiment"].unique().to_pylist())
+        experiments = [experiment for experiment in known if experiment.id in there]
+        verdicts = lab.verdicts(experiments, results.rows, rows)
+        found.append(Publication(folder, experiments, results, verdicts))
+    return found
+
+
+def all_rows(publications: Iterable[Publication]) -> Table:
+    """Put the rows of all folders into one table."""
+    tables = [each.results.everything.rows for each in publications]
+    return Table.of(pa.concat_tables(tables, promote_options="permissive"))
 
 
 def files(
@@ -153,8 +208,12 @@ def files(
     results: Results,
     verdicts: Mapping[str, Sequence[Record]],
     engine: Engine | None = None,
+    article: Article | None = None,
 ) -> Iterator[tuple[str, bytes]]:
-    """Yield the report and its figures: paths below the folder of results, and their bytes."""
+    """Yield the report and its figures: paths below the folder of results, and their bytes.
+
+    The report opens with the article, if there is one, as far as this run bears it out.
+    """
     experiments = list(experiments)
     failed = results.provenance.get("failed", ())
     missing = [f"{block['trials']}: {block['reason']}" for block in failed]
@@ -186,8 +245,27 @@ def files(
         sections.append(section(experiment, rows, pictures))
         own = [figure for figure in verdicts["figures"] if figure["experiment"] == experiment.id]
         printed += [_placed(record, experiment.figures, rows) for record in own]
-    page = Report(sections, verdicts["claims"], printed, results.provenance, missing)
+    opening = None
+    if article and not all(isinstance(experiment, Study) for experiment in experiments):
+        opening = opened(article, results, verdicts)
+    page = Report(sections, verdicts["claims"], printed, results.provenance, missing, opening)
     yield "report.html", report_page(page).encode()
+
+
+def opened(
+    article: Article, results: Results, verdicts: Mapping[str, Sequence[Record]]
+) -> OpeningArticle:
+    """Write the article as far as a run bears it out, every claim a link to its row."""
+    figures = article.drawn(results.everything)
+
+    def cite(names: Sequence[str]) -> str:
+        return f"({', '.join(f'[{name}](#claim-{name})' for name in names)})"
+
+    written = article.written(
+        verdicts["claims"], verdicts["figures"], results.provenance, figures, cite=cite
+    )
+    pictures = {name: drawing.svg(figure) for name, figure in figures.items()}
+    return OpeningArticle(as_html(written.text, pictures), written.left_out)
 
 
 def rendered(drawn: Mapping[str, Figure], engine: Engine) -> list[Picture]:
@@ -202,7 +280,8 @@ def _render(item: tuple[str, Figure]) -> Picture:
     caption = " ".join(figure.get_supxlabel().split())
     png = None if name.endswith("-spectra") else drawing.png(figure)
     svg = drawing.svg(figure)
-    return Picture(name, svg, png, drawing.cells(figure, svg), caption)
+    seen = tuple(drawing.alt_text(axes) for axes in figure.axes)
+    return Picture(name, svg, png, drawing.cells(figure, svg), caption, seen)
 
 
 def section(experiment: Experiment, rows: Table, pictures: Mapping[str, Picture]) -> Section:
@@ -308,6 +387,11 @@ def picture(svg: str) -> Markup:
     )
 
 
+def inline(svg: str, prefix: str) -> Markup:
+    """Draw an SVG document of ours in the page itself, so that its marks tell their numbers."""
+    return Markup(drawing.inlined(svg, prefix))
+
+
 def paragraphs(text: str) -> list[str]:
     """Split a page's docstring: the question it asks, then the rest, without marks of code.
 
@@ -324,9 +408,13 @@ def paragraphs(text: str) -> list[str]:
 def report_page(report: Report) -> str:
     """Write one HTML page that asks the network for nothing; every name in it is text."""
     further = {each.experiment.id for each in report.sections if each.experiment.beyond}
-    beyond = [claim for claim in report.claims if claim["experiment"] in further]
-    paper = [claim for claim in report.claims if claim["experiment"] not in further]
+    beyond = [
+        claim for claim in report.claims if claim["experiment"] in further or is_control(claim)
+    ]
+    paper = [claim for claim in report.claims if claim not in beyond]
     sentences = list(conclusion(paper, report.figures) if paper or not beyond else ())
+    if report.opening:  # which has said the rest
+        sentences = []
     if beyond:
         sentences.append(f"Beyond the paper: {verdict_counts(beyond)}")
     if any(map(unmeasured, (*report.claims, *report.figures))):
@@ -335,8 +423,9 @@ def report_page(report: Report) -> str:
         )
     return rendering.fill(
         "report",
-        filters=(measured, unmeasured, picture, paragraphs),
+        filters=(measured, unmeasured, picture, inline, paragraphs, printed_mean, survives_all),
         report=report,
+        claims=failures_first(report.claims),
         verdict=sentences,
         outcomes=OUTCOMES,
     )

@@ -93,6 +93,21 @@ def with_printed_means(claims: Iterable[Record], figures: Iterable[Record]) -> l
     return told
 
 
+def is_control(claim: Record) -> bool:
+    """Tell whether a claim on a page of the paper is a control of our own."""
+    return str(claim["source"]).startswith("control")
+
+
+def failures_first(claims: Iterable[Record]) -> list[Record]:
+    """Order claims by verdict, those that fail first, else as they are.
+
+    >>> [claim["verdict"] for claim in failures_first([{"verdict": "holds"}, {"verdict": "fails"}])]
+    ['fails', 'holds']
+    """
+    order = ("fails", "ill-posed", "undecided", "holds")
+    return sorted(claims, key=lambda claim: order.index(claim["verdict"]))
+
+
 def printed_mean(claim: Record) -> str:
     """Say what the means are worth that a claim quotes, if it quotes any.
 
@@ -108,8 +123,9 @@ def printed_mean(claim: Record) -> str:
     subject = "The printed mean" if len(figures) < 2 else "The printed means"
     does, comes = ("does", "it comes") if len(figures) < 2 else ("do", "all come")
     missed = [figure for figure in figures if not figure["matches"]]
-    if not figures:
-        return f"{subject} does not exist."
+    if not figures or any(figure["measured"] is None for figure in figures):
+        quoted_values = f" ({values})" if values else ""
+        return f"{subject}{quoted_values} {does} not exist."
     if missed:
         came = ", ".join(f"{f['printed']} as {measured(f)}" for f in missed)
         return f"{subject} ({values}) {does} not exist; as numbers, these differ here: {came}."

@@ -28,12 +28,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import _disable_current_modes
 
-from kappascope.corrections.optimizers import understood_optimizers
-from kappascope.corrections.stepping import (
+from kappascope.corrections.handle import correction_metrics, whole_gradients
+from kappascope.corrections.optimizers import (
     MethodWrapper,
-    correction_metrics,
     has_steps_within,
-    whole_gradients,
+    understood_optimizers,
 )
 from kappascope.matrix import spectra
 from kappascope.model.sharded import is_sharded

@@ -291,7 +291,6 @@ CLAIMS = (
         expect={"clean": Above(0.5), "matched": Below(0.5)},
         explain=explain_cause,
         answers=("W3(a)", "Q3"),
-        teaches={"imbalance is no cause": "fails"},
         mended=Mended(
             "fails",
             "The arm without imbalance was behind in training; now it is compared at equal "

@@ -222,7 +222,7 @@ CLAIMS = (
         "{norm.value:.0f}, four equal ones {equal:.1f} % at {equal_norm.value:.0f}. The norm does "
         "it: scaled to equal norms, block-diagonal targets gain {blocks:.0f} per cent, which is "
         "{more:.1f} percentage points more than heterogeneous ones (n = {more.n}).",
-        answers=("Section 4, layer types",),
+        answers=("Section 4, layer types", "S5"),
         mended=Mended(
             "undecided",
             "Any kind of blocks had to gain 84 to 99 %, at whatever norm; now block-diagonal "
@@ -251,7 +251,7 @@ CLAIMS = (
         "{as_drawn.n}), heterogeneous targets {full_rank:.1f} % at {full_rank_norm.value:.1f}. "
         "Scaled to equal norms, low-rank targets gain {low_rank:.0f} per cent, which is "
         "{less:.1f} percentage points less than heterogeneous ones.",
-        answers=("Section 4, layer types",),
+        answers=("Section 4, layer types", "S5"),
         mended=Mended(
             "holds",
             "A generator that was chosen because it prints 29 % was asked whether it prints it; "
@@ -310,7 +310,7 @@ CLAIMS = (
         explain="Targets without structure gain {gaussian:.0f} per cent. At equal norms the others "
         "differ from them by {apart.span:.1f} percentage points; from norm 4 to norm 32 the gain "
         "grows by {growth:.0f} points (n = {apart.n}).",
-        answers=("Section 4, layer types",),
+        answers=("Section 4, layer types", "S5"),
     ),
     Claim(
         "e6.same-target",

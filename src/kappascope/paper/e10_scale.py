@@ -119,7 +119,7 @@ CLAIMS = (
         "{error[2048]:.2f} at 2048 (n = {error[2048].n}); in theory's draws {drawn[1024]:.2f} at "
         "1024 and {drawn[2048]:.2f} at 2048 (n = {drawn[2048].n}), which stand for the trained "
         "trials there.",
-        answers=("W2",),
+        answers=("W2", "S4"),
         mended=Mended(
             "undecided",
             "32 trained trials at d = 2048 did not decide; now 200 draws of theory stand for "
@@ -140,8 +140,7 @@ CLAIMS = (
         "{largest:.2f} at d = 2048 (n = {largest.n} draws). While errors are small theory gives "
         "the power 0.5: what is left of the start falls like the entries, d^-0.5, and the smallest "
         "singular value like 1/d.",
-        answers=("W2",),
-        teaches={"size": "fails"},
+        answers=("W2", "S4"),
         mended=Mended(
             "fails",
             "32 trained trials stood for d = 2048; now 200 draws of theory do at 1024 and 2048, "
@@ -164,7 +163,6 @@ CLAIMS = (
         "of the untrained matrix (n = {ratio.n}); the medians are {trained:.2f} and "
         "{untrained:.2f}.",
         answers=("W2",),
-        teaches={"size": "holds"},
     ),
     Claim(
         "e10.norms",

@@ -149,7 +149,6 @@ CLAIMS = (
         source="R Q1, W9; P 4.2",
         expect={"ratio": Above(1)},
         answers=("W9(a)", "Q1"),
-        teaches={"compare at equal loss": "holds"},
     ),
     against_sgd(
         "momentum",
@@ -173,7 +172,6 @@ CLAIMS = (
         source="R Q1; P 4.3",
         expect={"ratio": Below(1)},
         answers=("Q1",),
-        teaches={"expect no more of Muon": "fails"},
     ),
     Claim(
         "e11.persists",

@@ -90,7 +90,6 @@ CLAIMS = (
         explain="20,000 steps leave {left:.2f} of the error after 2,000 (n = {left.n}, size 32), a "
         "median of {end:.2g}; of the row norms' error they leave {rows_left:.2f}.",
         answers=("W9(b)", "Q2"),
-        teaches={"noise floor": "holds"},
     ),
     Claim(
         "e12.floor",
@@ -101,7 +100,6 @@ CLAIMS = (
         explain="Entries are off by {share:.3f} times what theory gives for the stationary state, "
         f"noise (lr / B / (2 - lr (B + d + 1) / B))^0.5 = {FLOOR:.3g} (n = {{share.n}}).",
         answers=("W3(c)", "Code, noise", "Q2"),
-        teaches={"noise floor": "holds"},
     ),
     Claim(
         "e12.noiseless",
@@ -116,7 +114,6 @@ CLAIMS = (
         explain="After 20,000 steps without label noise its median is {noiseless:.2g}, the row "
         "norms' {rows:.2g} (n = {noiseless.n}); with noise log kappa's is {noisy:.2g}.",
         answers=("W9(b)", "Q2"),
-        teaches={"noise floor": "holds"},
     ),
     Claim(
         "e12.remedies",
@@ -131,7 +128,6 @@ CLAIMS = (
         "{growing:.2f} of that of plain training, with a rate that decays like 1/t from step 1,000 "
         "on {decaying:.2f} (medians of {growing.n} and {decaying.n} trials).",
         answers=("W9(b)", "Q2"),
-        teaches={"decay first": "holds"},
     ),
 )
 

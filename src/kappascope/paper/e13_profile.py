@@ -90,7 +90,6 @@ CLAIMS = (
         "power {power:.2f} at step 100 (n = {power.n}); the smallest receives {smallest:.2g} of "
         "what the largest does.",
         answers=("W3(a)", "Q3"),
-        teaches={"one rate": "holds"},
     ),
     Claim(
         "e13.relative",
@@ -102,7 +101,6 @@ CLAIMS = (
         "the smallest as for the largest, at step 200 {late:.2f} times (n = {early.n}). It would "
         "be 1 but for the start, which is no multiple of the target.",
         answers=("W3(a)", "Q3"),
-        teaches={"imbalance is no cause": "holds"},
     ),
     Claim(
         "e13.drowned",

@@ -122,7 +122,6 @@ CLAIMS = (
         expect={"tripled": Below(0.5)},
         explain=TIMES + "0.01: {every:.4g} (n = {every.n}).",
         answers=("W9(c)",),
-        teaches={"start small": "holds"},
     ),
     Claim(
         "e15.batch",
@@ -159,7 +158,6 @@ CLAIMS = (
         },
         expect={"from_zero": Below(0.5), "tenfold": Above(2)},
         explain=TIMES + "0.1: {every:.4g} (n = {every.n}).",
-        teaches={"random start": "holds", "start small": "holds"},
     ),
     Claim(
         "e15.orthogonal",
@@ -191,7 +189,6 @@ CLAIMS = (
         "{full_kappa:.2f} times; at a hundredth they are {hundredth_rows:.2f} and "
         "{hundredth_kappa:.2f} times (n = {full_rows.n}).",
         answers=("W8", "Code, multiplier rate"),
-        teaches={"multipliers learn the scale": "holds"},
     ),
     Claim(
         "e15.penalty",

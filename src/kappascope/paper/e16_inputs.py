@@ -107,7 +107,6 @@ CLAIMS = (
         "{digits:.3g} for digits, with white inputs {white:.2g} (n = {steep.n}). A direction of "
         "variance v takes 1/(lr v) steps; here some have a v below 0.01.",
         answers=("W3(b)",),
-        teaches={"inputs decide": "holds", "look at inputs": "holds"},
     ),
     Claim(
         "e16.delay",
@@ -124,7 +123,6 @@ CLAIMS = (
         "for variances that fall like 1/k and {tokens:.2f} times for words (n = {power_law.n}); "
         "after 200 steps the errors are {early[power law]:.2f} and {early[tokens]:.2f}, and "
         "{early[white]:.2f} for white inputs.",
-        teaches={"inputs delay": "holds"},
     ),
     Claim(
         "e16.rates",
@@ -136,7 +134,6 @@ CLAIMS = (
         "exp(-{power_law:.2f} lr v 200) for the power law and exp(-{digits:.2f} lr v 200) for "
         "digits (n = {power_law.n}); white inputs have v = 1 in every direction.",
         answers=("W3(b)", "W3(c)"),
-        teaches={"inputs decide": "holds", "look at inputs": "holds"},
     ),
     Claim(
         "e16.never",
@@ -151,7 +148,6 @@ CLAIMS = (
         explain="After 5,000 steps the direction of least variance lacks {digits:.2f} of itself "
         "for digits, of which three pixels are blank, {power_law:.2g} for the power law, "
         "{tokens:.2g} for tokens and {white:.2g} for white inputs (n = {digits.n}).",
-        teaches={"inputs decide": "holds"},
     ),
     Claim(
         "e16.norms",

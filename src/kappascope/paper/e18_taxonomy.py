@@ -101,7 +101,6 @@ CLAIMS = (
         "condition_number",
         Above(POORLY),
         answers=("W1(a)", "Section 4, layer types"),
-        teaches={"no fixed classes": "fails"},
     ),
     claim(
         "e18.rows",
@@ -128,7 +127,6 @@ CLAIMS = (
         "spectral_gap",
         Below(WELL),
         answers=("W6", "Q4"),
-        teaches={"no fixed classes": "fails"},
     ),
     claim(
         "e18.rank",
@@ -136,7 +134,6 @@ CLAIMS = (
         "effective_rank",
         Below(WELL),
         answers=("W11",),
-        teaches={"no fixed classes": "fails"},
     ),
     claim(
         "e18.matrix",

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from kappascope.lab.claims import Claim
-from kappascope.lab.experiment import discover, studies
-from kappascope.lab.verdicts import DECIDED, measured
+from kappascope.lab.experiment import NINE, discover, studies
+from kappascope.lab.verdicts import DECIDED, is_control, measured
 from kappascope.text import Record, bracketed, markdown_cell
 
 BEGIN = "<!-- begin: written by `kappascope findings` -->"
@@ -215,6 +215,19 @@ def review_counts(claims: Iterable[Record]) -> str:
         f"Of {len(ITEMS)} items of the review {answered} are answered, {partly} partly and "
         f"{not_answered} not."
     )
+
+
+def of_paper(claim: Record) -> bool:
+    """Tell whether a claim is a sentence of the paper, its slides or the review's figures of it.
+
+    Controls on the paper's pages, experiments after its nine and studies are our own.
+
+    >>> of_paper({"experiment": "e7", "source": "control; P 4.7"})
+    False
+    """
+    name = str(claim["experiment"])
+    nine = name == "all" or (name[1:].isdigit() and int(name[1:]) <= NINE)
+    return nine and not is_control(claim)
 
 
 def answer(claim: Record) -> str:

@@ -37,6 +37,15 @@ def gigabytes(size: int) -> str:
     return f"{size / UNITS['G']:.1f} GB"
 
 
+def megabytes(size: int) -> str:
+    """Return a smaller number of bytes for people.
+
+    >>> megabytes(3 * 2**19)
+    '1.5 MB'
+    """
+    return f"{size / UNITS['M']:.1f} MB"
+
+
 def available_bytes() -> int | None:
     """Return the memory that processes may still take, of the machine or of the container.
 

@@ -278,18 +278,31 @@ class _Solo:
                 torch.set_num_threads(1)  # of this thread alone
         return asker
 
+    def forked(self) -> None:
+        """Begin anew in a child, in which the threads of its parent do not go on."""
+        self.lock = RLock()
+        if self.askers:
+            self.askers.clear()
+            self._restore()
+
     def end(self, torch: Any, asker: int) -> None:
         """Put back what was this thread's, and with the last one to leave what was everybody's."""
         with self.lock:
             self.askers.remove(asker)
             if torch and asker not in self.askers:
                 torch.set_num_threads(self.threads)
-            for name, value in () if self.askers else self.names.items():
-                os.environ.pop(name, None)
-                os.environ.update({} if value is None else {name: value})
+            if not self.askers:
+                self._restore()
+
+    def _restore(self) -> None:
+        """Put the variables back that were everybody's."""
+        for name, value in self.names.items():
+            os.environ.pop(name, None)
+            os.environ.update({} if value is None else {name: value})
 
 
 _SOLO = _Solo()
+os.register_at_fork(after_in_child=_SOLO.forked)
 
 
 @contextmanager

@@ -156,7 +156,6 @@ def kappa_tells(word: str, outcome: str, sentence: str) -> Claim:
         f"norms given, {{largest_across:.2f}} and {{largest_within:.2f}}. Telling begins at "
         f"{TELLING}; interactions would not be seen.",
         answers=REVIEW,
-        teaches={"norms tell more": "fails"},
     )
 
 
@@ -197,7 +196,6 @@ CLAIMS = (
         "calibration error; between the seeds of one setting {noise_within:.2f} and "
         "{calibration_within:.2f}.",
         answers=REVIEW,
-        teaches={"norms tell more": "fails"},
     ),
     Claim(
         "digits.others",

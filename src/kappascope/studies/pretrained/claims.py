@@ -267,7 +267,6 @@ FULL_RUN_CLAIMS = (
         "of {energy.value:.2g} of its energy, but of {energy_spoken.value:.2g} over the tokens "
         "that are spoken: most never are.",
         answers=PRETRAINED,
-        teaches={"bottom matters": "holds"},
     ),
     Claim(
         "pretrained.bottom-count",
@@ -304,7 +303,6 @@ FULL_RUN_CLAIMS = (
         "{llama_layers:.3g} and {minilm_layers:.3g} times, and there {llama_noise:.3g} and "
         "{minilm_noise:.3g} times what random noise of equal energy costs.",
         answers=PRETRAINED,
-        teaches={"bottom matters": "holds"},
     ),
     Claim(
         "pretrained.rounding-kappa",
@@ -332,7 +330,6 @@ FULL_RUN_CLAIMS = (
         expect={"covered": Above(0.95)},
         explain="It does for a share of {covered:.3f} of the matrices (n = {covered.n}).",
         answers=PRETRAINED,
-        teaches={"trust the interval": "holds"},
     ),
     Claim(
         "pretrained.rounding-loss",
@@ -348,7 +345,6 @@ FULL_RUN_CLAIMS = (
         explain="The Llama's loss rises by a share of {by_row:.2g} (n = {by_row.n}); with bf16 "
         "{bf16:.2g}, with one scale a matrix {int8:.2g}, with int4 {int4:.2g}.",
         answers=PRETRAINED,
-        teaches={"rounding": "holds"},
     ),
     Claim(
         "pretrained.kappa-predicts",
@@ -368,7 +364,6 @@ FULL_RUN_CLAIMS = (
         "matrices of one kind {llama_kind:.2f} and {minilm_kind:.2f}. With the energy of the "
         "rounding in place of kappa it is {llama_energy:.2f} and {minilm_energy:.2f}.",
         answers=PRETRAINED,
-        teaches={"rounding": "fails"},
     ),
 )
 CLAIMS = tuple(  # what decides nothing may be missing: a part of the study can be run alone

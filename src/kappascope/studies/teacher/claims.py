@@ -1,11 +1,11 @@
 """What the teacher study decides: which components are recovered when the loss is the same."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from kappascope.lab.claims import Above, Below, Claim, Expectation, Measure, Outcome
+from kappascope.lab.claims import Above, Below, Claim, Expectation, Measure
 from kappascope.lab.measures import LOG_KAPPA, Where
 from kappascope.lab.statistics import Estimate, median, paired_ratio, proportion, ratio
 from kappascope.lab.table import Floats, Table
@@ -101,7 +101,6 @@ def optimizers_compared(
     source: str,
     names: tuple[str, str],
     expect: Expectation,
-    teaches: Mapping[str, Outcome] | None = None,
 ) -> Claim:
     """Claim that at equal loss the first optimizer's error of log kappa differs from the second's.
 
@@ -131,7 +130,6 @@ def optimizers_compared(
         f"{{fresh_theirs.value:.2g}}, n = {{fresh.n}}; {{near:.2f}} (near start, loss {LATE:g}), "
         "medians {near_ours.value:.2g} and {near_theirs.value:.2g}, n = {near.n}.",
         answers=REVIEW,
-        teaches=teaches or {},
     )
 
 
@@ -160,7 +158,6 @@ CLAIMS = (
         "at the higher loss, it is a little more than the overall error, and near the teacher, at "
         "the lower one, half of it.",
         answers=REVIEW,
-        teaches={"kappa in networks": "fails"},
     ),
     Claim(
         "teacher.stays",
@@ -172,14 +169,12 @@ CLAIMS = (
         explain="What is left of log kappa's error is this multiple of what is left of the overall "
         "one (starts near the teacher): {remaining:.4g} (n = {remaining.n}).",
         answers=REVIEW,
-        teaches={"kappa in networks": "fails"},
     ),
     optimizers_compared(
         "At equal loss Adam recovers log kappa worse than SGD.",
         "P 4.2; R W1(a)",
         ("Adam", "SGD"),
         Above(1),
-        {"compare at equal loss": "fails"},
     ),
     optimizers_compared(
         "At equal loss Muon recovers log kappa better than Adam.",

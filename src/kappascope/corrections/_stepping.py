@@ -9,44 +9,41 @@ the direction's gradient; before and after, the weight and the gradient that is 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
 from itertools import chain
 from time import perf_counter
-from types import MethodType
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from kappascope.corrections.attachment import Attachment, check_state, load_state, state_of
-from kappascope.corrections.decoupled import DecoupledStep
-from kappascope.corrections.factors import TrainedFactors, WeightMark
-from kappascope.corrections.memories import share_memories
-from kappascope.corrections.replicas import Replicas
-from kappascope.corrections.treatments import (
+from kappascope.corrections._attachment import Attachment, check_state, load_state, state_of
+from kappascope.corrections._factors import TrainedFactors, WeightMark
+from kappascope.corrections._replicas import Replicas, share_memories
+from kappascope.corrections._treatments import (
     AddedGradient,
+    DecoupledStep,
     OptimizerStep,
     Rewrite,
     State,
     Treatment,
     is_surely_finite,
 )
+from kappascope.corrections.optimizers import (
+    STATE_KEY,
+    MethodWrapper,
+    has_steps_within,
+    is_skipped,
+    with_value,
+)
 from kappascope.matrix import spectra
 from kappascope.model.sharded import is_sharded
 
 K = TypeVar("K", bound=Hashable)
 Writing = TypeVar("Writing", Rewrite, DecoupledStep)
-
-STATE_KEY = "kappascope"
-"""Where ``optimizer.state_dict()`` has the states of what is attached, one for each correction.
-
-It stands beside "state" and "param_groups", where neither torch's own load nor its distributed
-checkpoints look for anything: an optimizer with nothing attached ignores it.
-"""
 
 
 @dataclass(eq=False)
@@ -128,9 +125,9 @@ class StepHooks:
         if self.depth > 1:
             return None
         self.abandon()  # a step that raised where nobody noticed
-        if _is_skipped(optimizer):
+        if is_skipped(optimizer):
             return None
-        args, kwargs, closure = _with_value(args, kwargs)
+        args, kwargs, closure = with_value(args, kwargs)
         with self._timed(), torch.no_grad(), spectra.without_autocast():
             self.running = step = _Step(replicas=self._replicas())
             self._admit(optimizer, step)
@@ -445,112 +442,6 @@ class StepHooks:
         self.fitting = []
 
 
-def whole_gradients(optimizer: Optimizer) -> dict[int, Tensor | None]:
-    """Gradients of whole weights, by ``id``, where a step in progress has those of directions.
-
-    >>> whole_gradients(torch.optim.SGD([nn.Parameter(torch.ones(1))]))
-    {}
-    """
-    hooks = StepHooks.of(optimizer)
-    step = None if hooks is None else hooks.running
-    if step is None:
-        return {}
-    factored = {id(t.leaf) for t in step.factored}
-    kept = reversed(step.gradients)  # the first that was kept of each is the user's
-    return {id(leaf): gradient for leaf, gradient in kept if id(leaf) in factored}
-
-
-def correction_metrics(optimizer: Optimizer) -> dict[str, dict[str, Tensor | float]]:
-    """What the corrections of an optimizer's weights are doing, by weight and quantity.
-
-    >>> correction_metrics(torch.optim.SGD([nn.Parameter(torch.ones(1))]))
-    {}
-    """
-    hooks, found = StepHooks.of(optimizer), dict[str, dict[str, Tensor | float]]()
-    for attachment in () if hooks is None else hooks.attachments:
-        for t in attachment.treatments:
-            own = found.setdefault(t.weight.name, {})
-            own |= {f"correction_{name}": value for name, value in t.metrics().items()}
-            own["correction_refused"] = float(attachment.refused[t.weight.name])
-    return found
-
-
-class MethodWrapper:
-    """A method of one optimizer with something around it, until it is removed.
-
-    >>> optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))])
-    >>> wrapper = MethodWrapper(optimizer, "step", lambda call: "not taken")
-    >>> optimizer.step()
-    'not taken'
-    >>> wrapper.remove()
-    >>> optimizer.step()
-    """
-
-    def __init__(self, optimizer: Optimizer, name: str, around: Callable[..., Any]) -> None:
-        self.optimizer, self.name, self.own = optimizer, name, vars(optimizer).get(name)
-        self.is_on = True
-        inner = getattr(optimizer, name)
-
-        @wraps(inner)  # schedulers look for a mark that they leave
-        def method(_: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            return around(inner, *args, **kwargs) if self.is_on else inner(*args, **kwargs)
-
-        self.method = MethodType(method, optimizer)  # bound, as schedulers expect it
-        setattr(optimizer, name, self.method)
-
-    def remove(self) -> None:
-        """Leave no trace, unless somebody has put something around this in turn."""
-        self.is_on = False
-        if vars(self.optimizer).get(self.name) is not self.method:
-            return
-        delattr(self.optimizer, self.name)
-        if self.own is not None:
-            setattr(self.optimizer, self.name, self.own)
-
-
-class _GivenValue:
-    """A closure that was evaluated before the step, once, and gives its value once."""
-
-    def __init__(self, value: Any) -> None:
-        self.value, self.was_given = value, False
-        self.seen: list[tuple[nn.Parameter, int, Tensor | None, int]] = []
-
-    def watch(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Note weights and gradients as they are now."""
-        self.seen = [
-            (p, p._version, p.grad, 0 if p.grad is None else p.grad._version) for p in parameters
-        ]
-
-    def give(self) -> Any:
-        """The value, if nothing has changed since; a new one would need the weights themselves."""
-        unchanged = all(
-            p._version == version and p.grad is grad and (grad is None or grad._version == its)
-            for p, version, grad, its in self.seen
-        )
-        if self.was_given or not unchanged:
-            when = "a second time" if self.was_given else "after a weight or gradient was changed"
-            problem = f"the optimizer called the closure {when}, which no correction allows"
-            raise RuntimeError(f"{problem}: it is evaluated once, before the step; close it first")
-        self.was_given = True
-        return self.value
-
-
-def _with_value(args: Any, kwargs: Any) -> tuple[Any, Any, _GivenValue | None]:
-    """Evaluate the closure among the arguments of a step, and put its value in its place."""
-    closures = [value for value in (*args[1:], *kwargs.values()) if callable(value)]
-    if not closures:
-        return args, kwargs, None
-    with torch.enable_grad():
-        given = _GivenValue(closures[0]())
-
-    def closure() -> Any:
-        return given.give()
-
-    args = tuple(closure if value is closures[0] else value for value in args)
-    kwargs = {k: closure if value is closures[0] else value for k, value in kwargs.items()}
-    return args, kwargs, given
-
-
 def _answered(questions: Mapping[K, Tensor], replicas: Replicas | None) -> dict[K, bool]:
     """Wait once for all answers (on every device), which are no if a replica says so.
 
@@ -577,20 +468,3 @@ def _flags(questions: Sequence[Tensor]) -> Tensor:
     if numbers := [one for one in flat if one.dtype != torch.bool]:
         parts.append(torch.isfinite(torch.cat(numbers)))
     return torch.cat(parts)
-
-
-def has_steps_within(optimizer: Optimizer) -> bool:
-    """Whether a step may call another that runs hooks, of a class above; none of torch's does.
-
-    >>> has_steps_within(torch.optim.AdamW([nn.Parameter(torch.ones(1))]))
-    False
-    """
-    steps: list[Any] = [vars(kind).get("step") for kind in type(optimizer).__mro__]
-    # AdamW and Adam have hooks of their own around the same function
-    return len({step.__wrapped__ for step in steps if getattr(step, "hooked", False)}) > 1
-
-
-def _is_skipped(optimizer: Optimizer) -> bool:
-    """Whether a gradient scaler told a fused optimizer not to step."""
-    overflow = getattr(optimizer, "found_inf", None)
-    return overflow is not None and bool(overflow)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from torch.optim import Optimizer
 
 from kappascope.corrections import _state
-from kappascope.corrections.factors import FactorOptimizer, TrainedFactors
-from kappascope.corrections.treatments import State, Treatment
+from kappascope.corrections._factors import FactorOptimizer, TrainedFactors
+from kappascope.corrections._treatments import State, Treatment
 
 
 @dataclass(eq=False)

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from kappascope.corrections import _state
-from kappascope.corrections.gauge import FreeSides
-from kappascope.corrections.treatments import (
+from kappascope.corrections._treatments import (
     State,
     Treatment,
-    group_index,
 )
+from kappascope.corrections.gauge import FreeSides
+from kappascope.corrections.optimizers import group_index
 from kappascope.matrix import spectra
 from kappascope.model.layouts import Layout
 from kappascope.model.sharded import (

@@ -1,0 +1,283 @@
+"""ONNX models: their initializers and constants, found by our own reader.
+
+A model is one protobuf message, of which a tensor's numbers are a field, or a part of another file
+in the same folder. The message is walked from field to field without its numbers, which are read
+where they lie when they are asked for. No operator is run.
+
+A matrix B of a product x B (``MatMul``, or ``Gemm`` without ``transB``) is shown transposed, as
+(out, in): so torch keeps the weight of a linear layer.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from itertools import accumulate
+from math import prod
+from operator import mul
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kappascope.checkpoints import folders
+from kappascope.checkpoints.codes import CodedLocation
+from kappascope.checkpoints.formats import AGAIN, Malformed, quoted
+from kappascope.checkpoints.locations import (
+    CheckpointFile,
+    FileContents,
+    StorageLocation,
+    TensorLocation,
+    Tree,
+)
+from kappascope.checkpoints.protobuf import Span, VariableLength, WireReader, span_of
+from kappascope.checkpoints.safetensors import MOST_TENSORS
+from kappascope.model.skipped import Reason, unreadable
+
+DEEPEST_GRAPH = 16  # graphs inside one another; loops and branches nest two or three
+MOST_DIMENSIONS = 64
+
+# The names of onnx.proto for its fields.
+_GRAPH, _FUNCTION = 7, 25  # of a model
+_NODE, _INITIALIZER, _SPARSE = 1, 5, 15  # of a graph
+_FUNCTION_NAME, _FUNCTION_NODE = 1, 7
+_INPUT, _OUTPUT, _NAME, _OPERATOR, _ATTRIBUTE = 1, 2, 3, 4, 5  # of a node
+_INTEGER, _TENSOR, _SUBGRAPH, _SUBGRAPHS = 3, 5, 6, 11  # of an attribute
+_DIMS, _TYPE, _TENSOR_NAME, _RAW, _EXTERNAL, _LOCATION = 1, 2, 8, 9, 13, 14  # of a tensor
+_PACKED = {4: torch.float32, 10: torch.float64}  # fields of a tensor: numbers side by side
+_VARIABLE = (5, 7, 11)  # the same with numbers of variable length
+
+_DTYPES = {
+    1: torch.float32, 2: torch.uint8, 3: torch.int8, 4: torch.uint16, 5: torch.int16,
+    6: torch.int32, 7: torch.int64, 9: torch.bool, 10: torch.float16, 11: torch.float64,
+    12: torch.uint32, 13: torch.uint64, 14: torch.complex64, 15: torch.complex128,
+    16: torch.bfloat16, 17: torch.float8_e4m3fn, 18: torch.float8_e4m3fnuz, 19: torch.float8_e5m2,
+    20: torch.float8_e5m2fnuz, 24: torch.float8_e8m0fnu,
+}  # fmt: skip
+_WIDE = {torch.float32, torch.float64, torch.complex64, torch.complex128}  # never so listed
+_UNREAD = {8: "texts", **dict.fromkeys((21, 22, 23, *range(25, 29)), "numbers of less than a byte")}
+
+
+def read_onnx(file: CheckpointFile, folder: Path) -> FileContents:
+    """Return the tensors of a model; those outside of it are looked for in its folder."""
+    walk = _Walk(WireReader(file))
+    whole: _Graph | None = None
+    functions: list[_Graph] = []
+    for number, value in walk.wire.fields((0, file.size)):
+        if number == _GRAPH and whole is None:
+            whole = walk.graph(value)
+        elif number == _FUNCTION:
+            functions.append(walk.graph(value, node=_FUNCTION_NODE))
+    if whole is None:
+        raise Malformed("an ONNX model without a graph", AGAIN)
+    whole.inner += functions
+    return FileContents(_tree(whole, walk, folder), {})
+
+
+# --- the graph ------------------------------------------------------------------------------------
+
+
+@dataclass
+class _TensorFields:
+    """What the file says of a tensor, with its numbers left where they are."""
+
+    name: str = ""
+    kind: int = 0
+    dims: list[int] = field(default_factory=list)
+    numbers: dict[int, Span] = field(default_factory=dict)  # by their fields
+    outside: dict[str, str] = field(default_factory=dict)
+    is_outside: bool = False
+    fault: str = ""
+
+
+@dataclass
+class _Graph:
+    name: str = ""
+    tensors: list[_TensorFields] = field(default_factory=list)
+    inner: list[_Graph] = field(default_factory=list)
+
+
+@dataclass
+class _Walk:
+    """Go through a file from field to field, and note how its tensors are used."""
+
+    wire: WireReader
+    turned: dict[str, bool] = field(default_factory=dict)  # tensors that are B of x B alone
+    scopes: dict[str, str] = field(default_factory=dict)  # names of the nodes that use them
+    tensors: int = 0
+
+    def graph(self, value: Any, node: int = _NODE, depth: int = 0) -> _Graph:
+        """Return the tensors of a graph and of those inside it."""
+        if depth > DEEPEST_GRAPH:
+            raise Malformed(f"graphs nested more than {DEEPEST_GRAPH} deep", AGAIN)
+        graph = _Graph()
+        for number, part in self.wire.fields(span_of(value)):
+            if number == node:
+                self.node(part, graph, depth)
+            elif number == _FUNCTION_NAME and node == _FUNCTION_NODE:
+                graph.name = self.wire.text(part)
+            elif number == _INITIALIZER and node == _NODE:
+                graph.tensors.append(self.tensor(part))
+            elif number == _SPARSE and node == _NODE:
+                values = next((p for n, p in self.wire.fields(span_of(part)) if n == 1), None)
+                sparse = self.tensor(values) if values else _TensorFields()
+                sparse.fault = "a sparse tensor"
+                graph.tensors.append(sparse)
+        return graph
+
+    def node(self, value: Any, graph: _Graph, depth: int) -> None:
+        """Take note of what a node uses, and of the tensor and the graphs that it holds."""
+        texts: dict[int, list[str]] = {_INPUT: [], _OUTPUT: [], _NAME: [""], _OPERATOR: [""]}
+        attributes: dict[str, dict[int, Any]] = {}
+        inner: list[_Graph] = []
+        for number, part in self.wire.fields(span_of(value)):
+            if number in texts:
+                texts[number].append(self.wire.text(part))
+            elif number == _ATTRIBUTE:
+                fields: dict[int, Any] = {}
+                for kind, field_value in self.wire.fields(span_of(part)):
+                    fields[kind] = field_value
+                    if kind in (_SUBGRAPH, _SUBGRAPHS):
+                        inner.append(self.graph(field_value, depth=depth + 1))
+                attributes[self.wire.text(fields[1]) if 1 in fields else ""] = fields
+        name, operator = texts[_NAME][-1], texts[_OPERATOR][-1]
+        for each in inner:
+            each.name = name or operator
+        graph.inner += inner
+        constant = attributes.get("value", {}).get(_TENSOR)
+        if operator == "Constant" and constant and texts[_OUTPUT]:
+            tensor = self.tensor(constant)
+            tensor.name = texts[_OUTPUT][0]
+            dtype = _DTYPES.get(tensor.kind)
+            # whole and single numbers are axes, shapes and factors of the graph, not weights
+            if tensor.dims and (dtype is None or dtype.is_floating_point):
+                graph.tensors.append(tensor)
+        transposed = attributes.get("transB", {}).get(_INTEGER, 0)
+        for place, used in enumerate(texts[_INPUT]):
+            right = place == 1 and (operator, transposed) in (("MatMul", 0), ("Gemm", 0))
+            self.turned[used] = self.turned.get(used, True) and right
+            self.scopes.setdefault(used, name)
+
+    def tensor(self, value: Any) -> _TensorFields:
+        """Return what a message says of a tensor."""
+        self.tensors += 1
+        if self.tensors > MOST_TENSORS:
+            raise Malformed(f"more than {MOST_TENSORS} tensors", "give a part of the model")
+        it = _TensorFields()
+        for number, part in self.wire.fields(span_of(value)):
+            if number == _DIMS:
+                it.dims += self.wire.varints(part, MOST_DIMENSIONS)
+            elif number == _TYPE and isinstance(part, int):
+                it.kind = part
+            elif number == _TENSOR_NAME:
+                it.name = self.wire.text(part)
+            elif number == _EXTERNAL:
+                pair = dict(self.wire.fields(span_of(part)))
+                if 1 in pair and 2 in pair:
+                    it.outside[self.wire.text(pair[1])] = self.wire.text(pair[2])
+            elif number == _LOCATION:
+                it.is_outside = part == 1
+            elif number in (_RAW, *_PACKED, *_VARIABLE):
+                if isinstance(part, int) or number in it.numbers:
+                    it.fault = "its numbers lie in pieces"
+                else:
+                    it.numbers[number] = part
+        return it
+
+
+# --- tensors --------------------------------------------------------------------------------------
+
+
+def _tree(graph: _Graph, walk: _Walk, folder: Path) -> Tree:
+    """Return the tensors of a graph by their names, and below them those of inner graphs."""
+    tree: Tree = {}
+
+    def put(name: str, node: Any) -> None:
+        if name in tree:
+            raise Malformed(f"duplicate tensor name {quoted(name)}", AGAIN)
+        tree[name] = node
+
+    for tensor in graph.tensors:
+        name = _layer(walk.scopes.get(tensor.name, ""), tensor.name)
+        put(tensor.name if name in tree else name, _leaf(tensor, walk, folder))
+    for i, inner in enumerate(graph.inner):
+        if below := _tree(inner, walk, folder):
+            put(f"{inner.name} {i}" if inner.name in tree else inner.name, below)
+    return tree
+
+
+def _layer(node: str, name: str) -> str:
+    """Return the name of the weight that torch's exporter folded into a number, or the name.
+
+    >>> _layer("/encoder/0/linear/MatMul", "onnx::MatMul_12")
+    'encoder.0.linear.weight'
+    """
+    scope = re.fullmatch(r"/(.+)/(MatMul|Gemm)(_\d+)?", node)
+    folded = re.fullmatch(r"onnx::(MatMul|Gemm)_\d+", name)
+    return f"{scope[1].replace('/', '.')}.weight" if scope and folded else name
+
+
+def _leaf(it: _TensorFields, walk: _Walk, folder: Path) -> TensorLocation | CodedLocation | Reason:
+    """Return where the numbers of a tensor lie, or why they cannot be read."""
+    dtype, shape, file = _DTYPES.get(it.kind), tuple(it.dims), walk.wire.file
+    if dtype is None or it.fault:
+        what = _UNREAD.get(it.kind, f"numbers of the unknown type {it.kind}")
+        return unreadable(it.fault or f"{what} are not read")
+    if len(shape) > MOST_DIMENSIONS or prod(size or 1 for size in shape) >= 1 << 62:
+        return unreadable(f"a shape of {len(shape)} dimensions that cannot be")
+    turned = len(shape) == 2 and walk.turned.get(it.name, False)
+    listed = _RAW not in it.numbers and any(kind in it.numbers for kind in _VARIABLE)
+    if listed and not it.is_outside:
+        return _listed(it, file, dtype, turned)
+    place = _outside(it, folder) if it.is_outside else _inside(it, file, dtype)
+    need = prod(shape) * dtype.itemsize
+    if isinstance(place, str) or place.size != need:
+        wrong = place if isinstance(place, str) else f"{place.size} bytes of {need} that it needs"
+        return unreadable(wrong)
+    steps = tuple(accumulate((max(size, 1) for size in shape[:0:-1]), mul, initial=1))
+    strides = steps[::-1] if shape else ()
+    if turned:
+        shape, strides = shape[::-1], strides[::-1]
+    tensor = TensorLocation(place, dtype, shape, strides)
+    fault = tensor.fault()
+    return unreadable(fault) if fault else tensor
+
+
+def _listed(
+    it: _TensorFields, file: CheckpointFile, dtype: torch.dtype, turned: bool
+) -> CodedLocation | Reason:
+    """Return a tensor whose numbers are listed in as many bytes as each of them needs."""
+    begin, end = next(it.numbers[kind] for kind in _VARIABLE if kind in it.numbers)
+    shape = tuple(it.dims)
+    if dtype in _WIDE or end - begin < prod(shape):  # a number takes a byte at least
+        return unreadable(f"{end - begin} bytes of numbers do not fit {dtype} of {list(shape)}")
+    place = StorageLocation(file, begin, end - begin)
+    stored = TensorLocation(place, torch.uint8, (end - begin,), (1,))
+    seen = shape[::-1] if turned else shape
+    return CodedLocation((stored,), VariableLength(dtype, shape, turned), seen, dtype)
+
+
+def _inside(it: _TensorFields, file: CheckpointFile, dtype: torch.dtype) -> StorageLocation:
+    """Return the bytes of a tensor whose numbers stand side by side in the model, if any do."""
+    real = {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)
+    kinds = [_RAW, *(kind for kind, kept in _PACKED.items() if kept == real)]
+    begin, end = next((it.numbers[kind] for kind in kinds if kind in it.numbers), (0, 0))
+    return StorageLocation(file, begin, end - begin)
+
+
+def _outside(it: _TensorFields, folder: Path) -> StorageLocation | str:
+    """Return the bytes of a tensor in another file of the folder, or what is wrong with them."""
+    name = it.outside.get("location", "").removeprefix("./")
+    offset, length = it.outside.get("offset", "0"), it.outside.get("length", "")
+    if not re.fullmatch(r"[0-9]{1,18}", offset) or not re.fullmatch(r"[0-9]{0,18}", length):
+        return f"the place of its numbers in {quoted(name)} cannot be understood"
+    try:
+        file = CheckpointFile.at(folders.inside(folder, name))
+    except (Malformed, OSError) as error:
+        wrong = error.wrong if isinstance(error, Malformed) else error.strerror
+        return f"its numbers in {quoted(name)} are lost: {wrong}"
+    begin = int(offset)
+    size = int(length) if length else max(file.size - begin, 0)
+    if begin + size > file.size:
+        return f"truncated: {quoted(name)} has {file.size} of {begin + size} bytes"
+    return StorageLocation(file, begin, size)

@@ -1,0 +1,361 @@
+"""Checkpoints that lie elsewhere: fetched by byte range, as far as somebody asks for their bytes.
+
+A :class:`Mirror` is a folder of files as long as those far away, empty at first. Whoever parses one
+of them, in a process of its own, finds bytes missing and says which (:class:`Absent`); the process
+that has the network fetches these, puts them in their place, and lets the other try again. It
+understands nothing of what it fetches. So only headers and what is examined travel, and every
+reader of local files reads remote ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import urllib.error
+import urllib.request
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from kappascope.checkpoints import folders
+from kappascope.checkpoints.formats import Malformed
+from kappascope.checkpoints.locations import MAP, Absent
+from kappascope.refusal import Refusal
+from kappascope.system.workers import Done, Engine
+
+T = TypeVar("T")
+
+BLOCK = 1 << 16  # bytes: no less is fetched, for the next question is near
+PIECE = 1 << 24  # bytes of one request: sixteen megabytes, so that a lost one costs little
+STALL_SECONDS = 60.0  # without a byte, after which a server is given up
+TRIES = 3  # of a request that is cut short or not answered
+MOST_FETCHES = 100  # for one task: each brings what the last was missing
+MOST_FILES = 10_000  # of a remote folder
+CHANGED = "try again once nothing writes to it"
+
+
+def is_remote(name: object) -> bool:
+    """Tell whether a name is an address.
+
+    >>> is_remote("hf://org/model"), is_remote("C:/model.pt"), is_remote("model.pt")
+    (True, False, False)
+    """
+    return isinstance(name, str) and re.match(r"[a-z][a-z0-9+.-]+://", name) is not None
+
+
+def in_hub_cache(url: str) -> Path | None:
+    """Return the folder in which Hugging Face's cache keeps a model, if it keeps all of it.
+
+    >>> in_hub_cache("https://example.org/model.safetensors")
+    """
+    named = re.fullmatch(r"hf://(?:models/)?([\w.-]+)/([\w.-]+?)(?:@([\w.-]+))?/?", url)
+    if named is None:
+        return None
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+    model = cache / f"models--{named[1]}--{named[2]}"
+    revision = named[3] or "main"
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        revision = (model / "refs" / revision).read_text()[:100].strip()
+    folder = model / "snapshots" / revision
+    try:
+        folders.choose_files(folder)
+    except (Malformed, OSError):
+        return None
+    return folder
+
+
+class Listing(NamedTuple):
+    """A file far away: its name, its length, and what changes once it is another."""
+
+    name: str
+    size: int
+    version: str
+
+
+class Place(ABC):
+    """Where files lie that are reached over a network."""
+
+    @abstractmethod
+    def files(self) -> list[Listing]:
+        """Return the one file that was named, or those of the folder."""
+
+    @abstractmethod
+    def fetch(self, file: Listing, begin: int, size: int) -> bytes:
+        """Return some bytes of a file; fewer or more than asked for where the server errs."""
+
+
+@dataclass(frozen=True)
+class Web(Place):
+    """A file at an address of the web, with the config that may lie beside it."""
+
+    url: str
+
+    def files(self) -> list[Listing]:
+        """Ask for the length of the file, and whether a config lies beside it."""
+        name = folders.plain_name(unquote(urlsplit(self.url).path).rpartition("/")[2])
+        if name is None:
+            raise Refusal(2, self.url, "names no file", "give the address of a file")
+        listed = [self._listing(name)]
+        with contextlib.suppress(Refusal):
+            listed.append(self._listing("config.json"))
+        return listed
+
+    def fetch(self, file: Listing, begin: int, size: int) -> bytes:
+        """Ask for a range; a server that sends another one, or another file, is refused."""
+        last = begin + size - 1
+        with self._answer(file.name, f"bytes={begin}-{last}") as answer:
+            if answer.status != 206:
+                wrong = "its server does not send parts of a file"
+                raise Refusal(5, self.url, wrong, "download it first")
+            if not str(answer.headers.get("Content-Range")).startswith(f"bytes {begin}-"):
+                raise Refusal(5, self.url, "its server sent another part", "download it first")
+            if _version(answer.headers) != file.version:
+                raise Refusal(2, self.url, "changed while it was read", CHANGED)
+            return bytes(answer.read(size + 1))
+
+    def _listing(self, name: str) -> Listing:
+        with self._answer(name, "bytes=0-0") as answer:
+            total = str(answer.headers.get("Content-Range")).rpartition("/")[2]
+            if answer.status != 206 or not total.isdigit():
+                wrong = "its server does not send parts of a file, or tell its length"
+                raise Refusal(5, self.url, wrong, "download it first")
+            return Listing(name, int(total), _version(answer.headers))
+
+    def _answer(self, name: str, part: str) -> Any:
+        parts = urlsplit(self.url)
+        folder = parts.path.rpartition("/")[0]
+        own = unquote(parts.path).rpartition("/")[2] == name
+        address = self.url if own else parts._replace(path=f"{folder}/{name}", query="").geturl()
+        headers = {"Range": part, "Accept-Encoding": "identity", "User-Agent": "kappascope"}
+        request = urllib.request.Request(address, headers=headers)
+        try:
+            return urllib.request.urlopen(request, timeout=STALL_SECONDS)
+        except urllib.error.HTTPError as error:
+            error.close()
+            wrong = f"its server answers {error.code}"
+            raise Refusal(2, self.url, wrong, "see whether the address is right") from error
+
+
+def _version(headers: Any) -> str:
+    return "|".join(str(headers.get(name)) for name in ("ETag", "Last-Modified"))
+
+
+@dataclass(frozen=True)
+class FileSystem(Place):
+    """Whatever fsspec opens: a Hub, an object store, a server."""
+
+    url: str
+    system: Any
+    path: str
+    versions: dict[str, str] = field(default_factory=dict)  # of files, as they were first seen
+
+    @classmethod
+    def at(cls, url: str) -> FileSystem:
+        """Open the file system of an address; what it needs may not be installed."""
+        try:
+            from fsspec.core import url_to_fs
+        except ImportError:
+            advice = "pip install 'kappascope[remote]'"
+            raise Refusal(2, url, "needs fsspec", advice) from None
+        try:
+            system, path = url_to_fs(url)
+        except ImportError as error:
+            wrong = str(error).partition("\n")[0].rstrip(".")
+            raise Refusal(2, url, wrong[:120], "install what it names") from error
+        except ValueError as error:
+            raise Refusal(2, url, str(error)[:120], "give an address fsspec knows") from error
+        return cls(url, system, path)
+
+    def files(self) -> list[Listing]:
+        """List the folder, or look at the one file."""
+        facts = self.system.info(self.path)
+        entries = [facts]
+        self.versions[self.path] = _facts(facts)
+        if facts.get("type") == "directory":
+            entries = self.system.ls(self.path, detail=True)
+            if len(entries) > MOST_FILES:
+                wrong = f"a folder of {len(entries)} entries"
+                raise Refusal(2, self.url, wrong, "give one of its files")
+        listed = []
+        for entry in entries:
+            name = folders.plain_name(str(entry["name"]).rstrip("/").rpartition("/")[2])
+            if entry.get("type") == "file" and name and type(entry.get("size")) is int:
+                listed.append(Listing(name, entry["size"], ""))
+        return listed
+
+    def fetch(self, file: Listing, begin: int, size: int) -> bytes:
+        """Read a range of one file."""
+        path = self.path
+        if path.rstrip("/").rpartition("/")[2] != file.name:
+            path = f"{path.rstrip('/')}/{file.name}"
+        data: bytes = self.system.cat_file(path, start=begin, end=begin + size)
+        self.system.invalidate_cache()
+        facts = self.system.info(path)
+        if self.versions.setdefault(path, _facts(facts)) != _facts(facts):
+            raise Refusal(2, self.url, "changed while it was read", CHANGED)
+        if facts.get("size") != file.size:
+            raise Refusal(2, self.url, "changed while it was read", CHANGED)
+        return data
+
+
+def _facts(entry: dict[str, Any]) -> str:
+    """Return what a file system says of a file that changes when the file does."""
+    names = "size ETag etag mtime LastModified last_modified blob_id created"
+    return "|".join(str(entry.get(name)) for name in names.split())
+
+
+@dataclass
+class Mirror:
+    """A folder of files as long as those far away, holding those of their bytes that were fetched.
+
+    ``told`` is called with the bytes of every piece that arrives.
+    """
+
+    url: str
+    place: Place
+    told: Callable[[int], None] = lambda size: None
+    fetched: int = 0
+    files: dict[str, Listing] = field(default_factory=dict)
+    ranges: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    folder: Path = field(default_factory=lambda: Path(mkdtemp(prefix="kappascope-mirror-")))
+
+    def __post_init__(self) -> None:
+        # when nobody needs it any more, or when the process ends
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+
+    @classmethod
+    def of(cls, url: str) -> Mirror:
+        """Look at what is at an address, without a byte of its content."""
+        web = urlsplit(url).scheme in ("http", "https")
+        place = Web(url) if web else FileSystem.at(url)
+        mirror = cls(url, place)
+        with mirror._refusing():
+            listed = place.files()
+        if not listed:
+            raise Refusal(2, url, "no file in it", "give a checkpoint or its folder")
+        for file in listed:
+            mirror.files[file.name] = file
+            mirror.ranges[file.name] = []
+            with (mirror.folder / file.name).open("wb") as empty:
+                os.truncate(empty.fileno(), file.size)
+        mirror._write_map()
+        return mirror
+
+    @property
+    def path(self) -> Path:
+        """The folder, or the one file in it that is no config."""
+        own = [name for name in self.files if name != "config.json"]
+        is_one = isinstance(self.place, Web) or len(own) == 1
+        return self.folder / own[0] if is_one else self.folder
+
+    @property
+    def size(self) -> int:
+        """The bytes of all its files."""
+        return sum(file.size for file in self.files.values())
+
+    def holds(self, path: str) -> bool:
+        """Tell whether a file is one of this mirror's."""
+        return Path(path).parent == self.folder
+
+    def bring(self, absent: Absent) -> None:
+        """Fetch the bytes that somebody is missing, in whole blocks, into their place."""
+        file = self.files[Path(absent.path).name]
+        begin = absent.begin // BLOCK * BLOCK
+        end = min(-(-absent.end // BLOCK) * BLOCK, file.size)
+        with (self.folder / file.name).open("r+b") as mirrored:
+            for start, stop in self._gaps(file.name, begin, end):
+                for at in range(start, stop, PIECE):
+                    data = self._piece(file, at, min(PIECE, stop - at))
+                    mirrored.seek(at)
+                    mirrored.write(data)
+                    self.fetched += len(data)
+                    self.told(len(data))
+        held = sorted([*self.ranges[file.name], (begin, end)])
+        merged = held[:1]
+        for start, stop in held[1:]:
+            if start <= merged[-1][1]:
+                merged[-1] = merged[-1][0], max(stop, merged[-1][1])
+            else:
+                merged.append((start, stop))
+        self.ranges[file.name] = merged
+        self._write_map()
+
+    def _gaps(self, name: str, begin: int, end: int) -> Iterator[tuple[int, int]]:
+        for start, stop in self.ranges[name]:
+            if start < end and stop > begin:
+                if begin < start:
+                    yield begin, start
+                begin = max(begin, stop)
+        if begin < end:
+            yield begin, end
+
+    def _piece(self, file: Listing, begin: int, size: int) -> bytes:
+        have = 0
+        for attempt in range(1, TRIES + 1):
+            with self._refusing(last=attempt == TRIES):
+                data = self.place.fetch(file, begin, size)
+                if len(data) == size:
+                    return data
+                have = len(data)
+        what = "more" if have > size else "less"
+        wrong = f"{what} was sent of {file.name} than asked for ({have} of {size} bytes)"
+        raise Refusal(5, self.url, wrong, "try again")
+
+    @contextlib.contextmanager
+    def _refusing(self, last: bool = True) -> Iterator[None]:
+        """Turn what a network does into one line; before the last try, into another try."""
+        try:
+            yield
+        except Refusal:
+            raise
+        except Exception as error:  # every file system has its own
+            if last:
+                text = str(getattr(error, "reason", None) or error) or type(error).__name__
+                wrong = " ".join(text.split())[:160]
+                raise Refusal(5, self.url, wrong, "see whether it can be reached") from error
+
+    def _write_map(self) -> None:
+        """Say which bytes are there; by renaming, for somebody may be reading."""
+        new = self.folder / f"{MAP}.new"
+        new.write_text(json.dumps(self.ranges))
+        new.replace(self.folder / MAP)
+
+
+@dataclass(frozen=True)
+class Fetching:
+    """An engine whose items may miss bytes of mirrors: these are fetched, those tried again."""
+
+    engine: Engine
+    mirrors: tuple[Mirror, ...]
+
+    def run(self, work: Callable[[T], object], items: Sequence[T]) -> Generator[Done[T]]:
+        """Yield every item once, when nothing is missing any more."""
+        for _ in range(MOST_FETCHES):
+            again: list[T] = []
+            with contextlib.closing(self.engine.run(work, items)) as ended:
+                for done in ended:
+                    if isinstance(done.error, Absent):
+                        self._bring(done.error)
+                        again.append(done.item)
+                    else:
+                        yield done
+            if not again:
+                return
+            items = again
+        for item in items:
+            text = f"{MOST_FETCHES} parts were fetched, and more are missing"
+            yield Done(item, 0.0, text, RuntimeError(text))
+
+    def _bring(self, absent: Absent) -> None:
+        for mirror in self.mirrors:
+            if mirror.holds(absent.path):
+                mirror.bring(absent)

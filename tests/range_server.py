@@ -1,0 +1,84 @@
+"""A web server on the loopback address that sends parts of files, and errs as it is told to."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+@dataclass
+class Served:
+    """Files by path, what was asked for, and how to err."""
+
+    files: dict[str, bytes]
+    url: str = ""
+    asked: list[tuple[str, int, int]] = field(default_factory=list)
+    fault: str = ""  # "whole", "short", "long", "other part", "no length", "changing", "slow"
+    version: int = 0
+
+    @property
+    def sent(self) -> int:
+        return sum(end - begin for _, begin, end in self.asked)
+
+
+@contextmanager
+def serving(files: dict[str, bytes], fault: str = "") -> Iterator[Served]:
+    served = Served(files, fault=fault)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            data = served.files.get(self.path.partition("?")[0])
+            part = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+            if data is None or part is None:
+                self.send_response(404)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            begin, end = int(part[1]), min(int(part[2]) + 1, len(data))
+            served.asked.append((self.path, begin, end))
+            body = data[begin:end]
+            real = end - begin > 1 or begin > 0  # not the question for its length
+            if served.fault == "slow" and real:
+                time.sleep(5)
+            if served.fault == "changing" and real:
+                served.version += 1
+            if served.fault == "long" and real:
+                body += b"more"
+            whole = served.fault == "whole"
+            self.send_response(200 if whole else 206)
+            total = "*" if served.fault == "no length" else len(data)
+            shift = 8 if served.fault == "other part" and real else 0
+            if not whole:
+                self.send_header("Content-Range", f"bytes {begin + shift}-{end - 1}/{total}")
+            self.send_header("ETag", f'"{served.version}"')
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body[: len(body) // 2] if served.fault == "short" and real else body)
+            if served.fault == "short" and real:
+                self.close_connection = True
+
+    class Quiet(ThreadingHTTPServer):
+        def handle_error(self, *args: object) -> None:
+            """Say nothing of clients that went away."""
+
+    server = Quiet(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    served.url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield served
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
