@@ -44,6 +44,9 @@ class Alteration:
 
     ``distance`` is the Frobenius norm of the difference over that of the matrix before, ``factors``
     those of a matrix that was only scaled: one, or one for every row or column.
+
+    >>> alteration(torch.eye(2), torch.eye(2)).kind
+    'same'
     """
 
     kind: AlterationKind

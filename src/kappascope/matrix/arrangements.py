@@ -180,7 +180,11 @@ def same_singular_values(before: Tensor, after: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Assembly:
-    """The lines of several matrices of which one is made: fused, split, or interleaved by head."""
+    """The lines of several matrices of which one is made: fused, split, or interleaved by head.
+
+    >>> assembly([torch.eye(4).double()], torch.eye(4)[1:3]).rows.tolist()
+    [1, 2]
+    """
 
     sources: tuple[int, ...]  # indices of those it is made of
     rows: Tensor  # of all of them below one another

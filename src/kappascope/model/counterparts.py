@@ -53,16 +53,16 @@ class Counterparts:
         """Return what a tensor of this name is called there, be it a matrix or not."""
         if name in self.names:
             return self.names[name]
-        plain = unwrapped(name)
+        plain = without_wrappers(name)
         exchanged = (new + plain.removeprefix(old) for old, new in self.prefixes
                      if plain.startswith(old))  # fmt: skip
         return next(exchanged, plain)
 
 
-def unwrapped(name: str) -> str:
+def without_wrappers(name: str) -> str:
     """Return a name without what DDP, ``torch.compile`` and peft wrap a model in.
 
-    >>> unwrapped("base_model.model.model.q_proj.base_layer.weight")
+    >>> without_wrappers("base_model.model.model.q_proj.base_layer.weight")
     'model.q_proj.weight'
     """
     return _WRAPPERS.sub("", stripped(name))
@@ -94,8 +94,10 @@ def counterparts(
     >>> found.names, found.notes
     ({'bert.fc.weight': 'fc.weight'}, ("'bert.' stripped here (1 name)",))
     """
-    ours = {part.name: _Named(unwrapped(_renamed(part.name, renames)), part) for part in here}
-    theirs = {part.name: _Named(unwrapped(part.name), part) for part in there}
+    ours = {
+        part.name: _Named(without_wrappers(_renamed(part.name, renames)), part) for part in here
+    }
+    theirs = {part.name: _Named(without_wrappers(part.name), part) for part in there}
     found: dict[str, str] = {}
     prefixes: list[Prefixes] = []
     notes: list[str] = []
@@ -142,8 +144,8 @@ def _renamed(name: str, renames: Renames) -> str:
 def _unwrapping(same: Mapping[str, str], renames: Renames) -> Iterator[str]:
     """Say what was taken off names that are equal without it."""
     wrapped = {
-        "here": sum(unwrapped(name) != name for name in same),
-        "there": sum(unwrapped(name) != name for name in same.values()),
+        "here": sum(without_wrappers(name) != name for name in same),
+        "there": sum(without_wrappers(name) != name for name in same.values()),
     }
     for side, many in wrapped.items():
         if many:
