@@ -102,6 +102,7 @@ def _setting(text: str) -> Any:
 class Trainings:
     """The training of each matrix by its name: one for all, or by the optimizer that steps it.
 
+    >>> import torch
     >>> layer = nn.Linear(3, 2)
     >>> adam = torch.optim.AdamW(layer.parameters(), lr=0.1)
     >>> Trainings.of(adam, layer, steps=3).of_matrix("weight").rates

@@ -157,6 +157,7 @@ class Monitor:
         self._counts: list[int] = [0]
         self._pending: list[dict[str, Any]] = []
         self._last: dict[str, float] = {}
+        self._ghosts: Ghosts | None = None
 
     # --- attaching and letting go -----------------------------------------------------------------
 

@@ -94,7 +94,7 @@ def compared_with_few(part: str, value: float, draws: ArrayLike, null: str) -> P
     """Compare a part with a few draws, such as ghosts, taken as normal: Student's law.
 
     >>> round(compared_with_few("log_norm", 3.0, [0.9, 1.0, 1.1, 1.0], "ghosts").p, 4)
-    0.0004
+    0.0002
     """
     others = np.asarray(draws, dtype=float)
     n = len(others)

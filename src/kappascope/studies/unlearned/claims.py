@@ -246,7 +246,7 @@ CLAIMS = (
         measures={o.lower(): following(o, "log_norm") for o in OPTIMIZERS},
         expect={"adamw": Between(0.8, 1.2), "muon": Between(0.8, 1.2)},
         explain="The slope of log norm on the ghosts' is {adamw:.2f} under AdamW, {muon:.2f} under "
-        "Muon and {sgd:.2f} under SGD, over five settings with decay (n = {adamw.n} seeds).",
+        "Muon and {sgd:.2f} under SGD, over the settings with decay (n = {adamw.n} seeds).",
         answers=ANSWERS,
     ),
     Claim(
