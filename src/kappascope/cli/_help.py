@@ -60,7 +60,9 @@ def command_page(name: str, command: Callable[..., Any]) -> str:
         parts.append(
             _panel("Arguments", {key.strip("[]"): said for key, said in arguments.items()})
         )
-    parts.append(_panel("Options", COMMON | options))
+    parts.append(
+        _panel("Options", options | {k: said for k, said in COMMON.items() if k not in options})
+    )
     parts.append(_filled(f"Exit codes: {EXIT_CODES}"))
     return "\n\n".join(parts)
 
