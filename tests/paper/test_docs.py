@@ -50,7 +50,9 @@ def test_the_article_is_told_in_full_and_is_the_one_committed(judged: dict[str, 
         ARTICLE.template, judged["claims"], {**words, **seen}, ARTICLE.plots,
         address="figures/{}.svg",
     )  # fmt: skip
-    assert written.left_out == ()
+    stale = [reason for reason in written.left_out if not reason.endswith("was not judged")]
+    assert not stale  # what has no rows is left out, and said to be missing
+    assert bool(written.left_out) == bool(words["missing"])
     committed = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
     assert without_pictures(written.text) in without_pictures(committed)
 
@@ -73,7 +75,9 @@ def test_the_verdicts_and_the_review_are_those_of_the_rows(judged: dict[str, Any
 
 @with_rows
 def test_every_claim_is_judged(judged: dict[str, Any]) -> None:
-    assert {claim["id"] for claim in judged["claims"]} == {claim.id for claim in all_claims()}
+    there = {claim["experiment"] for claim in judged["claims"]}
+    expected = {claim.id for claim in all_claims() if claim.experiment in there}
+    assert {claim["id"] for claim in judged["claims"]} == expected
 
 
 @with_rows
