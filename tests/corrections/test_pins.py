@@ -12,6 +12,7 @@ from torch.optim import SGD, AdamW
 from correction_examples import MODELS, matrices, perceptron, steps
 from kappascope.corrections import ColumnNormPin, NormPin, RowNormPin
 from kappascope.lab.training import Matrix
+from kappascope.refusal import Refusal
 
 
 @pytest.mark.parametrize("shape", ["bias", "conv", "parametrized"])
@@ -77,3 +78,9 @@ def test_a_weight_that_begins_at_zero_is_left_out_unless_a_norm_is_given(pin) ->
         assert "zero at first" in handle.left_out["1.weight"]
     with pin(norm=1.0).attach(model, optimizer) as handle:
         assert handle.weights == ("0.weight", "1.weight")
+
+
+def test_a_norm_beyond_the_dtype_is_refused_when_attached() -> None:
+    layer = nn.Linear(3, 3, bias=False)
+    with pytest.raises(Refusal, match="no weight of float32 can have a norm of 1e\\+39"):
+        NormPin(norm=1e39).attach(layer, SGD(layer.parameters(), lr=1.0))
