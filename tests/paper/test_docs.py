@@ -39,7 +39,7 @@ def judged() -> dict[str, Any]:
 
 def without_pictures(text: str) -> str:
     """Leave out what pictures show in words, which drawing them would tell."""
-    return re.sub(r"!\\[.*\\]\\(.*?\\)", "", text)
+    return re.sub(r"!\[.*\]\(.*?\)", "", text)
 
 
 @with_rows
