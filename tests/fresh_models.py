@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
+from kappascope.clinic.diagnose import kernel_of
 from kappascope.clinic.examination import Examination, examine
 from kappascope.model.attention import Product, attention
 from kappascope.model.chains import Chain, links
@@ -29,7 +30,12 @@ def examined(source: nn.Module | dict[str, Tensor]) -> list[Examination]:
     """Every matrix of a model, as a diagnosis examines them."""
     read = reader(source)
     return [
-        replace(examine(part.name, matrix), kind=part.kind, depth=part.depth, part_of=part.whole)
+        replace(
+            examine(part.name, matrix, kernel=kernel_of(unit, part)),
+            kind=part.kind,
+            depth=part.depth,
+            part_of=part.whole,
+        )
         for unit in plan(source).units
         for part, matrix in unit.matrices(read)
     ]

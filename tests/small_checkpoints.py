@@ -284,7 +284,8 @@ def comparable(document: Mapping[str, Any]) -> dict[str, Any]:
     """The document without what tells of the machine and not of the model."""
     options = ("dtype", "include", "exclude", "spectrum", "notes")
     provenance = {name: document["provenance"][name] for name in options}
-    return {**document, "provenance": provenance}
+    kept = {name: value for name, value in document.items() if name != "files"}
+    return {**kept, "provenance": provenance}
 
 
 def differences(old: Any, new: Any, tolerance: float, path: str = "") -> Iterator[str]:

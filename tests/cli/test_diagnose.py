@@ -19,7 +19,7 @@ import torch
 
 from kappascope.cli import app
 from kappascope.cli._errors import Interrupted
-from kappascope.clinic import rules
+from kappascope.clinic import symptoms
 from monitored_runs import write_example
 
 Run = Callable[..., tuple[int, str, str]]
@@ -452,7 +452,7 @@ def test_a_step_that_fails_leaves_the_others(run: Run, saved: Path, tmp_path: Pa
 
 
 def test_all_steps_are_opened_before_any_is_examined(run: Run, saved: Path, monkeypatch) -> None:
-    monkeypatch.setattr("kappascope.cli.diagnose._examine", lambda case: pytest.fail("worked"))
+    monkeypatch.setattr("kappascope.cli.diagnose.examined", lambda case: pytest.fail("worked"))
     code, _, errors = run(saved, saved.with_name("nowhere.pt"))
     assert code == 2 and "nowhere.pt" in one_line(errors)
 
@@ -504,7 +504,8 @@ def fails(*args: object, **kwargs: object) -> NoReturn:
 def test_a_rule_that_fails_is_named_and_ends_with_3(
     run: Run, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(rules.RULES, "fragile", fails)
+    fragile = symptoms.ClinicRule(fails, "defect", "none")
+    monkeypatch.setitem(symptoms.RULES, "fragile", fragile)
     code, output, errors = run(saved, "--json")
     document = json.loads(output)
     reason = "the rule fragile failed: OverflowError: math range error"
@@ -540,7 +541,7 @@ def test_json_is_one_document_whatever_fails(
     page.parent.mkdir()
     code, output, errors = run(saved, "--json", "--html", page, "--table", table)
     document = json.loads(output)
-    assert document["schema"] == "kappascope.diagnosis/1" and code in (3, 5)
+    assert document["schema"] == "kappascope.diagnosis/2" and code in (3, 5)
     assert "OverflowError: math range error" in one_line(errors)
 
 

@@ -220,7 +220,7 @@ ENOMEM = "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocat
 def test_too_little_memory_is_known_by_its_type_from_any_process(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: object) -> None:
+    def fails(*_: object, **__: object) -> None:
         raise pickle.loads(pickle.dumps(error))
 
     monkeypatch.setattr(diagnosing, "examine", fails)
@@ -271,7 +271,7 @@ def test_a_given_memory_is_the_workers(saved: Path) -> None:
 def test_an_error_that_only_speaks_of_memory_is_told_as_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fails(*_: object) -> None:
+    def fails(*_: object, **__: object) -> None:
         raise ValueError("not enough memory in the title")
 
     monkeypatch.setattr(diagnosing, "examine", fails)

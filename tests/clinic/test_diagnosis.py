@@ -1,5 +1,6 @@
 """The forms of a diagnosis: document, table and verdict, as they were in an earlier version."""
 
+import csv
 import json
 import math
 from pathlib import Path
@@ -49,7 +50,7 @@ def found() -> Diagnosis:
 
 def test_the_document_is_strict_json_with_the_fields_of_its_schema(found: Diagnosis) -> None:
     told = json.loads(strict(found.document()))
-    assert told["schema"] == SCHEMA == "kappascope.diagnosis/1"
+    assert told["schema"] == SCHEMA == "kappascope.diagnosis/2"
     assert {"source", "matrices", "skipped", "summary", "provenance"} <= set(told)
     fields = """name shape dtype status row_norms column_norms sigma_max sigma_2 sigma_min
         condition_number condition_number_low condition_number_high resolved effective_rank
@@ -115,6 +116,16 @@ def test_no_name_is_a_formula_in_a_spreadsheet(name: str) -> None:
     (row,) = csv.DictReader(io.StringIO(data, newline=""))
     assert row["name"].lstrip()[0] not in "=+-@\uff1d"
     assert row["name"].lstrip("'") == name
+
+
+def test_every_number_of_a_convolution_has_a_column() -> None:
+    kernel = torch.randn(16, 8, 3, 3, generator=torch.Generator().manual_seed(0))
+    kernel[:, [2, 5]] = 0
+    found = diagnose({"conv.weight": kernel}, reference={"conv.weight": kernel + 0.01})
+    (row,) = csv.DictReader(spreadsheet(found.table()).decode().splitlines())
+    assert row["taps"] == "3, 3" and row["lines.dead_columns"] == "2, 5"
+    assert float(row["operator_norm.low"]) <= float(row["operator_norm.high"])
+    assert 0 < float(row["int8.row_scale"]) < 0.1
 
 
 def test_no_control_character_reaches_a_spreadsheet() -> None:

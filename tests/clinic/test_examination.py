@@ -109,6 +109,15 @@ def test_what_is_absent_has_a_reason_and_nothing_is_infinite(case: str, spectrum
     assert found.status
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz])
+def test_an_eight_bit_matrix_is_compared_entry_by_entry(dtype: torch.dtype) -> None:
+    before = torch.randn(64, 48, generator=torch.Generator().manual_seed(0))
+    before[7] = 0
+    found = examine("w", before.flip(1).to(dtype), reference=before.to(dtype))
+    assert found.failure is None and not found.faults and found.int8 is not None
+    assert found.likeness
+
+
 def test_a_value_that_is_not_finite_is_counted_and_placed() -> None:
     matrix = torch.randn(4, 5)
     matrix[2, 3] = math.nan

@@ -138,7 +138,7 @@ def trained(layers: int = 8, seed: int = 0, kinds: tuple[str, ...] = tuple(SHAPE
 def document(matrices: list[Any], **more: Any) -> dict[str, Any]:
     told = [one for m in matrices for one in m.get("findings") or ()]
     return {
-        "schema": "kappascope.diagnosis/1", "source": "models/small-llama", "matrices": matrices,
+        "schema": "kappascope.diagnosis/2", "source": "models/small-llama", "matrices": matrices,
         "products": [], "reference": None, "findings": told,
         "skipped": [{"name": f"layers.{k}.norm", "reason": "one-dimensional"} for k in range(9)],
         "summary": {

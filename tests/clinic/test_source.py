@@ -21,7 +21,7 @@ def test_a_vector_that_cannot_be_read_is_lost_and_the_others_are_not() -> None:
         return torch.tensor([math.nan])
 
     opened = sources.Opened(plan({}), read, vectors={"a": ("a",), "b": ("b",)})
-    assert list(opened.unsound()) == [
+    assert list(opened.examined_vectors()) == [
         Skipped("a", unreadable("cannot be read: truncated")),
         Skipped("b", Reason(ReasonKind.NON_FINITE, "non-finite (1 of 1), first at [0]")),
     ]

@@ -49,7 +49,7 @@ def test_of_a_long_name_the_end_is_kept() -> None:
 
 def test_advice_is_told_of_those_matrices_alone_that_it_holds_for() -> None:
     weight = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
-    weight[3] *= 8
+    weight[3] *= 100
     found = diagnose({"embed_tokens.weight": weight, "layers.0.up_proj.weight": weight + 0})
     told = [str(line) for line in lines(found) if str(line).startswith("info: outlier-rows")]
     assert len(told) == 2 and "looked up" in told[0] and "looked up" not in told[1]
@@ -65,16 +65,17 @@ def test_a_very_narrow_terminal_still_tells_numbers() -> None:
 def test_numbers_of_one_matrix_are_told_of_it_alone() -> None:
     torch.manual_seed(0)
     found = diagnose({f"{i}.weight": torch.randn(64, 64) for i in range(3)})
-    (told,) = [str(line) for line in lines(found) if "untrained" in str(line)]
+    (told,) = [str(line) for line in lines(found, verbose=True) if "untrained" in str(line)]
     first = found.findings[0]
     assert f"untrained in {first.subject}: {first.evidence}; likewise in 2 more." in told
 
 
 def test_code_that_treats_two_findings_is_told_once() -> None:
     weight = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
-    weight[:, 3] *= 100
+    weight[:, 3] *= 30  # takes bits from a scale for each row
+    weight[5] *= 1000  # and this one from a scale for all
     told = [str(line) for line in lines(diagnose({"up_proj.weight": weight}))]
-    assert sum("Try Multipliers" in line for line in told) == 2
+    assert sum("If you train on: try Multipliers" in line for line in told) == 2
     assert sum("corrections.Multipliers" in line for line in told) == 1
 
 
@@ -89,7 +90,9 @@ def test_a_part_that_cannot_be_shown_costs_no_other(monkeypatch: pytest.MonkeyPa
     def fails(*args: object) -> NoReturn:
         raise ZeroDivisionError("division by zero")
 
-    found = diagnose({"a.weight": torch.zeros(8, 8), "b.weight": torch.eye(8)})
+    dead = torch.randn(8, 8)
+    dead[0] = 0
+    found = diagnose({"a.weight": dead, "b.weight": torch.eye(8)})
     monkeypatch.setattr(terminal, "_paragraph", fails)
     told = [line.plain for line in terminal.lines(found)]
     assert "2 matrices were examined." in told

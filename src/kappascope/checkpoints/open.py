@@ -114,6 +114,19 @@ class Checkpoint:
 
         return {key: grown(value) for key, value in self.tree.items()}
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files that hold its tensors, in the order in which they are met."""
+
+        def met(node: Any) -> Iterator[str]:
+            if isinstance(node, dict):
+                for value in node.values():
+                    yield from met(value)
+            elif isinstance(node, _LOCATIONS):
+                yield node.storage.file.path
+
+        return tuple(dict.fromkeys(met(self.tree)))
+
     def read(self, path: tuple[str, ...]) -> Tensor:
         """Return the tensor at the end of a path of keys into ``contents``."""
         node = self._node(path)

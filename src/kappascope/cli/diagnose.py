@@ -63,6 +63,12 @@ def diagnose(
     table: Annotated[
         Path | None, typer.Option(help="Write one row per matrix: .parquet or .csv.")
     ] = None,
+    atlas: Annotated[
+        str | None, typer.Option(help="What trained matrices are like: a file of survey --atlas.")
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="Show observations one by one, too.")
+    ] = False,
     fail_on: Annotated[
         Severity | None, typer.Option(help="Exit with 1 from this severity on.")
     ] = None,
@@ -83,9 +89,11 @@ def diagnose(
     with _document_of_an_error(as_json, paths[-1]):
         Processes(jobs, loaded=MODULES).warm()  # the workers load torch while we do
         with loading():
+            from kappascope.clinic.atlas import Atlas
             from kappascope.clinic.diagnose import Selection, case
 
-        limit = _memory(memory)
+        limit = memory_limit(memory)
+        known = Atlas.read(atlas) if atlas is not None else None
         trainings = _trainings(reference, optimizer, steps)
         selection = Selection(tuple(include or ()), tuple(exclude or ()), spectrum)
         if not all((*paths, reference is None or reference)):
@@ -97,15 +105,25 @@ def diagnose(
             cases = []
             for path, earlier in zip(paths, [reference, *paths[:-1]], strict=True):
                 with waiting(f"Opening {path}"):
-                    cases.append(case(path, earlier, selection, jobs, limit, trainings=trainings))
-            diagnoses = [_examine(each) for each in cases]
+                    cases.append(
+                        case(
+                            path,
+                            earlier,
+                            selection,
+                            jobs,
+                            limit,
+                            atlas=known,
+                            trainings=trainings,
+                        )
+                    )
+            diagnoses = [examined(each) for each in cases]
         unwritten = _write_files(diagnoses, html, table)
         empty = next(filter(None, map(_no_matrix, diagnoses)), None)
     untold = None
     if as_json:
         untold = print_document(diagnoses, empty, paths[-1])
     else:
-        _show(diagnoses, [path for path in (html, table) if path and not unwritten])
+        _show(diagnoses, [path for path in (html, table) if path and not unwritten], verbose)
     for refusal in (untold, unwritten, empty):
         if refusal:
             raise refusal
@@ -125,7 +143,7 @@ def _trainings(reference: str | None, optimizer: str | None, steps: int | None) 
     return Trainings.of(optimizer, None, steps)
 
 
-def _memory(given: str | None) -> int | None:
+def memory_limit(given: str | None) -> int | None:
     """Return the bytes of a worker that the user allows, if any."""
     try:
         return None if given is None else bytes_of(given)
@@ -173,14 +191,20 @@ def _error(refusal: Refusal | None) -> dict[str, Any]:
 
 def _check_outputs(inputs: Sequence[str], html: Path | None, table: Path | None) -> None:
     """Refuse files that cannot or must not be written, before any work is done."""
-    from kappascope.checkpoints.folders import resolved
-
     if table and table.suffix.lower() not in (".parquet", ".csv"):
         raise Refusal(4, str(table), "neither .parquet nor .csv", "name a file of one of these")
-    if html and table and resolved(html) == resolved(table):
-        raise Refusal(4, str(html), "is named twice", "name one file for each")
+    refuse_unwritable(inputs, html, table)
+
+
+def refuse_unwritable(inputs: Sequence[str], *outputs: Path | None) -> None:
+    """Refuse outputs that are the same file, lie among the inputs, or cannot be written."""
+    from kappascope.checkpoints.folders import resolved
+
+    named = [path for path in outputs if path]
+    if len({resolved(path) for path in named}) < len(named):
+        raise Refusal(4, str(named[0]), "is named twice", "name one file for each")
     checkpoints = {resolved(Path(path)) for path in inputs}
-    for out in filter(None, (html, table)):
+    for out in named:
         try:
             _check_output(out, checkpoints)
         except OSError as error:  # a name that is too long, a folder that may not be entered
@@ -228,7 +252,7 @@ def _recorded(paths: Sequence[str], reference: str | None, selection: Selection)
         return recorded(paths[0], selection)
 
 
-def _examine(case: Case) -> Diagnosis:
+def examined(case: Case) -> Diagnosis:
     """Examine one checkpoint and show the progress."""
     rows = []
     parts = [("matrices", task.effort) for task in case.tasks]
@@ -262,7 +286,7 @@ def _write_files(
     return None
 
 
-def _show(diagnoses: Sequence[Diagnosis], written: Sequence[Path]) -> None:
+def _show(diagnoses: Sequence[Diagnosis], written: Sequence[Path], verbose: bool) -> None:
     """Print the last checkpoint in full, after the trajectory that leads to it."""
     from rich.console import Console
 
@@ -275,7 +299,7 @@ def _show(diagnoses: Sequence[Diagnosis], written: Sequence[Path]) -> None:
             draw(line)
     if diagnoses[-1].matrices:
         draw(terminal.matrix_table(diagnoses[-1], width))
-    for line in terminal.lines(diagnoses[-1]):
+    for line in terminal.lines(diagnoses[-1], verbose):
         draw(line)
     for path in written:
         tell(f"Written: {clean(str(path))}")

@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TypeAlias, final, get_args
 
 import torch
@@ -25,8 +26,10 @@ from torch import Tensor
 
 from kappascope.checkpoints.remote import Fetching
 from kappascope.clinic import MODULES, Extent
+from kappascope.clinic.atlas import Atlas
 from kappascope.clinic.diagnosis import Diagnosis
-from kappascope.clinic.examination import Examination, examine
+from kappascope.clinic.examination import Examination, Kernel, examine
+from kappascope.clinic.moments import Moments, SwallowedStep
 from kappascope.clinic.source import (
     GIGABYTE,
     InMemory,
@@ -39,14 +42,17 @@ from kappascope.clinic.source import (
     located,
 )
 from kappascope.clinic.training import Training, Trainings
+from kappascope.clinic.vectors import Vector
 from kappascope.matrix import spectra
 from kappascope.matrix.precision import Rounding
 from kappascope.matrix.status import Outcome, Status
 from kappascope.model.attention import Attention, Product, attention
 from kappascope.model.chains import Chain, Ends, Links, links, obstacle
+from kappascope.model.logits import LogitBound, logit_bounds
 from kappascope.model.matrices import Logical, Plan, Unit
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, unreadable
 from kappascope.refusal import Refusal
+from kappascope.system.files import FileDigest
 from kappascope.system.memory import (
     LIBRARY_BYTES,
     available_bytes,
@@ -59,11 +65,12 @@ from kappascope.system.workers import CORES, Done, Engine, Here, Processes
 from kappascope.text import error_text
 from kappascope.theory.beyond import answered
 
-Row: TypeAlias = Examination | Product | Chain
+Row: TypeAlias = Examination | Product | Chain | LogitBound | SwallowedStep | FileDigest
 Readable: TypeAlias = OnDisk | Portion
 """A model, or what is needed of it, that can be opened in whichever process."""
 MIN_WORKER_BYTES = LIBRARY_BYTES + GIGABYTE  # to parse any file that people make
 UNCHOSEN = Reason(ReasonKind.NOT_CHOSEN, "not chosen")
+MAX_TABLE_ENTRIES = 2**25  # of a table of tokens: a copy in float64 has 268 megabytes
 LEAST_FLOPS = 2e9  # floating point operations a second: any machine does more
 WORKER = Processes(1, retries=0, loaded=MODULES)  # what fails on a file will fail again
 
@@ -188,8 +195,8 @@ class TensorTask(Task):
                 continue
             counterpart = counterparts.get(logical.name)
             other = counterpart if isinstance(counterpart, Tensor) else None
-            rounding = roundings.get(logical.name)
-            row = _examined(logical.name, matrix, spectrum, other, rounding)
+            kernel, rounding = kernel_of(self.unit, logical), roundings.get(logical.name)
+            row = _examined(logical, matrix, spectrum, other, kernel=kernel, rounding=rounding)
             if reference and row.errors is None:
                 if isinstance(counterpart, Reason):
                     row = replace(row, uncompared=counterpart)
@@ -206,6 +213,18 @@ class TensorTask(Task):
         for part in self.unit.parts:
             if part.name in self.chosen:
                 yield _described(Examination.failed(part.name, (0, 0), "", reason), part)
+
+
+def kernel_of(unit: Unit, logical: Logical) -> Kernel:
+    """Return how the columns of a matrix of a stored tensor are the taps of a convolution.
+
+    >>> unit = Inventory.of(InMemory(torch.nn.Conv2d(2, 4, 3))).plan.units[0]
+    >>> kernel_of(unit, unit.parts[0])
+    Kernel(taps=(3, 3), stride=(1, 1), groups=1, depthwise=False)
+    """
+    is_stack = logical.whole is None and unit.layout.stack
+    groups = max(1, len(unit.layout.parts)) if is_stack else 1
+    return Kernel(logical.taps, logical.stride, groups, logical.kind == "depthwise")
 
 
 def _counterparts(
@@ -231,10 +250,12 @@ def _counterparts(
 
 
 def _examined(
-    name: str,
+    logical: Logical,
     matrix: Tensor,
     spectrum: Extent,
     counterpart: Tensor | None,
+    *,
+    kernel: Kernel,
     rounding: Rounding | None,
 ) -> Examination:
     """Return the examination of a matrix.
@@ -242,11 +263,13 @@ def _examined(
     An error costs this one, not its neighbours in the tensor.
     """
     try:
-        return examine(name, matrix, spectrum, counterpart, rounding)
+        return examine(
+            logical.name, matrix, spectrum, counterpart, rounding=rounding, kernel=kernel
+        )
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        return Examination.failed(name, (0, 0), "", unreadable(error_text(error)))
+        return Examination.failed(logical.name, (0, 0), "", unreadable(error_text(error)))
 
 
 def _against_noise(
@@ -280,15 +303,19 @@ class AttentionTask(Task):
     """The products of the heads of one attention layer."""
 
     layer: Attention
+    table: Unit | None = None  # of tokens, where the first layer reads nothing else
 
     @property
     def units(self) -> tuple[Unit, ...]:
-        """The tensors of its projections."""
-        return self.layer.units
+        """The tensors of its projections, and the table that they read."""
+        return (*self.layer.units, *([self.table] if self.table else []))
 
     def rows(self, model: Opened, reference: Readable | None, spectrum: Extent) -> Iterator[Row]:
-        """Return two products for each head."""
-        return self.layer.products(model.read)
+        """Return two products for each head, and a bound of its logits."""
+        yield from self.layer.products(model.read)
+        table = next(self.table.matrices(model.read))[1] if self.table else None
+        config = model.config or model.plan.config
+        yield from logit_bounds(self.layer, model.read, model.vectors, config, table)
 
     def failed(self, reason: Reason) -> Iterator[Row]:
         """Yield one row for all products of the layer."""
@@ -337,6 +364,65 @@ class ChainTask(Task):
         yield Chain(name, names, self.layers.widths, None, False, None, status)
 
 
+@final
+@dataclass(frozen=True)
+class MomentsTask(Task):
+    """What the dtype of a weight will swallow of the step that Adam's moments ask for."""
+
+    moments: Moments
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """The tensors of matrices that it reads: none by their plan."""
+        return ()
+
+    @property
+    def effort(self) -> float:
+        """Seconds that are more than enough to read three tensors and step once."""
+        return 60 + math.prod(self.moments.shape) * 100 / LEAST_FLOPS
+
+    @property
+    def memory(self) -> Memory:
+        """The weight, its moments, and the step in float64 with what it is made of."""
+        return Memory(math.prod(self.moments.shape) * 8 * 6)
+
+    def rows(self, model: Opened, reference: Readable | None, spectrum: Extent) -> Iterator[Row]:
+        """Yield the one row, if the moments ask for a step."""
+        if found := self.moments.swallowed(model.read):
+            yield found
+
+    def failed(self, reason: Reason) -> Iterator[Row]:
+        """Yield nothing: the weight itself has a row that says what is wrong with the file."""
+        yield from ()
+
+
+@final
+@dataclass(frozen=True)
+class DigestTask(Task):
+    """The digest of a file that was examined."""
+
+    path: str
+    size: int
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """The tensors that are read for it: none, but all bytes of the file."""
+        return ()
+
+    @property
+    def effort(self) -> float:
+        """Seconds that are more than enough to read the file."""
+        return 30 + 60 * self.size / GIGABYTE
+
+    def rows(self, model: Opened, reference: Readable | None, spectrum: Extent) -> Iterator[Row]:
+        """Yield the digest of the file."""
+        yield FileDigest.of(self.path)
+
+    def failed(self, reason: Reason) -> Iterator[Row]:
+        """Yield the file without its digest."""
+        yield FileDigest(self.path, self.size, None)
+
+
 # --- a case ---------------------------------------------------------------------------------------
 
 
@@ -351,6 +437,9 @@ class Inventory:
     faults: tuple[Skipped, ...]
     notes: tuple[str, ...]
     unsound: tuple[Skipped, ...]
+    vectors: tuple[Vector, ...] = ()
+    moments: tuple[Moments, ...] = ()
+    files: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, model: Location) -> Inventory:
@@ -371,6 +460,7 @@ class Inventory:
             chains = links(opened.plan)
         except Exception as error:
             skipped += (Skipped("chains of layers", _not_found(error)),)
+        beside = tuple(opened.examined_vectors())
         return cls(
             plan=opened.plan,
             attention=layers,
@@ -378,7 +468,10 @@ class Inventory:
             skipped=skipped,
             faults=opened.faults,
             notes=opened.notes,
-            unsound=tuple(opened.unsound()),
+            unsound=tuple(vector for vector in beside if isinstance(vector, Skipped)),
+            vectors=tuple(vector for vector in beside if isinstance(vector, Vector)),
+            moments=opened.moments,
+            files=opened.files,
         )
 
 
@@ -403,6 +496,8 @@ class Case:
     tasks: tuple[Task, ...]
     engine: Engine
     room: Room
+    reference_vectors: tuple[Vector, ...] = ()
+    atlas: Atlas | None = None
 
     @property
     def fetched(self) -> str:
@@ -465,14 +560,11 @@ class Case:
         chains = [tuple(member.name for member in links.members) for links in inventory.links]
         place = {key: k for k, key in enumerate((*names, *chains))}
         layer_place = {name: k for k, name in enumerate(layers)}
-        matrices, products, multiplied = [], [], []
-        for row in rows:
-            if isinstance(row, Examination):
-                matrices.append(row)
-            elif isinstance(row, Product):
-                products.append(row)
-            else:
-                multiplied.append(row)
+        every = list(rows)
+        matrices = [row for row in every if isinstance(row, Examination)]
+        products = [row for row in every if isinstance(row, Product)]
+        multiplied = [row for row in every if isinstance(row, Chain)]
+        digests = {row.path: row for row in every if isinstance(row, FileDigest)}
         unchosen = [Skipped(name, UNCHOSEN) for name in names if not takes(name)]
         settings = vars(self.selection).items()
         return Diagnosis(
@@ -483,6 +575,17 @@ class Case:
             skipped=(*inventory.skipped, *unchosen),
             faults=inventory.faults,
             unsound=tuple(vector for vector in inventory.unsound if takes(vector.name)),
+            vectors=tuple(vector for vector in inventory.vectors if takes(vector.name)),
+            reference_vectors=self.reference_vectors,
+            logits=tuple(
+                sorted(
+                    (row for row in every if isinstance(row, LogitBound)),
+                    key=lambda row: (layer_place[row.layer], row.head),
+                )
+            ),
+            swallowed=tuple(row for row in every if isinstance(row, SwallowedStep)),
+            files=tuple(digests[path] for path in inventory.files if path in digests),
+            atlas=self.atlas,
             notes=(*inventory.notes, *filter(None, [self.fetched])),
             reference=str(self.reference) if self.reference else None,
             settings={name: list(it) if isinstance(it, tuple) else it for name, it in settings},
@@ -558,6 +661,7 @@ def case(
     jobs: int = CORES,
     memory: int | None = None,
     *,
+    atlas: Atlas | None = None,
     trainings: Trainings | None = None,
 ) -> Case:
     """Look at what there is to examine; a `Refusal` says why there is nothing.
@@ -572,19 +676,24 @@ def case(
     workers = replace(WORKER, jobs=jobs)
     model, other = located(source), None if reference is None else located(reference)
     inventory = _inventory(model, memory)
-    if other:
-        _inventory(other, memory)  # refused now if it cannot be opened, not once for each matrix
+    # refused now if it cannot be opened, not once for each matrix
+    compared = _inventory(other, memory) if other else None
     weights = [
         TensorTask(unit, chosen, trainings.of_matrix(unit.parts[0].name) if trainings else None)
         for unit in inventory.plan.units
         if (chosen := frozenset(p.name for p in unit.parts if selection.takes(p.name)))
     ]
+    table = _tokens(inventory.plan)
     heads = [
-        AttentionTask(layer)
+        AttentionTask(layer, table if layer.depth == 0 else None)
         for layer in inventory.attention
         if selection.takes(layer.query.name) and selection.takes(layer.key.name)
     ]
     tasks: list[Task] = [*weights, *heads]
+    if isinstance(model, OnDisk) or other is None:  # else only matrices are sent where work is done
+        tasks += [MomentsTask(one) for one in inventory.moments if selection.takes(one.name)]
+    if isinstance(model, OnDisk) and not isinstance(model, Mirrored):  # which has holes
+        tasks += [DigestTask(path, Path(path).stat().st_size) for path in inventory.files]
     tasks.sort(key=lambda task: task.effort, reverse=True)
     engine: Engine = Here()
     sides = [side for side in (model, other) if side is not None]
@@ -602,7 +711,15 @@ def case(
             least = max((task.memory.at_least(copies) for task in tasks), default=0)
             workers = replace(workers, jobs=max(1, min(jobs, free // (LIBRARY_BYTES + least))))
         engine = _fetching(replace(workers, limit=slowest, memory=memory or most), sides)
-    return Case(model, other, selection, inventory, tuple(tasks), engine, room)
+    beside = compared.vectors if compared else ()
+    return Case(model, other, selection, inventory, tuple(tasks), engine, room, beside, atlas)
+
+
+def _tokens(plan: Plan) -> Unit | None:
+    """Return the table of tokens, if it is the only table and not too large to look through."""
+    tables = [unit for unit in plan.units if unit.parts[0].kind == "embedding"]
+    small = [unit for unit in tables if math.prod(unit.parts[0].shape) <= MAX_TABLE_ENTRIES]
+    return small[0] if len(tables) == len(small) == 1 else None
 
 
 def _fetching(engine: Engine, sides: Sequence[Location]) -> Engine:
@@ -641,6 +758,7 @@ def diagnose(
     spectrum: Extent = "auto",
     jobs: int = CORES,
     memory: int | str | None = None,
+    atlas: Atlas | str | Path | None = None,
     trainings: Trainings | None = None,
 ) -> Diagnosis:
     """Examine every matrix of a checkpoint, a model or a state dict, and apply all rules.
@@ -649,7 +767,8 @@ def diagnose(
     that name there, and with ``trainings`` what noise alone would have made of that one (see
     `kappascope.unlearned`). If either is a checkpoint, ``jobs`` processes read and examine; models
     in memory are examined here. Each process may use ``memory`` (bytes, or like ``"8G"``): by
-    default what its matrices need, if that is free.
+    default what its matrices need, if that is free. ``atlas`` is what trained matrices are like, by
+    default that of the package.
 
     >>> import torch
     >>> found = diagnose({"a.weight": 2 * torch.eye(3)}, reference={"a.weight": torch.eye(3)})
@@ -661,5 +780,6 @@ def diagnose(
     )
     selection = Selection(include, exclude, spectrum)
     limit = None if memory is None else bytes_of(memory)
-    prepared = case(source, reference, selection, jobs, limit, trainings=trainings)
+    known = Atlas.read(atlas) if isinstance(atlas, str | Path) else atlas
+    prepared = case(source, reference, selection, jobs, limit, atlas=known, trainings=trainings)
     return prepared.concluded(row for done in prepared.examine() for row in done.result)

@@ -13,13 +13,18 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from kappascope.clinic import SCHEMA, SEVERITIES
+from kappascope.clinic import CONCERNS, SCHEMA, SEVERITIES
+from kappascope.clinic.atlas import Atlas
 from kappascope.clinic.examination import Examination, Finding, json_value
-from kappascope.clinic.rules import Measurements, judgement
+from kappascope.clinic.judgement import judgement, urgency
+from kappascope.clinic.moments import SwallowedStep
+from kappascope.clinic.symptoms import Measurements
+from kappascope.clinic.vectors import Vector
 from kappascope.matrix import spectra
 from kappascope.matrix.status import Outcome
 from kappascope.model.attention import Product
 from kappascope.model.chains import Chain
+from kappascope.model.logits import LogitBound
 from kappascope.model.skipped import ReasonKind, Skipped, unreadable
 from kappascope.system import files
 from kappascope.text import error_text, number, plural
@@ -27,6 +32,12 @@ from kappascope.text import error_text, number, plural
 RANGE = "outside float64's range"
 # A spreadsheet takes what begins so for a formula; the last four are the full-width forms.
 FORMULA_SIGNS = "=+-@\uff1d\uff0b\uff0d\uff20"
+
+# Fields of a matrix that have fields of their own.
+NESTS = (
+    "row_norms", "column_norms", "lines", "int8", "effective_ranks", "energy_ranks",
+    "operator_norm", "errors", "unchanged", "fingerprints",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, repr=False)
@@ -50,16 +61,33 @@ class Diagnosis:
     settings: Mapping[str, Any] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     unjudged: tuple[Skipped, ...] = ()
+    vectors: tuple[Vector, ...] = field(default=(), repr=False)
+    reference_vectors: tuple[Vector, ...] = field(default=(), repr=False)
+    logits: tuple[LogitBound, ...] = ()
+    swallowed: tuple[SwallowedStep, ...] = ()
+    files: tuple[files.FileDigest, ...] = ()
+    atlas: Atlas | None = None
 
     def judged(self) -> Diagnosis:
-        """Add what the rules find; of equally grave findings those of worse rows come first.
+        """Add what the rules find; of equally urgent findings those of worse rows come first.
 
         >>> from kappascope.model.skipped import Reason
         >>> bad = Skipped("b", Reason(ReasonKind.NON_FINITE, "non-finite (1 of 2)"))
         >>> [one.rule for one in Diagnosis("toy.pt", unsound=(bad,)).judged().findings]
         ['non-finite']
         """
-        said = judgement(Measurements(self.matrices, self.products, self.chains, self.unsound))
+        said = judgement(
+            Measurements(
+                self.matrices,
+                self.products,
+                self.chains,
+                self.unsound,
+                self.vectors,
+                self.reference_vectors,
+                self.swallowed,
+                self.atlas,
+            )
+        )
         findings = said.findings
         own: dict[str, tuple[Finding, ...]] = {}
         for finding in findings:
@@ -67,10 +95,7 @@ class Diagnosis:
         rows = tuple(replace(row, findings=own.get(row.name, ())) for row in self.matrices)
         judged = replace(self, matrices=rows, unjudged=said.failed)
         place = {row.name: k for k, row in enumerate(judged.ranked)}
-        order = sorted(
-            findings,
-            key=lambda f: (-SEVERITIES.index(f.severity), place.get(f.subject, len(place))),
-        )
+        order = sorted(findings, key=lambda f: (*urgency(f), place.get(f.subject, len(place))))
         return replace(judged, findings=tuple(order))
 
     def __repr__(self) -> str:
@@ -230,6 +255,9 @@ class Diagnosis:
             "products": products,
             "chains": chains,
             "findings": [asdict(each) for each in self.findings],
+            "logits": [asdict(each) for each in self.logits],
+            "swallowed": [asdict(each) for each in self.swallowed],
+            "files": [asdict(each) for each in self.files],
             "skipped": [{"name": each.name, "reason": str(each.reason)} for each in self.skipped],
             "failed": [{"name": each.name, "reason": str(each.reason)} for each in failed],
             "summary": self.summary,
@@ -246,6 +274,10 @@ class Diagnosis:
             "failed": len(self.failed),
             "skipped": len(self.skipped),
             "by_severity": {severity: counts[severity] for severity in SEVERITIES},
+            "by_concern": {
+                concern: sum(finding.concern == concern for finding in self.findings)
+                for concern in CONCERNS
+            },
             "verdict": "\n".join(self.verdict),
         }
 
@@ -302,8 +334,8 @@ def _flat(row: Examination) -> dict[str, Any]:
     """Return the row without nests: ``row_norms.cv`` for a number in one, text for a list."""
     flat: dict[str, Any] = {}
     for name, value in row.document().items():
-        if name in ("row_norms", "column_norms", "effective_ranks", "errors"):
-            flat |= {f"{name}.{key}": entry for key, entry in (value or {}).items()}
+        if name in NESTS:
+            flat |= {f"{name}.{key}": _listed(entry) for key, entry in (value or {}).items()}
         elif name == "unlearned":
             for found in row.unlearned or ():
                 flat |= {f"unlearned.{found.part}": found.answer}
@@ -316,8 +348,13 @@ def _flat(row: Examination) -> dict[str, Any]:
             flat["severity"] = row.severity or None
             flat["findings"] = "; ".join(finding.rule for finding in row.findings)
         else:
-            flat[name] = value
+            flat[name] = _listed(value)
     return flat
+
+
+def _listed(value: Any) -> Any:
+    """Return a list as one text, and anything else as it is."""
+    return ", ".join(map(str, value)) if isinstance(value, list) else value
 
 
 def product_document(product: Product) -> dict[str, Any]:

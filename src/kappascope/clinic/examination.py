@@ -21,11 +21,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kappascope.clinic import SEVERITIES, Extent, Severity
-from kappascope.matrix import components, powerlaw, spectra
+from kappascope.clinic import SEVERITIES, Concern, Extent, Null, Severity
+from kappascope.matrix import components, powerlaw, precision, spectra
 from kappascope.matrix.components import Components
+from kappascope.matrix.convolutions import MOST_OPERATIONS, operator_norm
+from kappascope.matrix.fingerprints import Fingerprints, fingerprints, likeness
 from kappascope.matrix.precision import Rounding
+from kappascope.matrix.rounding import Int8Errors, int8_errors, unchanged_share
 from kappascope.matrix.status import Outcome, Status
+from kappascope.matrix.waves import is_sinusoidal
 from kappascope.model.skipped import Reason, ReasonKind, unreadable
 from kappascope.text import error_text, number
 from kappascope.theory import GaussianNull, MarchenkoPastur, tracy_widom_cdf
@@ -33,6 +37,8 @@ from kappascope.theory.beyond import PartComparison
 
 AUTO_LIMIT = 2048  # singular values up to which "auto" takes them all: about half a second
 THRESHOLDS = (0.001, 0.01, 0.1)  # of the effective rank; the middle one is the paper's
+ENERGIES = (0.9, 0.99, 0.999)  # of the squared singular values, at which a matrix is truncated
+MOST_LISTED = 256  # indices of dead and outlying lines: more are counted, not named
 PLOT_POINTS = 256  # of a spectrum, evenly spaced in the logarithm of the index: all that is seen
 PLOT_BARS = 32  # of the histogram of row norms
 DEAD_BELOW = 1e-6  # of the median norm: such a row adds nothing to bfloat16 or float16 sums
@@ -71,6 +77,11 @@ class Spread:
 class Finding:
     """What one rule says of one matrix, of a product, or of the model.
 
+    ``advice`` is what can be done with the file as it is, ``training_advice`` what to try if it is
+    trained on, with the ``correction`` and a ``snippet`` that attaches it. ``concern`` is the class
+    by which findings are ordered, ``harm`` a share that is lost or wasted (of bits, energy or
+    parameters), and ``null`` what the rule compares with.
+
     >>> Finding("zero", "info", "fc.weight", "all entries are zero", "check that it is trained")
     Finding(rule='zero', severity='info', subject='fc.weight', evidence='all entries are zero', ...)
     """
@@ -82,6 +93,32 @@ class Finding:
     advice: str
     correction: str | None = None
     snippet: str = ""
+    concern: Concern = "observation"
+    harm: float | None = None
+    null: Null = "none"
+    training_advice: str = ""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """How the columns of a matrix are the taps of a convolution.
+
+    >>> Kernel((3, 3)).size
+    9
+    """
+
+    taps: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()  # where it is known
+    groups: int = 1
+    depthwise: bool = False  # a group for every row
+
+    @property
+    def size(self) -> int:
+        """The number of columns that belong to one input."""
+        return math.prod(self.taps)
+
+
+NO_KERNEL = Kernel()
 
 
 @dataclass(frozen=True)
@@ -107,12 +144,16 @@ class Examination:
     part_of: str | None = None
     storage: str = ""
     method: str = ""
+    taps: tuple[int, ...] = ()
     row_norms: Spread | None = None
     column_norms: Spread | None = None
     dead_rows: int | None = None
     dead_columns: int | None = None
     outlier_rows: int | None = None
     outlier_columns: int | None = None
+    lines: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    int8: Int8Errors | None = None
+    sinusoidal: bool = False
     entry_mean: float | None = None
     entry_std: float | None = None
     entry_kurtosis: float | None = None
@@ -125,6 +166,8 @@ class Examination:
     resolved: bool = False
     effective_rank: int | None = None
     effective_ranks: Mapping[str, int | None] = field(default_factory=dict)
+    energy_ranks: Mapping[str, int | None] = field(default_factory=dict)
+    operator_norm: Mapping[str, Any] = field(default_factory=dict)
     stable_rank: float | None = None
     entropy_rank: float | None = None
     spectral_gap: float | None = None
@@ -140,6 +183,9 @@ class Examination:
     alpha_distance: float | None = None
     alpha_count: int | None = None
     errors: Mapping[str, float | None] | None = None
+    unchanged: Mapping[str, float] = field(default_factory=dict)
+    likeness: str = ""
+    fingerprints: Fingerprints | None = None
     unlearned: tuple[PartComparison, ...] | None = None
     reasons: Mapping[str, str] = field(default_factory=dict)
     plot: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -158,6 +204,16 @@ class Examination:
         """
         status = Status(Outcome.FAILED, str(failure))
         return cls(name, shape, dtype, status, failure=failure)
+
+    @property
+    def parameters(self) -> int:
+        """The number of its entries."""
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def inputs(self) -> int:
+        """The number of its inputs, each of which has as many columns as a kernel has taps."""
+        return self.shape[1] // max(1, math.prod(self.taps))
 
     @property
     def is_unresolved(self) -> bool:
@@ -234,6 +290,7 @@ class Examination:
         [3, 3]
         """
         absent = {"failure", "uncompared", "is_singular", "faults", *(() if plots else ("plot",))}
+        absent |= {name for name in OPTIONAL if not getattr(self, name)}
         if self.errors is None and "errors" not in self.reasons:  # there was no reference
             absent.add("errors")
         if self.unlearned is None and "unlearned" not in self.reasons:  # nobody asked
@@ -242,13 +299,18 @@ class Examination:
         return {name: json_value(getattr(self, name)) for name in names}
 
 
+# What only some matrices have, with no reason to be given for the others.
+OPTIONAL = ("taps", "lines", "int8", "sinusoidal", "energy_ranks", "operator_norm", "unchanged",
+            "likeness", "fingerprints")  # fmt: skip
+
+
 def json_value(value: Any) -> Any:
     """Return a value in the types of strict JSON; what is infinite becomes ``None``.
 
     >>> json_value({"kappa": math.inf, "values": (1.0, math.nan)})
     {'kappa': None, 'values': [1.0, None]}
     """
-    if isinstance(value, Spread | Finding | PartComparison):
+    if isinstance(value, Spread | Finding | Int8Errors | Fingerprints | PartComparison):
         value = asdict(value)
     if isinstance(value, Mapping):
         return {str(name): json_value(item) for name, item in value.items()}
@@ -264,7 +326,9 @@ def examine(
     matrix: Tensor,
     spectrum: Extent = "auto",
     reference: Tensor | None = None,
+    *,
     rounding: Rounding | None = None,
+    kernel: Kernel = NO_KERNEL,
 ) -> Examination:
     """Measure one matrix, and its errors against a reference of its shape if there is one.
 
@@ -288,15 +352,22 @@ def examine(
     values = vitals.singular_values
     faults: list[str] = []
     missing = RANGE if complete else PARTIAL  # why there is no list of singular values
+    norms = _guarded(NORMS, faults, _norms, vitals, kernel)
     numbers = {
-        **_guarded(NORMS, faults, _norms, vitals),
+        **{name: it for name, it in norms.items() if name != "apart"},
         **_guarded(ENTRIES, faults, _entries, matrix, vitals),
         **_guarded(EXTREMES, faults, _extremes, vitals),
         **_guarded(RANKS, faults, _ranks, vitals, values, missing),
         **_guarded(NULL, faults, _null, shape, vitals),
         **_guarded(SPECTRUM, faults, _spectrum, shape, vitals, values, missing),
         **_guarded(("errors",), faults, _errors, matrix, vitals, reference, complete),
+        **_guarded(("int8", "fingerprints"), faults, _stored, matrix, norms.get("apart")),
+        **_guarded((), faults, _operator, matrix, kernel, spectrum),
+        **_guarded((), faults, _unchanged, matrix, vitals, reference),
     }
+    if kernel.depthwise:
+        numbers |= dict.fromkeys((*MAPS, *ENDS[1:]), DEPTHWISE) | {"resolved": True}
+        numbers |= {"effective_ranks": {}, "energy_ranks": {}}
     errors = numbers["errors"]
     return Examination(
         name=name,
@@ -305,6 +376,7 @@ def examine(
         status=vitals.status,
         storage=vitals.storage,
         method=vitals.method,
+        taps=kernel.taps,
         **_present(numbers),
         reasons=dict(_reasons(numbers)),
         plot=_guarded(("plot",), faults, _plot, shape, vitals, values),
@@ -323,6 +395,7 @@ RANKS = "stable_rank", "entropy_rank"
 ENDS = "frobenius_norm", "sigma_max", "sigma_2", "sigma_min", "spectral_gap"
 KAPPAS = "condition_number", "condition_number_low", "condition_number_high"
 EXTREMES = (*ENDS, *KAPPAS)
+MAPS = (*KAPPAS, "effective_rank", *RANKS, *NULL, *SPECTRUM)  # what only a map of its shape has
 
 
 def _guarded(
@@ -335,7 +408,8 @@ def _guarded(
         raise
     except Exception as error:
         reason = error_text(error)
-        faults.append(f"{', '.join(names)} not computed: {reason}")
+        what = ", ".join(names) or measure.__name__.strip("_")
+        faults.append(f"{what} not computed: {reason}")
         return {} if names == ("plot",) else dict.fromkeys(names, _Absent(reason))
 
 
@@ -367,7 +441,9 @@ RANGE = _Absent("outside float64's range")
 EMPTY = _Absent("empty matrix")
 ZERO = _Absent("zero matrix")
 SINGULAR = _Absent("infinite: the smallest singular value cannot be told from zero")
+OUTLYING = _Absent("nothing but zeros beside outlying lines")
 PARTIAL = _Absent("needs all singular values: --spectrum full")
+DEPTHWISE = _Absent("a depthwise kernel is a filter for each channel, no map of this shape")
 
 
 def non_finite_entries(tensor: Tensor) -> Reason | None:
@@ -398,10 +474,19 @@ def non_finite_entries(tensor: Tensor) -> Reason | None:
     return Reason(ReasonKind.NON_FINITE, text) if bad else None
 
 
-def _norms(vitals: spectra.Vitals) -> dict[str, Any]:
-    """Return the spread of the norms, and the counts of dead and outlying rows and columns."""
+def _norms(vitals: spectra.Vitals, kernel: Kernel) -> dict[str, Any]:
+    """Return the spread of the norms, and the counts of dead and outlying rows and columns.
+
+    The columns of a convolution are its inputs: the taps of one are taken together. A depthwise
+    kernel has one input, so that its columns have nothing to be compared with.
+    """
     rows, columns = vitals.row_norms, vitals.column_norms
+    if columns is not None and kernel.size > 1 and len(columns):
+        scaled, exponent = _scaled(columns.unflatten(0, (-1, kernel.size)))
+        columns = spectra.ldexp(torch.linalg.vector_norm(scaled, dim=1), exponent)
     numbers: dict[str, Any] = {}
+    lines: dict[str, tuple[int, ...]] = {}
+    apart = {}
     for side, norms, others in (("row", rows, columns), ("column", columns, rows)):
         names = f"{side}_norms", f"dead_{side}s", f"outlier_{side}s"
         if norms is None or others is None:
@@ -410,10 +495,60 @@ def _norms(vitals: spectra.Vitals) -> dict[str, Any]:
             numbers |= dict.fromkeys(names, EMPTY)
         else:
             scaled, _ = _scaled(norms)  # lest a limit be beyond float64's range
-            dead = int((scaled <= DEAD_BELOW * scaled.median()).sum())
-            beyond = int((scaled > outlying(scaled, len(others))).sum())
-            numbers |= dict(zip(names, (Spread.of(norms), dead, beyond), strict=True))
-    return numbers
+            dead = scaled <= DEAD_BELOW * scaled.median()
+            beyond = scaled > outlying(scaled, len(others) * kernel.size)
+            counts = int(dead.sum()), int(beyond.sum())
+            numbers |= dict(zip(names, (Spread.of(norms), *counts), strict=True))
+            listed = {names[1]: dead, names[2]: beyond}
+            lines |= {name: _indices_of(mask, norms) for name, mask in listed.items() if mask.any()}
+            apart[side] = beyond.repeat_interleave(kernel.size) if side == "column" else beyond
+    return numbers | {"lines": lines, "apart": apart if len(apart) == 2 else None}
+
+
+def _indices_of(mask: Tensor, norms: Tensor) -> tuple[int, ...]:
+    """Return the indices of lines, the longest line first, as many as are worth naming."""
+    indices = mask.nonzero().flatten()
+    order = norms[indices].argsort(descending=True, stable=True)[:MOST_LISTED]
+    return tuple(indices[order].tolist())
+
+
+def _stored(matrix: Tensor, apart: Mapping[str, Tensor] | None) -> dict[str, Any]:
+    """Return what only the entries tell: rounding to int8, waves, and their fingerprints."""
+    found: dict[str, Any] = {"fingerprints": fingerprints(matrix)}
+    if not matrix.any():
+        return found | {"int8": ZERO if matrix.numel() else EMPTY}
+    found["sinusoidal"] = is_sinusoidal(matrix)
+    if apart is None:
+        return found | {"int8": RANGE}
+    return found | {"int8": int8_errors(matrix, apart["row"], apart["column"]) or OUTLYING}
+
+
+def _operator(matrix: Tensor, kernel: Kernel, spectrum: Extent) -> dict[str, Any]:
+    """Bound the norm of a convolution as a map of signals; nothing where that takes too long."""
+    if kernel.size < 2 or not matrix.any():
+        return {}
+    weight = matrix.unflatten(1, (-1, *kernel.taps))
+    stride, groups = kernel.stride or 1, len(matrix) if kernel.depthwise else kernel.groups
+    most = math.inf if spectrum == "full" else MOST_OPERATIONS
+    norm = operator_norm(weight, stride, groups, most)
+    if norm is None:
+        return {}
+    known = "stride as in the module" if kernel.stride else "stride 1 assumed"
+    assumed = f"{known}; signals without end, or padded with zeros"
+    return {"operator_norm": {"low": norm.low, "high": norm.high, "assumed": assumed}}
+
+
+def _unchanged(matrix: Tensor, vitals: spectra.Vitals, reference: Tensor | None) -> dict[str, Any]:
+    """Compare the entries with those of the reference one by one, or in another order."""
+    if reference is None or non_finite_entries(reference):
+        return {}
+    alike = likeness(fingerprints(matrix), fingerprints(reference))
+    if reference.shape != matrix.shape or alike:
+        return {"likeness": alike}
+    dtypes = precision.storage_dtype(matrix), precision.storage_dtype(reference)
+    coarse = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+    shares = unchanged_share(reference, matrix, coarse)
+    return {"unchanged": dict(zip(("share", "expected"), shares, strict=True))} if shares else {}
 
 
 def _scaled(values: Tensor) -> tuple[Tensor, int]:
@@ -491,6 +626,11 @@ def _ranks(vitals: spectra.Vitals, values: Tensor | None, missing: _Absent) -> d
         relative = values / values[0]
         above = {str(t): int((relative > t).sum()) for t in THRESHOLDS if str(t) != "0.01"}
         ranks |= above
+        energy = relative.square().cumsum(0)
+        # the smallest rank whose energy is that share of all
+        numbers["energy_ranks"] = {
+            str(share): int((energy < share * energy[-1]).sum()) + 1 for share in ENERGIES
+        }
         numbers["entropy_rank"] = float(torch.special.entr(relative / relative.sum()).sum().exp())
     return numbers | {"effective_ranks": ranks}
 

@@ -1,9 +1,9 @@
-"""Which correction treats which flaw, by the kind of layer: a taxonomy, and code that runs.
+"""Which correction treats which flaw of a model that is trained on, and code that runs.
 
-A flaw is of scale (norms), of shape (the spectrum), of rank (no spectrum left to correct by a
-gradient), or of scale and shape. What measurement says of a correction belongs to its advice: a
-correction that reaches its own aim need not lower a loss, so every prescription ends in a
-comparison with a run without it.
+A flaw is of scale (norms), of rank (no spectrum left to correct by a gradient), or of shape (the
+spectrum). For shape nothing is prescribed: a smaller kappa was not shown to make a better matrix or
+a lower loss (docs/findings.md). A correction that reaches its own aim need not lower a loss, so
+every prescription ends in a comparison with a run without it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ class Flaw(Enum):
     SCALE = "scale"
     SHAPE = "shape"
     RANK = "rank"
-    BOTH = "scale and shape"
 
 
 # Kinds for which no correction is advised, whatever is found, and why.
@@ -35,15 +34,18 @@ LEFT_ALONE = {
     "router": "it chooses experts, and its scale is the choice's sharpness",
     "state": "it is a table of rates, not a linear map",
     "table": "it is a table of constants, no map",
+    "basis": "it is a fixed basis of waves",
 }
 
 
 def kind_of(row: Examination) -> str:
-    """Return the kind of a matrix, or "table" if it is not learned as a map is.
+    """Return the kind of a matrix, or "table" or "basis" if it is not learned as a map is.
 
     >>> kind_of(Examination("h.0.attn.bias", (8, 8), "float32", "ok"))  # GPT-2's causal mask
     'table'
     """
+    if row.sinusoidal:
+        return "basis"
     by_name = row.kind != "convolution" and (is_table(stored_name(row)) or _is_mask(row))
     unknown = row.kind in ("other", "convolution")
     return "table" if unknown and (by_name or _has_equal_rows(row)) else row.kind
@@ -89,9 +91,7 @@ def stored_name(row: Examination) -> str:
 MEASURED = {
     "Multipliers": "they correct norms, not kappa, and need their decay lest factors drift apart",
     "NormPin": "it fixes the scale, which can then no longer be learned",
-    "SpectralPenalty": "it brings kappa to its target; a gain in loss has not been shown",
     "SingularValueBound": "it guarantees a bound on kappa; a gain in loss has not been shown",
-    "Hybrid": "in its checks the error fell 1.02 to 1.41 times under AdamW and rose under SGD",
 }
 
 
@@ -102,6 +102,9 @@ class Prescription:
     correction: str | None
     snippet: str
     advice: str
+
+
+NO_PRESCRIPTION = Prescription(None, "", "")
 
 
 def prescribe(flaw: Flaw, *rows: Examination) -> Prescription:
@@ -116,8 +119,12 @@ def prescribe(flaw: Flaw, *rows: Examination) -> Prescription:
     handle.close()
     >>> prescribe(Flaw.SCALE, replace(row, kind="embedding")).advice
     'leave it alone: it is looked up, not multiplied'
+    >>> prescribe(Flaw.SHAPE, row).correction is None
+    True
     """
     kind = kind_of(rows[0])
+    if flaw is Flaw.SHAPE:
+        return Prescription(None, "", "no correction of kappa was shown to lower a loss")
     if kind in LEFT_ALONE:
         return Prescription(None, "", f"leave it alone: {LEFT_ALONE[kind]}")
     correction, arguments = _choice(flaw, rows[0].shape, kind)
@@ -153,10 +160,8 @@ def _choice(flaw: Flaw, shape: tuple[int, int], kind: str) -> tuple[str, str]:
     plain = kind != "recurrent"
     if flaw is Flaw.RANK:
         return "SingularValueBound", f"kappa={_usual(shape):.2g}"
-    if flaw is Flaw.SCALE:
-        # one matrix was chosen by name: it is not left out because another could undo its factors
-        return ("Multipliers", "gauge=True") if plain else ("NormPin", "")
-    return ("Hybrid", "") if flaw is Flaw.BOTH and plain else ("SpectralPenalty", "")
+    # one matrix was chosen by name: it is not left out because another could undo its factors
+    return ("Multipliers", "gauge=True") if plain else ("NormPin", "")
 
 
 def _usual(shape: tuple[int, int]) -> float:

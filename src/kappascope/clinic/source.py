@@ -17,6 +17,8 @@ from kappascope.checkpoints.folders import resolved
 from kappascope.checkpoints.locations import MIRRORS, Stamp
 from kappascope.checkpoints.remote import Mirror, in_hub_cache, is_remote
 from kappascope.clinic.examination import non_finite_entries
+from kappascope.clinic.moments import Moments, moments
+from kappascope.clinic.vectors import Vector
 from kappascope.corrections.saved import merged
 from kappascope.matrix.precision import Rounding
 from kappascope.model.matrices import Plan, Unit, plan, reader
@@ -55,6 +57,8 @@ class Opened:
     faults: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
     vectors: Mapping[str, Keys] = field(default_factory=dict)
+    moments: tuple[Moments, ...] = ()
+    files: tuple[str, ...] = ()  # of which it was read
     codes: Mapping[Keys, str] = field(default_factory=dict)  # what tensors are stored in, if coded
     half_steps: Read | None = None  # of those codes
 
@@ -72,11 +76,12 @@ class Opened:
         pairs = unit.matrices(self.half_steps)
         return {logical.name: Rounding(code, steps) for logical, steps in pairs}
 
-    def unsound(self) -> Iterator[Skipped]:
-        """Yield the vectors that cannot be read or are not finite: no matrices, but all pass them.
+    def examined_vectors(self) -> Iterator[Vector | Skipped]:
+        """Yield the vectors, or why one cannot be read or is not finite: all outputs pass them.
 
         >>> import torch
-        >>> list(InMemory({"fc.bias": torch.tensor([1.0, float("nan")])}).opened().unsound())
+        >>> broken = {"fc.bias": torch.tensor([1.0, float("nan")])}
+        >>> list(InMemory(broken).opened().examined_vectors())
         [Skipped(name='fc.bias', reason='non-finite (1 of 2), first at [1]')]
         """
         for name, path in self.vectors.items():
@@ -89,7 +94,9 @@ class Opened:
                 yield Skipped(name, unreadable(f"cannot be read: {wrong}"))
                 continue
             reason = non_finite_entries(vector)
-            if reason and not (reason.kind is ReasonKind.MINUS_INFINITY and is_mask(name)):
+            if reason is None and not vector.is_meta:
+                yield Vector.of(name, vector)
+            elif reason and not (reason.kind is ReasonKind.MINUS_INFINITY and is_mask(name)):
                 yield Skipped(name, reason)
 
     def matrices(self, names: Iterable[str]) -> dict[str, Tensor]:
@@ -233,6 +240,8 @@ def _opened(path: str, stamp: Stamps) -> Opened:
         checkpoint.faults,
         checkpoint.notes,
         small,
+        moments(model.contents),
+        checkpoint.files,
         checkpoint.codes,
         checkpoint.half_steps,
     )
@@ -263,13 +272,19 @@ class InMemory:
         if isinstance(self.model, nn.Module):
             return Opened(plan(self.model), here, vectors=vectors(self.model))
         model = merged(self.model, here)
-        return Opened(plan(model.contents), model.read, vectors=vectors(model.contents))
+        return Opened(
+            plan(model.contents),
+            model.read,
+            vectors=vectors(model.contents),
+            moments=moments(model.contents),
+        )
 
     def portion(self, names: Iterable[str]) -> Portion:
         """Return what of it is needed for the matrices of these names."""
         opened, wanted = self.opened(), {stored(name) for name in names}
         skipped = tuple(item for item in opened.plan.skipped if item.name in wanted)
-        return Portion(opened.units(names), opened.read, skipped)
+        config = opened.plan.config
+        return Portion(opened.units(names), opened.read, skipped, opened.vectors, config)
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,10 +294,13 @@ class Portion:
     units: tuple[Unit, ...]
     read: Read
     skipped: tuple[Skipped, ...] = ()
+    vectors: Mapping[str, Keys] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
 
     def opened(self) -> Opened:
         """These tensors as a model with nothing else in it."""
-        return Opened(Plan(self.units, self.skipped), self.read)
+        plan = Plan(self.units, self.skipped, self.config)
+        return Opened(plan, self.read, vectors=self.vectors)
 
     def holds(self, path: str) -> bool:
         """Tell whether this is the file at ``path``: never, for it is in no file."""
@@ -291,7 +309,7 @@ class Portion:
     def __reduce__(self) -> tuple[Any, ...]:
         paths = [path for unit in self.units for path in unit.paths]
         tensors = {path: self.read(path).clone() for path in paths}  # a view would send its whole
-        return Portion, (self.units, tensors.__getitem__, self.skipped)
+        return Portion, (self.units, tensors.__getitem__, self.skipped)  # without what is beside
 
 
 Location: TypeAlias = OnDisk | InMemory

@@ -1,4 +1,7 @@
-"""A diagnosis on the terminal: a table, the worst first, then a line for every kind of finding."""
+"""A diagnosis on the terminal: a table, the worst first, then a line for every kind of finding.
+
+Findings stand in the order of what can be done about them; observations fold to one line.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from kappascope.clinic.diagnosis import Diagnosis, before, trajectory_steps
 from kappascope.clinic.examination import Examination, Finding
 from kappascope.model.attention import HEADLESS
 from kappascope.model.skipped import ReasonKind
-from kappascope.text import clean, error_text, first_few, number
+from kappascope.text import clean, error_text, first_few, number, plural
 
 TABLE_ROWS = 24  # what a screen holds
 LONGEST_NAME = 60  # characters
@@ -134,12 +137,15 @@ def earlier(diagnoses: Sequence[Diagnosis]) -> Iterator[Text]:
         yield Text(plain(sentence), COLOURS["warning"])
 
 
-def lines(diagnosis: Diagnosis) -> Iterator[Text]:
-    """Yield what was left out, the verdict, and a paragraph for every rule that found something."""
+def lines(diagnosis: Diagnosis, verbose: bool = False) -> Iterator[Text]:
+    """Yield what was left out, the verdict, and a paragraph for every rule that found something.
+
+    Observations are counted in one line, unless ``verbose``.
+    """
     hidden = len(diagnosis.matrices) - TABLE_ROWS
     if hidden > 0:
         yield Text(f"{hidden} more matrices; --html or --table shows all of them.", "dim")
-    for part in (_summary, _failures, _moves, _paragraphs):
+    for part in (_summary, _failures, _moves, _paragraphs, _seen if verbose else _folded):
         yield from _guarded(part, diagnosis)
 
 
@@ -168,11 +174,33 @@ def _failures(diagnosis: Diagnosis) -> Iterator[Text]:
 
 
 def _paragraphs(diagnosis: Diagnosis) -> Iterator[Text]:
-    """Yield a paragraph for every rule that found something, with what to run."""
+    """Yield a paragraph for every rule that found something to act on, with what to run."""
+    yield from _told([f for f in diagnosis.findings if f.concern != "observation"])
+
+
+def _seen(diagnosis: Diagnosis) -> Iterator[Text]:
+    """Yield a paragraph for every kind of observation."""
+    yield from _told([f for f in diagnosis.findings if f.concern == "observation"])
+
+
+def _folded(diagnosis: Diagnosis) -> Iterator[Text]:
+    """Yield one line that counts the observations by kind."""
+    kinds = Counter(f.rule for f in diagnosis.findings if f.concern == "observation")
+    if kinds:
+        many = sum(kinds.values())
+        needs = "none needs action" if many > 1 else "it needs no action"
+        rules = ", ".join(f"{count} {rule}" for rule, count in kinds.most_common())
+        text = f"{plural(many, 'observation')}, {needs}: {rules} (-v shows them)."
+        yield Text(text, COLOURS["info"])
+
+
+def _told(findings: Sequence[Finding]) -> Iterator[Text]:
+    """Yield a paragraph for every group of findings that are alike, with what to run."""
     shown: set[str] = set()
     groups: dict[tuple[str, ...], list[Finding]] = {}
-    for finding in diagnosis.findings:  # what is advised for one holds for all of its group
-        groups.setdefault((finding.severity, finding.rule, finding.advice), []).append(finding)
+    for finding in findings:  # what is advised for one is much the same for all of its group
+        key = finding.severity, finding.rule, finding.concern, finding.training_advice
+        groups.setdefault(key, []).append(finding)
     for group in groups.values():
         yield _paragraph(group)
         snippet = group[0].snippet
@@ -250,7 +278,7 @@ def _paragraph(group: Sequence[Finding]) -> Text:
     text.append(
         f" in {plain(first.subject, LONGEST_NAME)}: {plain(first.evidence)}{more}.", "default"
     )
-    if first.advice:
-        advice = plain(first.advice)
-        text.append(f" {advice[:1].upper()}{advice[1:]}.", "default")
+    for advice in map(plain, (first.advice, first.training_advice)):
+        if advice:
+            text.append(f" {advice[:1].upper()}{advice[1:]}.", "default")
     return text

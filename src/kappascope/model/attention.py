@@ -295,7 +295,8 @@ def _no_product(name: str, places: Places) -> str:
         return "its queries come from experts" if are_experts else ""
     if len(queries) != 1 or len(keys) != 1:
         return f"expected one query and one key matrix, found {len(queries)} and {len(keys)}"
-    convolutions = [part.name for _, part in members.get("convolution", [])]
+    kernels = (*members.get("convolution", []), *members.get("depthwise", []))
+    convolutions = [part.name for _, part in kernels]
     if any(layer(each).endswith("conv1d") for each in convolutions):
         return "a convolution stands between queries and keys"
     held = {

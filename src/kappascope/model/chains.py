@@ -186,7 +186,7 @@ def _times(number: float, exponent: int) -> float:
 # --- finding them ---------------------------------------------------------------------------------
 
 _LAYER = "fc|linear|lin|dense|layer|hidden|l"  # names that are numbered, as in fc1, fc2, fc3
-_APART = {"embedding", "expert", "adapter", "convolution", "recurrent", "state"}
+_APART = {"embedding", "expert", "adapter", "convolution", "depthwise", "recurrent", "state"}
 
 
 def links(plan: Plan) -> tuple[Links, ...]:

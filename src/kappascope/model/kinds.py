@@ -1,7 +1,9 @@
 """What a layer does by its shape and its neighbours, where its name says nothing or misleads.
 
 A language model's head has as many outputs as the table of tokens has rows, up to padding, and
-stands outside the blocks. A router has as many outputs as there are experts beside it.
+stands outside the blocks. A router has as many outputs as there are experts beside it. A layer
+called an embedding that has a bias, or writes what others read, is multiplied and not looked up. A
+kernel of one input is depthwise where as many channels as it has outputs come before it.
 """
 
 from __future__ import annotations
@@ -9,6 +11,8 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from math import prod
 from typing import NamedTuple
 
 from kappascope.model import names
@@ -33,6 +37,8 @@ class Layer(NamedTuple):
     shape: tuple[int, ...]
     kind: str
     matrices: int = 1
+    taps: tuple[int, ...] = ()  # of a convolution's kernel
+    biased: bool = False  # it has a bias beside it
 
 
 def kinds_by_neighbours(layers: Sequence[Layer]) -> dict[str, str]:
@@ -42,7 +48,34 @@ def kinds_by_neighbours(layers: Sequence[Layer]) -> dict[str, str]:
     >>> kinds_by_neighbours([table, Layer("proj.weight", (50304, 8), "output")])
     {'proj.weight': 'head'}
     """
-    return dict.fromkeys(language_heads(layers), "head") | dict(_routers_and_gates(layers))
+    multiplied = dict.fromkeys(_multiplied_embeddings(layers), "other")
+    placed = [each._replace(kind=multiplied.get(each.name, each.kind)) for each in layers]
+    kinds = dict.fromkeys(language_heads(placed), "head") | dict(_routers_and_gates(placed))
+    return multiplied | dict.fromkeys(_depthwise(layers), "depthwise") | kinds
+
+
+def _multiplied_embeddings(layers: Sequence[Layer]) -> Iterator[str]:
+    """Find layers called embeddings that are maps: with a bias, or writing what others read.
+
+    A table is as wide as what reads it; a map has as many rows.
+    """
+    read = {each.shape[1] for each in layers if each.kind != "embedding" and not each.taps}
+    for each in layers:
+        if each.kind == "embedding" and len(each.shape) == 2:
+            rows, columns = each.shape
+            if each.biased or (read and rows in read and columns not in read):
+                yield each.name
+
+
+def _depthwise(layers: Sequence[Layer]) -> Iterator[str]:
+    """Find kernels of one input after a layer with as many outputs, or twice as many for a gate."""
+    for before, each in pairwise(layers):
+        rows, columns = each.shape[0], each.shape[1] if len(each.shape) == 2 else 0
+        of_one_input = prod(each.taps) > 1 and columns == prod(each.taps)
+        is_kernel = each.kind == "convolution" and of_one_input and rows > 1
+        is_fed = before.shape[0] in (rows, 2 * rows) and before.kind not in ("embedding", "adapter")
+        if is_kernel and is_fed:
+            yield each.name
 
 
 def language_heads(layers: Sequence[Layer]) -> list[str]:
@@ -77,14 +110,14 @@ def _routers_and_gates(layers: Sequence[Layer]) -> Iterator[tuple[str, str]]:
     """Layers with an output for each expert beside them; gates that a name mistakes for routers."""
     experts: dict[str, set[str | int]] = defaultdict(set)  # numbers of single ones, sizes of stacks
     ups = {(names.family(each.name), each.shape[0]) for each in layers if each.kind == "up"}
-    for name, _, kind, count in layers:
+    for name, _, kind, count, *_ in layers:
         if kind != "expert":
             continue
         parts = names.layer(name).split(".")
         at = next((i for i, part in enumerate(parts) if "expert" in part), len(parts) - 1)
         number = parts[at + 1] if at + 1 < len(parts) and parts[at + 1].isdigit() else ""
         experts[".".join(parts[:at])].add(number or count)
-    for name, shape, kind, _ in layers:
+    for name, shape, kind, *_ in layers:
         place = names.family(name)
         around = {place, place.rpartition(".")[0]} & experts.keys()
         numbers = {n for path in around for n in experts[path]}

@@ -76,7 +76,8 @@ class Logical:
     """What is known of a matrix before its values are.
 
     ``kind`` is a word for what it does, ``depth`` the number of its layer, and ``whole`` the name
-    of the tensor it is a part of.
+    of the tensor it is a part of. The columns of a convolution are its inputs, each with its
+    ``taps``; its ``stride`` is known from a module alone.
 
     >>> part = plan({"h.3.attn.q_proj.weight": torch.empty(2, 4, device="meta")}).units[0].parts[0]
     >>> part.kind, part.depth, part.shape, part.whole
@@ -89,6 +90,8 @@ class Logical:
     kind: str
     depth: int | None
     whole: str | None
+    taps: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,12 +103,14 @@ class Unit:
     layout: Layout
     factor: str = ""  # how the second tensor goes into the first
     heads: int = 0  # of the queries in it, where something beside it tells
+    biased: bool = False  # a bias of its rows is stored beside it: it multiplies
 
     @property
     def layer(self) -> Layer:
         """The name, shape and kind by which it and its neighbours are known."""
         whole, layout = self.parts[0], self.layout
-        return Layer(whole.name, whole.shape, whole.kind, layout.grid[0] if layout.stack else 1)
+        count = layout.grid[0] if layout.stack else 1
+        return Layer(whole.name, whole.shape, whole.kind, count, whole.taps, self.biased)
 
     def matrices(self, read: Read) -> Iterator[tuple[Logical, Tensor]]:
         """The matrices with their values, for which ``read`` is asked once for each path.
@@ -292,17 +297,22 @@ def _unit(stored: Stored, config: Config, claim: Callable[[str], str], name: str
     def logical(label: str, piece: Tensor) -> Logical:
         facts = (tuple(piece.shape), tensor.dtype)
         if not label:
-            return Logical(name, *facts, kind, depth, None)
-        return Logical(claim(f"{name}[{label}]"), *facts, _part_kind(kind, label), depth, name)
+            return Logical(name, *facts, kind, depth, None, taps, stride)
+        part = Logical(claim(f"{name}[{label}]"), *facts, _part_kind(kind, label), depth, name)
+        return replace(part, taps=taps, stride=stride)
 
     around = Surroundings(stored.key, tuple(tensor.shape), near, stored.owner, config)
     layout = layout_of(around)
     kind, depth = _kind(around, layout, stored.name), names.depth(name)
+    taps = tuple(tensor.shape[2:]) if around.is_kernel else ()
+    stride = getattr(stored.owner, "stride", ()) if taps else ()
+    stride = stride if isinstance(stride, tuple) and len(stride) == len(taps) else ()
+    biased = near(f"{stored.key.removesuffix('weight')}bias") == tuple(tensor.shape[:1])
     blank = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
     parts = tuple(logical(label, piece) for label, piece in layout.cut(blank))
     paths = tuple(half.path for half in stored.halves) or (stored.path,)
     heads = layout.heads or _heads(stored, parts, near)
-    return Unit(paths, parts, layout, stored.factor, heads)
+    return Unit(paths, parts, layout, stored.factor, heads, biased)
 
 
 def _heads(stored: Stored, parts: tuple[Logical, ...], near: Near) -> int:
@@ -328,9 +338,13 @@ def _kind(tensor: Surroundings, layout: Layout, name: str) -> str:
     if len(tensor.shape) > 2 and tensor.is_expert:
         return "expert"
     if tensor.is_kernel:
-        return "convolution"
+        groups = getattr(tensor.owner, "groups", 1)
+        is_depthwise = type(groups) is int and 1 < groups == tensor.shape[0]
+        return "depthwise" if is_depthwise else "convolution"
     if isinstance(tensor.owner, nn.Embedding | nn.EmbeddingBag):
         return "embedding"
     kind = names.kind(name)
+    if kind == "embedding" and isinstance(tensor.owner, nn.Linear):
+        return "other"  # it is multiplied, whatever it is called
     is_whole = kind in ("expert", "recurrent", "state") or not layout.parts
     return "fused" if not is_whole and layout.parts[0][0] in _PARTS else kind

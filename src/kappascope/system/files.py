@@ -14,6 +14,7 @@ import platform
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -127,6 +128,29 @@ def read_sealed(path: Path) -> bytes | None:
 
 def _seal(body: bytes) -> bytes:
     return hashlib.sha256(body).hexdigest().encode()
+
+
+@dataclass(frozen=True)
+class FileDigest:
+    """A file, its size in bytes and the SHA-256 digest of its content, if it could be read."""
+
+    path: str
+    size: int
+    sha256: str | None
+
+    @classmethod
+    def of(cls, path: str | Path) -> FileDigest:
+        """Read a file once and digest it.
+
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     _ = (Path(folder) / "file").write_bytes(b"")
+        ...     FileDigest.of(f"{folder}/file").sha256[:8]
+        'e3b0c442'
+        """
+        with Path(path).open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+            return cls(str(path), file.tell(), found)
 
 
 def digest(value: Any) -> str:

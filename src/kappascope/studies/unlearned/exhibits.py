@@ -163,7 +163,9 @@ def holding_table(rows: Table) -> Exhibit:
 def along_the_spectrum(axes: Axes, rows: Table, spectra: Table) -> str:
     """Draw the gap of every decile under each optimizer."""
     parts = tuple(part for group in ("top", "bulk", "bottom") for part in GROUPS[group])
-    drawing.entitle(axes, "Trained less noise", "singular values, from the top", "log ratio")
+    drawing.entitle(
+        axes, "Trained less noise", "singular value: first, above so many %, last", "log ratio"
+    )
     n = 0
     for optimizer, colour in zip(OPTIMIZERS, SPARE, strict=False):
         found = [measured(gap(optimizer, (part,)), rows) for part in parts]
@@ -175,7 +177,7 @@ def along_the_spectrum(axes: Axes, rows: Table, spectra: Table) -> str:
             axes.fill_between(places, ends[:, 0], ends[:, 1], color=colour, alpha=0.2)
             n = max(n, points[0][1].n)
     axes.axhspan(-MARGIN, MARGIN, color=INK, alpha=0.08)
-    axes.set_xticks(range(len(parts)), ["1", *(f"{d} %" for d in range(90, 0, -10)), "min"])
+    axes.set_xticks(range(len(parts)), ["1", *(f"{d}" for d in range(90, 0, -10)), "min"])
     if axes.get_legend_handles_labels()[1]:
         axes.legend()
     return f"{n} seeds"
@@ -195,6 +197,7 @@ def against_the_level(axes: Axes, rows: Table, spectra: Table) -> str:
             axes.plot(x, y, "o-", color=colour, label=f"{optimizer}, {held}")
             n = max(n, *(e.n for e in points.values()))
     axes.set_xscale("log", base=2)
+    axes.set_xticks([0.25, 0.5, 1.0, 2.0, 4.0], ["1/4", "1/2", "1", "2", "4"])
     axes.axhline(0.0, color=INK, linewidth=0.5)
     if axes.get_legend_handles_labels()[1]:
         axes.legend()

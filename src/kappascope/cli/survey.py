@@ -1,0 +1,93 @@
+"""``kappascope survey``: many checkpoints in one table, and what their matrices have in common."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kappascope.cli._errors import refusal_of
+from kappascope.cli._options import Debug
+from kappascope.cli._terminal import draw, loading, say, tell, waiting
+from kappascope.cli.diagnose import examined, memory_limit, refuse_unwritable
+from kappascope.clinic import MODULES
+from kappascope.refusal import Refusal
+from kappascope.system.files import strict
+from kappascope.system.workers import CORES, Processes
+from kappascope.text import clean, plural
+
+if TYPE_CHECKING:
+    from kappascope.clinic.surveys import Surveyed
+
+
+def survey(
+    paths: Annotated[
+        list[str], typer.Argument(metavar="PATH...", help="Checkpoints, each a model of its own.")
+    ],
+    *,
+    atlas: Annotated[
+        Path | None, typer.Option(help="Write the ranges of all quantities to this JSON file.")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page to this file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The atlas as JSON, no table.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, max=1024, help="Processes to work in.")] = CORES,
+    memory: Annotated[
+        str | None, typer.Option(help="Memory of each process, like 8G; by default as needed.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Put many checkpoints into one table, and learn what trained matrices are like.
+
+    The atlas has quantiles of each quantity by kind and shape of matrix; give it to diagnose with
+    --atlas. What was never trained, and what could not be read, is left out and named. Example:
+
+    kappascope survey models/* --atlas ours.json --html survey.html
+    """
+    Processes(jobs, loaded=MODULES).warm()
+    with loading():
+        from kappascope.clinic.diagnose import case
+        from kappascope.clinic.surveys import Surveyed
+
+    limit = memory_limit(memory)
+    refuse_unwritable(paths, atlas, html)
+    models, refused = [], []
+    for path in paths:
+        try:
+            with waiting(f"Opening {path}"):
+                prepared = case(path, None, None, jobs, limit)
+            models.append(examined(prepared))
+        except Refusal as refusal:  # one bad file costs no other
+            refused.append(refusal)
+            say(f"left out: {clean(str(refusal))}")
+    if not models:
+        raise refused[0]
+    found = Surveyed.of(models)
+    unwritten = _write(found, atlas, html)
+    if as_json:
+        tell(strict(found.atlas.document()).decode())
+    else:
+        draw(found.table())
+        for line in found.lines():
+            tell(clean(line))
+        for written in (atlas, html):
+            if written and not unwritten:
+                tell(f"Written: {clean(str(written))}")
+    if unwritten:
+        raise unwritten
+    if refused:
+        wrong = f"{plural(len(refused), 'checkpoint')} left out"
+        raise Refusal(3, refused[0].given, wrong, refused[0].advice)
+
+
+def _write(found: Surveyed, atlas: Path | None, html: Path | None) -> Refusal | None:
+    from kappascope.system.files import write
+
+    try:
+        if atlas:
+            write(atlas, strict(found.atlas.document()) + b"\n")
+        if html:
+            write(html, found.html().encode())
+    except Exception as error:
+        return refusal_of(error, [str(path) for path in (atlas, html) if path])
+    return None

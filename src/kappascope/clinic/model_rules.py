@@ -1,0 +1,255 @@
+"""The rules for a model as a whole: what concerns vectors, products, or several matrices."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+from kappascope.clinic import Null
+from kappascope.clinic.atlas import PRODUCT_QUANTITY, beyond_trained
+from kappascope.clinic.examination import Examination
+from kappascope.clinic.fresh import can_tell, is_random
+from kappascope.clinic.prescriptions import Flaw, is_left_alone, kind_of
+from kappascope.clinic.rules import DIVERGED, KAPPA_SIZE, NOTHING
+from kappascope.clinic.symptoms import Measurements, Symptom, model_rule, warning_if
+from kappascope.matrix.fingerprints import likeness
+from kappascope.model.attention import Product
+from kappascope.model.chains import Chain
+from kappascope.model.skipped import Reason, ReasonKind, Skipped
+from kappascope.text import error_text, first_few, number, plural
+from kappascope.theory import GaussianNull
+
+SWALLOWED_SIZE, SWALLOWED_WARNING = 0.1, 0.5  # of the update: worth a word, and most of it
+SIXTEEN_BITS = ("bfloat16", "float16")
+
+
+@model_rule("defect", rule_id="non-finite")
+def non_finite_vectors(model: Measurements) -> Iterator[Symptom]:
+    """A NaN in a bias, a gain or another vector spreads as one in a matrix does."""
+    for vector in model.unsound:
+        if vector.reason.is_non_finite:
+            yield Symptom("critical", str(vector.reason), DIVERGED, subject=vector.name)
+
+
+@model_rule("defect", "start")
+def unmoved(model: Measurements) -> Iterator[Symptom]:
+    """Gains that are all exactly one, or biases all exactly zero, in a model that is trained.
+
+    No gradient leaves a gain at one to the last bit: it was frozen, is not used, or its dtype
+    swallowed every update. In 16 bits the last is likely, for the numbers next to one are 0.4 % or
+    more away, and it is a warning where at least half of the gains are so. Biases of zero are told
+    if other biases moved; statistics at their start have seen no batch.
+    """
+    if model.is_fresh:
+        return
+    for role, word, at in (
+        ("gain", "gains", "exactly 1"),
+        ("bias", "biases", "exactly 0"),
+        ("variance", "running variances", "exactly 1"),
+    ):
+        every = [vector for vector in model.vectors if vector.role == role and vector.count > 1]
+        still = [vector for vector in every if vector.is_at_start]
+        if not still or (role == "bias" and len(still) == len(every)):
+            continue  # a model whose biases are all zero has none
+        coarse = [vector for vector in still if vector.dtype in SIXTEEN_BITS]
+        most = 2 * len(still) >= len(every)
+        evidence = f"{len(still)} of {len(every)} {word} are {at} in every entry:"
+        evidence += f" {first_few([vector.name for vector in still])}"
+        if coarse and role == "gain":
+            away = {"bfloat16": "0.4", "float16": "0.05"}[coarse[0].dtype]
+            evidence += f"; the number next to 1 in {coarse[0].dtype} is {away} % away"
+        advice = "they were frozen, are not used, or the dtype swallowed every update:"
+        advice += " train them in float32" if coarse else " see whether the optimizer has them"
+        grave = role == "gain" and bool(coarse) and most
+        share = len(still) / len(every)
+        yield Symptom(warning_if(grave), evidence, advice, subject=still[0].name, harm=share)
+
+
+@model_rule("defect", "none")
+def differs_by_one(model: Measurements) -> Iterator[Symptom]:
+    """Gains that differ from the reference's by one: two conventions of a norm layer.
+
+    Some libraries keep a gain, others its distance from one. Loaded by the other's convention, a
+    model computes something else without an error.
+    """
+    others = {vector.name: vector for vector in model.reference_vectors}
+    apart = [
+        vector
+        for vector in model.vectors
+        if vector.name in others and vector.differs_by_one(others[vector.name])
+    ]
+    if apart:
+        names = first_few([vector.name for vector in apart])
+        evidence = f"{plural(len(apart), 'vector')} differ from the reference by exactly 1: {names}"
+        advice = "one file keeps gains, the other their distance from 1: add or subtract it"
+        yield Symptom("warning", evidence, advice, subject=apart[0].name, harm=1.0)
+
+
+@model_rule("defect", "none")
+def duplicates(model: Measurements) -> Iterator[Symptom]:
+    """Matrices with all the same numbers, stored apart, also transposed or permuted.
+
+    In a trained model they are a copy that was not trained, or one that need not be stored; among
+    fresh ones, clones.
+    """
+    groups: dict[str, list[Examination]] = {}
+    for row in model.rows:
+        if row.sigma_max and row.entry_std and row.part_of is None and row.fingerprints:
+            groups.setdefault(row.fingerprints.entries, []).append(row)
+    for first, *others in groups.values():
+        if not others or first.fingerprints is None:
+            continue
+        orders = [likeness(first.fingerprints, each.fingerprints) for each in others
+                  if each.fingerprints]  # fmt: skip
+        odd = sorted(set(orders) - {"equal"})
+        names = first_few([each.name for each in others])
+        evidence = f"{len(others)} more are equal to it{f' ({odd[0]})' if odd else ''}: {names}"
+        tied = {first.kind, *(each.kind for each in others)} <= {"embedding", "head"}
+        saved = sum(each.parameters for each in others)
+        advice = f"store it once: {saved:,} parameters less"
+        if not tied:
+            advice += "; if they should differ, one was not loaded or not trained"
+        grave = not tied and not model.is_fresh and not is_left_alone(first)
+        fresh = model.is_fresh or (can_tell(first) and is_random(first))
+        yield Symptom(
+            warning_if(grave and not fresh),
+            evidence,
+            "fine among cloned fresh layers" if fresh else advice,
+            subject=first.name,
+            harm=len(others) / (len(others) + 1),
+            concern="observation" if fresh else None,
+        )
+
+
+@model_rule("harm", "none")
+def swallowed_steps(model: Measurements) -> Iterator[Symptom]:
+    """What the storage type will swallow of the step that Adam's moments ask for, if trained on.
+
+    The weights and moments of the file are taken as they are. A warning from half of the update of
+    a weight on; told from a tenth on.
+    """
+    hit = [step for step in model.swallowed if step.update >= SWALLOWED_SIZE]
+    if not hit:
+        return
+    worst = max(hit, key=lambda step: step.update)
+    evidence = f"{worst.dtype} will swallow {worst.update:.0%} of the next update"
+    if worst.decay is not None:
+        evidence += f" and the weight decay of {worst.decay:.0%} of the entries"
+    evidence += f"; at least {SWALLOWED_SIZE:.0%} in {len(hit)} of {len(model.swallowed)} weights"
+    advice = f"if you train on, keep the weights in {worst.needed or 'float64'} or round"
+    advice += " stochastically"
+    severity = warning_if(worst.update >= SWALLOWED_WARNING)
+    yield Symptom(severity, evidence, advice, subject=worst.name, harm=worst.update)
+
+
+@model_rule("observation", "none")
+def unresolved(model: Measurements) -> Iterator[Symptom]:
+    """Kappa not known to a factor of two, because of how matrices are stored: told once a type.
+
+    Usual for large square matrices in 16 bits. Tables of constants are left out: nobody asks
+    their kappa.
+    """
+    known = [row for row in model.rows if row.failure is None]
+    types: dict[str, list[Examination]] = {}
+    for row in known:
+        is_map = kind_of(row) not in ("basis", "table")
+        is_open = is_map and not row.resolved and row.condition_number is not None
+        if is_open and row.condition_number_low is not None and min(row.shape) >= 2:
+            types.setdefault(row.storage, []).append(row)
+    for storage, rows in types.items():
+        evidence = f"kappa cannot be known for {len(rows)} of {len(known)}: stored in {storage}"
+        advice = "do not act on kappa there; examine a checkpoint with more digits"
+        yield Symptom("info", evidence, advice, subject=rows[0].name)
+
+
+@model_rule("observation", "trained")
+def stretched_product(model: Measurements) -> Iterator[Symptom | Skipped]:
+    """Kappa of a head's QK or OV, or of a chain of layers, beyond that of random factors.
+
+    A product of rank r sends r directions through each factor, which sees them as a random matrix
+    with r columns would. Kappas multiply at most, so that of n factors one has to be beyond the
+    quantile that leaves it an n-th of the chance. Trained heads compare along few directions, so
+    that their products are stretched as a rule: told is what exceeds all trained heads, or a
+    hundred times the usual kappa where none are known.
+    """
+    asked = [(product.name, partial(_stretched_head, product, model)) for product in model.products]
+    asked += [(links.name, partial(_stretched_chain, links, model)) for links in model.chains]
+    for subject, stretched in asked:
+        try:
+            symptom = stretched()
+        except Exception as error:
+            text = f"the rule stretched-product failed: {error_text(error)}"
+            yield Skipped(subject, Reason(ReasonKind.RULE_FAILED, text))
+            continue
+        if symptom:
+            yield symptom
+
+
+def _stretched_head(product: Product, model: Measurements) -> Symptom | None:
+    if not product.values or product.values[0] <= 0:
+        return None
+    widths = (product.shape[1], len(product.values), product.shape[0])
+    known = model.atlas.range(product.kind, product.shape, PRODUCT_QUANTITY)
+    symptom = _stretched(product, widths, model, known.largest if known else None)
+    if symptom is None:
+        return None
+    if known:
+        evidence = f"{symptom.evidence}: {beyond_trained(known, product.kind)}"
+        symptom = replace(symptom, evidence=f"{evidence} (at most {number(known.largest)})")
+    return replace(symptom, about=_factors(product, model))
+
+
+def _stretched_chain(layers: Chain, model: Measurements) -> Symptom | None:
+    members = tuple(row for row in model.rows if row.name in layers.members)
+    if any(row.condition_number is None for row in members):  # which is told of the member
+        return None
+    symptom = _stretched(layers, layers.widths, model, None)
+    return symptom and replace(symptom, about=members)
+
+
+def _stretched(
+    it: Product | Chain, widths: tuple[int, ...], model: Measurements, trained: float | None
+) -> Symptom | None:
+    if it.condition_number is None or min(widths) < 2:
+        return None
+    # float64 cannot tell more; the product of many fresh layers is beyond that
+    kappa = min(it.condition_number, 1 / (sys.float_info.epsilon * max(widths)))
+    least = KAPPA_SIZE if trained is None else trained
+    times = _times_random_factors(kappa, widths, model.chance, least)
+    if times <= least:
+        return None
+    value = f"{'' if kappa == it.condition_number else 'of at least '}{number(kappa)}"
+    evidence = f"kappa {value} of the product is at least {times:,.0f} times"
+    evidence += " that of random factors"
+    null: Null = "chance" if trained is None else "trained"
+    return Symptom("info", evidence, NOTHING, Flaw.SHAPE, it.name, null=null)
+
+
+def _times_random_factors(
+    kappa: float, widths: tuple[int, ...], chance: float, least: float
+) -> float:
+    """Return the ratio of kappa to the usual kappas of all factors.
+
+    0 if it is not beyond chance.
+    """
+    narrowest = widths.index(min(widths))
+    others = [*widths[:narrowest], *widths[narrowest + 1 :]]
+    nulls = [GaussianNull(widths[narrowest], width) for width in others]
+    # in logarithms, for the usual kappa of hundreds of factors is beyond float64's range
+    log_usual = sum(null.log_condition_number for null in nulls)
+    if math.log(kappa) < math.log(least) + log_usual:
+        return 0.0
+    usual = math.exp(log_usual)
+    limit = math.prod(float(null.quantile(1 - chance / len(nulls))) for null in nulls)
+    return kappa / usual if kappa > limit else 0.0
+
+
+def _factors(product: Product, model: Measurements) -> tuple[Examination, ...]:
+    """Return the matrices whose heads a product multiplies: by kind, in the same layer."""
+    kinds = {"QK": ("query", "key"), "OV": ("output", "value")}.get(product.kind, ())
+    near = [row for row in model.rows if row.depth == product.depth and row.kind in kinds]
+    inside = [row for row in near if row.name.startswith(product.layer)]
+    return tuple(inside or near)

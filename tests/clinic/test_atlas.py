@@ -1,0 +1,84 @@
+"""The atlas: what is told of trained matrices, with their number and never beyond it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from kappascope.clinic.atlas import (
+    MIN_TRAINED,
+    PROBABILITIES,
+    QUANTITIES,
+    Atlas,
+    TrainedRange,
+    atlas_of,
+    shape_class,
+)
+from kappascope.clinic.examination import examine
+from kappascope.refusal import Refusal
+from kappascope.system.files import strict
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 10, 99, 100, 1000])
+def test_no_percentile_is_told_beyond_what_n_values_tell(n: int) -> None:
+    found = TrainedRange.of([float(k) for k in range(n)], models=1)
+    told = [float(p) for p in found.quantiles]
+    assert all(1 / n <= p <= 1 - 1 / n for p in told)
+    assert set(told) == {p for p in PROBABILITIES if 1 / n <= p <= 1 - 1 / n}
+    assert (found.n, found.smallest, found.largest) == (n, 0.0, n - 1.0)
+
+
+def test_an_atlas_comes_back_from_its_file(tmp_path: Path) -> None:
+    rows = [examine(f"{k}.weight", torch.randn(12, 8)) for k in range(MIN_TRAINED)]
+    made = atlas_of(
+        [("a", rows[:3], ()), ("b", rows[3:5], ()), ("c", rows[5:], ())],
+        [{"name": "a"}],
+        {"torch": "x"},
+    )
+    (tmp_path / "atlas.json").write_bytes(strict(made.document()))
+    read = Atlas.read(tmp_path / "atlas.json")
+    assert read == made
+    known = read.range("other", (12, 8), "entry_kurtosis")
+    assert known is not None and (known.n, known.models) == (MIN_TRAINED, 3)
+
+
+def test_few_matrices_are_no_range() -> None:
+    rows = [examine(f"{k}.weight", torch.randn(12, 8)) for k in range(MIN_TRAINED - 1)]
+    models = [(f"{k}", [row], ()) for k, row in enumerate(rows)]
+    assert atlas_of(models).range("other", (12, 8), "entry_kurtosis") is None
+    one = atlas_of([("a", [*rows, *rows], ())])  # of one model
+    assert one.range("other", (12, 8), "entry_kurtosis") is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": "other/1"}', "1e", '{"schema": 3}'])
+def test_what_is_no_atlas_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "atlas.json").write_text(text)
+    with pytest.raises(Refusal, match="survey --atlas"):
+        Atlas.read(tmp_path / "atlas.json")
+    with pytest.raises(Refusal, match="No such file"):
+        Atlas.read(tmp_path / "nowhere.json")
+
+
+def test_the_packaged_atlas_says_where_it_comes_from() -> None:
+    packaged = Atlas.packaged()
+    assert packaged.ranges and len(packaged.sources) >= 4
+    for source in packaged.sources:
+        assert source["licence"] and source["package"] and source["matrices"]
+        assert all(len(file["sha256"]) == 64 for file in source["files"])
+    assert {quantity for _, _, quantity in packaged.ranges} >= set(QUANTITIES) - {"alpha"}
+    text = json.dumps(packaged.document())
+    assert "/tmp" not in text and "/root" not in text
+
+
+@pytest.mark.parametrize("scale", [5e-324, 1e-200, 1e200])
+def test_every_quantity_is_finite_or_absent_at_any_scale(scale: float) -> None:
+    row = examine("w", torch.randn(20, 10, dtype=torch.float64) * scale)
+    for quantity, measure in QUANTITIES.items():
+        value = measure(row)
+        assert value is None or abs(value) < float("inf"), quantity
+
+
+def test_shapes_have_three_classes() -> None:
+    shapes = [(3, 3), (3, 2), (4, 2), (2, 4), (1, 1)]
+    assert [shape_class(s) for s in shapes] == ["square", "square", "tall", "wide", "square"]
