@@ -29,6 +29,7 @@ HELP_ORDER = (
     "reproduce",
     "study",
     "diagnose",
+    "diff",
     "watch",
     "verify",
     "findings",
@@ -120,6 +121,10 @@ def _wrong_usage(complaint: str, arguments: Sequence[str]) -> Refusal:
         from kappascope.cli.diagnose import print_document
 
         print_document([], refusal)
+    elif named == "diff " and "--json" in arguments:
+        from kappascope.cli.diff import print_failed_diff
+
+        print_failed_diff(refusal)
     return refusal
 
 

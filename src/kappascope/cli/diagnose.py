@@ -13,6 +13,7 @@ import typer
 from kappascope.cli._errors import refusal_of
 from kappascope.cli._options import Debug
 from kappascope.cli._terminal import draw, loading, progress, tell, waiting
+from kappascope.cli.diff import renames
 from kappascope.clinic import MODULES, Extent, Severity, blank_document
 from kappascope.model.skipped import ReasonKind, Skipped
 from kappascope.monitor.record import is_run
@@ -34,7 +35,10 @@ OWN_SUFFIXES = (".html", ".htm", ".csv", ".parquet")  # of reports, which may be
 def diagnose(
     paths: Annotated[
         list[str],
-        typer.Argument(metavar="PATH...", help="A checkpoint; several are a trajectory."),
+        typer.Argument(
+            metavar="PATH...",
+            help="A checkpoint; several, or a folder of numbered ones, are a trajectory.",
+        ),
     ],
     *,
     include: Annotated[
@@ -49,6 +53,10 @@ def diagnose(
     ] = "auto",
     reference: Annotated[
         str | None, typer.Option(help="A checkpoint to compare every component with.")
+    ] = None,
+    rename: Annotated[
+        list[str] | None,
+        typer.Option(help="A=B: what names have here, and what instead in the reference."),
     ] = None,
     optimizer: Annotated[
         str | None,
@@ -89,6 +97,7 @@ def diagnose(
     with _document_of_an_error(as_json, paths[-1]):
         Processes(jobs, loaded=MODULES).warm()  # the workers load torch while we do
         with loading():
+            from kappascope.clinic import trajectories
             from kappascope.clinic.atlas import Atlas
             from kappascope.clinic.diagnose import Selection, case
 
@@ -102,7 +111,7 @@ def diagnose(
         if any(map(_is_recorded, paths)):
             diagnoses = _recorded(paths, reference, selection)
         else:
-            cases = []
+            paths, pairs, cases = trajectories.steps(paths), renames(rename or ()), []
             for path, earlier in zip(paths, [reference, *paths[:-1]], strict=True):
                 with waiting(f"Opening {path}"):
                     cases.append(
@@ -114,6 +123,7 @@ def diagnose(
                             limit,
                             atlas=known,
                             trainings=trainings,
+                            renames=pairs,
                         )
                     )
             diagnoses = [examined(each) for each in cases]
@@ -291,12 +301,15 @@ def _show(diagnoses: Sequence[Diagnosis], written: Sequence[Path], verbose: bool
     from rich.console import Console
 
     from kappascope.clinic import terminal
+    from kappascope.clinic.trajectories import trajectory_lines
 
     width = Console().width
     if len(diagnoses) > 1:
         draw(terminal.trajectory_table(diagnoses, width))
         for line in terminal.earlier(diagnoses):
             draw(line)
+        for moved in trajectory_lines(diagnoses):
+            tell(clean(moved))
     if diagnoses[-1].matrices:
         draw(terminal.matrix_table(diagnoses[-1], width))
     for line in terminal.lines(diagnoses[-1], verbose):

@@ -37,7 +37,8 @@ from kappascope.clinic.source import (
     Mirrored,
     OnDisk,
     Opened,
-    Portion,
+    Readable,
+    Reference,
     Source,
     located,
 )
@@ -48,6 +49,7 @@ from kappascope.matrix.precision import Rounding
 from kappascope.matrix.status import Outcome, Status
 from kappascope.model.attention import Attention, Product, attention
 from kappascope.model.chains import Chain, Ends, Links, links, obstacle
+from kappascope.model.counterparts import Counterparts, Renames, counterparts
 from kappascope.model.logits import LogitBound, logit_bounds
 from kappascope.model.matrices import Logical, Plan, Unit
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, unreadable
@@ -66,9 +68,8 @@ from kappascope.text import error_text
 from kappascope.theory.beyond import answered
 
 Row: TypeAlias = Examination | Product | Chain | LogitBound | SwallowedStep | FileDigest
-Readable: TypeAlias = OnDisk | Portion
-"""A model, or what is needed of it, that can be opened in whichever process."""
 MIN_WORKER_BYTES = LIBRARY_BYTES + GIGABYTE  # to parse any file that people make
+NO_COUNTERPARTS = Counterparts({})
 UNCHOSEN = Reason(ReasonKind.NOT_CHOSEN, "not chosen")
 MAX_TABLE_ENTRIES = 2**25  # of a table of tokens: a copy in float64 has 268 megabytes
 LEAST_FLOPS = 2e9  # floating point operations a second: any machine does more
@@ -152,7 +153,7 @@ class Task(ABC):
         return Memory(_stored_bytes(self.units))
 
     @abstractmethod
-    def rows(self, model: Opened, reference: Readable | None, spectrum: Extent) -> Iterator[Row]:
+    def rows(self, model: Opened, reference: Reference | None, spectrum: Extent) -> Iterator[Row]:
         """Measure it and yield its rows."""
 
     @abstractmethod
@@ -185,7 +186,7 @@ class TensorTask(Task):
             least=max(map(spectra.least_bytes_needed, shapes)),
         )
 
-    def rows(self, model: Opened, reference: Readable | None, spectrum: Extent) -> Iterator[Row]:
+    def rows(self, model: Opened, reference: Reference | None, spectrum: Extent) -> Iterator[Row]:
         """Examine each chosen matrix, and compare it with its counterpart if there is one."""
         wanted = [part.name for part in self.unit.parts if part.name in self.chosen]
         counterparts, fault = _counterparts(reference, wanted)
@@ -228,7 +229,7 @@ def kernel_of(unit: Unit, logical: Logical) -> Kernel:
 
 
 def _counterparts(
-    reference: Readable | None, names: Sequence[str]
+    reference: Reference | None, names: Sequence[str]
 ) -> tuple[Mapping[str, Tensor | Reason], tuple[str, ...]]:
     """Return the matrices of a reference by their names, or why one is not there.
 
@@ -237,9 +238,8 @@ def _counterparts(
     if reference is None:
         return {}, ()
     try:
-        opened = reference.opened()
-        matrices = opened.matrices(names)
-        absent = {name: opened.absence(name) for name in names if name not in matrices}
+        matrices = reference.matrices(names)
+        absent = {name: reference.absence(name) for name in names if name not in matrices}
     except Exception as error:
         if is_out_of_memory(error):
             raise
@@ -310,7 +310,7 @@ class AttentionTask(Task):
         """The tensors of its projections, and the table that they read."""
         return (*self.layer.units, *([self.table] if self.table else []))
 
-    def rows(self, model: Opened, reference: Readable | None, spectrum: Extent) -> Iterator[Row]:
+    def rows(self, model: Opened, reference: Reference | None, spectrum: Extent) -> Iterator[Row]:
         """Return two products for each head, and a bound of its logits."""
         yield from self.layer.products(model.read)
         table = next(self.table.matrices(model.read))[1] if self.table else None
@@ -353,7 +353,7 @@ class ChainTask(Task):
         """Return what is known where the product is not formed, without reading anything."""
         return self.layers.chain(lambda path: torch.empty(0), self.known)
 
-    def rows(self, model: Opened, reference: Readable | None, spectrum: Extent) -> Iterator[Row]:
+    def rows(self, model: Opened, reference: Reference | None, spectrum: Extent) -> Iterator[Row]:
         """Yield the one row of the chain."""
         yield self.layers.chain(model.read, self.known)
 
@@ -386,7 +386,7 @@ class MomentsTask(Task):
         """The weight, its moments, and the step in float64 with what it is made of."""
         return Memory(math.prod(self.moments.shape) * 8 * 6)
 
-    def rows(self, model: Opened, reference: Readable | None, spectrum: Extent) -> Iterator[Row]:
+    def rows(self, model: Opened, reference: Reference | None, spectrum: Extent) -> Iterator[Row]:
         """Yield the one row, if the moments ask for a step."""
         if found := self.moments.swallowed(model.read):
             yield found
@@ -414,7 +414,7 @@ class DigestTask(Task):
         """Seconds that are more than enough to read the file."""
         return 30 + 60 * self.size / GIGABYTE
 
-    def rows(self, model: Opened, reference: Readable | None, spectrum: Extent) -> Iterator[Row]:
+    def rows(self, model: Opened, reference: Reference | None, spectrum: Extent) -> Iterator[Row]:
         """Yield the digest of the file."""
         yield FileDigest.of(self.path)
 
@@ -498,6 +498,8 @@ class Case:
     room: Room
     reference_vectors: tuple[Vector, ...] = ()
     atlas: Atlas | None = None
+    compared: Inventory | None = None  # what is in the reference
+    counterparts: Counterparts = NO_COUNTERPARTS
 
     @property
     def fetched(self) -> str:
@@ -541,7 +543,7 @@ class Case:
                 yield Done(task, 0.0, str(reason), None, list(task.failed(reason)))
                 continue
             names = [part.name for unit in task.units for part in unit.parts]
-            reference = self.reference.portion(names) if self.reference else None
+            reference = self._counterparts_of(names)
             model = self.model.portion(names)
             orders.append(_Order(task, model, reference, self.selection.spectrum))
         with closing(self.engine.run(_Order.rows, orders)) as ended:
@@ -551,6 +553,13 @@ class Case:
                 if done.failure:
                     result = list(task.failed(_reason(done, self.room)))
                 yield Done(task, done.seconds, done.failure, done.error, result)
+
+    def _counterparts_of(self, names: Sequence[str]) -> Reference | None:
+        if self.reference is None:
+            return None
+        there = {name: self.counterparts.names.get(name, name) for name in names}
+        matched = {name: there[name] for name in names if name in self.counterparts.names}
+        return Reference(self.reference.portion(list(there.values())), matched)
 
     def concluded(self, rows: Iterable[Row]) -> Diagnosis:
         """Return the diagnosis, with the rows in the order of the model and what the rules find."""
@@ -586,10 +595,15 @@ class Case:
             swallowed=tuple(row for row in every if isinstance(row, SwallowedStep)),
             files=tuple(digests[path] for path in inventory.files if path in digests),
             atlas=self.atlas,
-            notes=(*inventory.notes, *filter(None, [self.fetched])),
+            notes=(*inventory.notes, *self._matching, *filter(None, [self.fetched])),
             reference=str(self.reference) if self.reference else None,
             settings={name: list(it) if isinstance(it, tuple) else it for name, it in settings},
         ).judged()
+
+    @property
+    def _matching(self) -> tuple[str, ...]:
+        """What was done to names so that they are those of the reference."""
+        return tuple(f"names in the reference: {note}" for note in self.counterparts.notes)
 
 
 def _answered(rows: Sequence[Examination]) -> tuple[Examination, ...]:
@@ -607,7 +621,7 @@ class _Order:
 
     task: Task
     model: Readable
-    reference: Readable | None
+    reference: Reference | None
     spectrum: Extent
 
     def rows(self) -> list[Row]:
@@ -663,10 +677,12 @@ def case(
     *,
     atlas: Atlas | None = None,
     trainings: Trainings | None = None,
+    renames: Renames = (),
 ) -> Case:
     """Look at what there is to examine; a `Refusal` says why there is nothing.
 
     A worker may use ``memory`` bytes: by default what its tasks need, if the machine has that.
+    ``renames`` say what names here have instead of what in the reference.
 
     >>> import torch
     >>> [task.effort for task in case({"fc.weight": torch.eye(1000)}).tasks]
@@ -711,8 +727,32 @@ def case(
             least = max((task.memory.at_least(copies) for task in tasks), default=0)
             workers = replace(workers, jobs=max(1, min(jobs, free // (LIBRARY_BYTES + least))))
         engine = _fetching(replace(workers, limit=slowest, memory=memory or most), sides)
-    beside = compared.vectors if compared else ()
-    return Case(model, other, selection, inventory, tuple(tasks), engine, room, beside, atlas)
+    beside: tuple[Vector, ...] = ()
+    matched = NO_COUNTERPARTS
+    if compared:
+        here, there = (_parts(side.plan) for side in (inventory, compared))
+        matched = counterparts(here, there, renames)
+        named = {matched.there(vector.name): vector.name for vector in inventory.vectors}
+        beside = tuple(
+            replace(vector, name=named.get(vector.name, vector.name)) for vector in compared.vectors
+        )
+    return Case(
+        model,
+        other,
+        selection,
+        inventory,
+        tuple(tasks),
+        engine,
+        room,
+        beside,
+        atlas,
+        compared,
+        matched,
+    )
+
+
+def _parts(plan: Plan) -> list[Logical]:
+    return [part for unit in plan.units for part in unit.parts]
 
 
 def _tokens(plan: Plan) -> Unit | None:
@@ -760,15 +800,16 @@ def diagnose(
     memory: int | str | None = None,
     atlas: Atlas | str | Path | None = None,
     trainings: Trainings | None = None,
+    renames: Renames = (),
 ) -> Diagnosis:
     """Examine every matrix of a checkpoint, a model or a state dict, and apply all rules.
 
-    With a ``reference`` each matrix also gets the errors of its components against the matrix of
-    that name there, and with ``trainings`` what noise alone would have made of that one (see
-    `kappascope.unlearned`). If either is a checkpoint, ``jobs`` processes read and examine; models
-    in memory are examined here. Each process may use ``memory`` (bytes, or like ``"8G"``): by
-    default what its matrices need, if that is free. ``atlas`` is what trained matrices are like, by
-    default that of the package.
+    With a ``reference`` each matrix also gets the errors of its components against its counterpart
+    there, by name but for prefixes and ``renames``, pairs of a text here and one there; and with
+    ``trainings`` what noise alone would have made of that one (see `kappascope.unlearned`). If
+    either is a checkpoint, ``jobs`` processes read and examine; models in memory are examined here.
+    Each process may use ``memory`` (bytes, or like ``"8G"``): by default what its matrices need, if
+    that is free. ``atlas`` is what trained matrices are like, by default that of the package.
 
     >>> import torch
     >>> found = diagnose({"a.weight": 2 * torch.eye(3)}, reference={"a.weight": torch.eye(3)})
@@ -781,5 +822,14 @@ def diagnose(
     selection = Selection(include, exclude, spectrum)
     limit = None if memory is None else bytes_of(memory)
     known = Atlas.read(atlas) if isinstance(atlas, str | Path) else atlas
-    prepared = case(source, reference, selection, jobs, limit, atlas=known, trainings=trainings)
+    prepared = case(
+        source,
+        reference,
+        selection,
+        jobs,
+        limit,
+        atlas=known,
+        trainings=trainings,
+        renames=renames,
+    )
     return prepared.concluded(row for done in prepared.examine() for row in done.result)

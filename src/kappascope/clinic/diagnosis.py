@@ -27,7 +27,7 @@ from kappascope.model.chains import Chain
 from kappascope.model.logits import LogitBound
 from kappascope.model.skipped import ReasonKind, Skipped, unreadable
 from kappascope.system import files
-from kappascope.text import error_text, number, plural
+from kappascope.text import error_text, first_few, number, plural
 
 RANGE = "outside float64's range"
 # A spreadsheet takes what begins so for a formula; the last four are the full-width forms.
@@ -223,17 +223,21 @@ class Diagnosis:
     def _trust(self) -> str:
         """The sentence on how many condition numbers the stored digits resolve."""
         known = [row for row in self.analysed if row.resolved]
-        without = sum(row.condition_number_low is None for row in self.analysed if not row.resolved)
-        bounded = len(self.analysed) - len(known) - without
+        unknown = [row for row in self.analysed if not row.resolved]
+        bounded = [row for row in unknown if row.condition_number_low is not None]
         text = f"The storage precision resolves κ of {len(known)} of {len(self.analysed)}"
-        if not known:
-            return f"{text}."
-        worst = max(known, key=lambda row: row.condition_number or 0.0)
-        largest = f"the largest of these is {number(worst.condition_number)} ({worst.name})"
-        less = {"only bounds of it": bounded, "none": without}
-        have = "matrix has", "matrices have"
-        rest = [f"{plural(many, *have)} {what}." for what, many in less.items() if many]
-        return " ".join((f"{text}; {largest}.", *rest))
+        if known:
+            worst = max(known, key=lambda row: row.condition_number or 0.0)
+            text += f"; the largest of these is {number(worst.condition_number)} ({worst.name})"
+        said = [f"{text}."]
+        if bounded:
+            types = first_few(sorted({row.storage or row.dtype for row in bounded}))
+            many = f"{len(bounded)} of {len(self.analysed)}"
+            said.append(f"It cannot be known for {many}: stored in {types}.")
+        if known and len(unknown) > len(bounded):
+            without = plural(len(unknown) - len(bounded), "matrix has", "matrices have")
+            said.append(f"{without} none.")
+        return " ".join(said)
 
     def document(self, plots: bool = False) -> dict[str, Any]:
         """Return all of it as strict JSON values.

@@ -313,6 +313,26 @@ class Portion:
 
 
 Location: TypeAlias = OnDisk | InMemory
+Readable: TypeAlias = OnDisk | Portion
+"""A model, or what is needed of it, that can be opened in whichever process."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """A model to compare another with, whose matrices are asked for by the names of the other."""
+
+    model: Readable
+    names: Mapping[str, str]  # of the other's matrices, to those of this one
+
+    def matrices(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Return the counterparts of the matrices of these names that are there."""
+        there = {self.names[name]: name for name in names if name in self.names}
+        found = self.model.opened().matrices(there)
+        return {there[name]: matrix for name, matrix in found.items()}
+
+    def absence(self, name: str) -> Reason:
+        """Say why a matrix of this name has no counterpart."""
+        return self.model.opened().absence(self.names.get(name, name))
 
 
 def located(source: Source) -> Location:

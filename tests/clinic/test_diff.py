@@ -1,0 +1,71 @@
+"""A diff tells of every layer what became of it, and calls no damage harmless."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from checkpoint_pairs import DAMAGES, TRANSFORMATIONS, Draw, exact, language_model, path
+from kappascope.clinic.diff import Diff, diff
+
+HARMLESS = {"same", "rounding", "rearranged", "trained"}
+
+
+@pytest.mark.parametrize("make", TRANSFORMATIONS)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_every_transformation_is_recognised(make, seed: int) -> None:
+    pair = make(Draw(seed))
+    for layer in diff(pair.before, pair.after).layers:
+        assert layer.verdict == pair.verdicts.get(layer.name, pair.others), (pair.kind, layer)
+
+
+@pytest.mark.parametrize("make", DAMAGES)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_no_damage_is_called_harmless(make, seed: int) -> None:
+    pair = make(Draw(seed))
+    found = {layer.name: layer for layer in diff(pair.before, pair.after).layers}
+    assert {name: found[name].verdict for name in pair.verdicts} == dict(pair.verdicts)
+    others = [layer for name, layer in found.items() if name not in pair.verdicts]
+    assert {layer.verdict for layer in others} == {pair.others}
+
+
+def test_files_are_compared_as_models_are(tmp_path: Path) -> None:
+    before = exact(Draw(3))
+    after = {name: it.bfloat16() for name, it in before.items()}
+    after[path(1, "up_proj")] = after[path(1, "up_proj")].clone()
+    after[path(1, "up_proj")][3, 4] = torch.nan
+    torch.save(before, tmp_path / "before.pt")
+    torch.save(after, tmp_path / "after.pt")
+    found = diff(tmp_path / "before.pt", tmp_path / "after.pt", jobs=1)
+    assert found.counts == diff(before, after).counts
+    assert (found.ranked[0].name, found.ranked[0].verdict) == (path(1, "up_proj"), "damaged")
+    mixed = diff(before, tmp_path / "after.pt", jobs=1)
+    assert mixed.counts == found.counts
+
+
+def test_a_head_that_is_lost_is_missing_and_a_new_one_is_added() -> None:
+    before = language_model(Draw(1))
+    after = {name: it for name, it in before.items() if name != "lm_head.weight"}
+    assert diff(before, after).ranked[0].verdict == "missing"
+    assert diff(after, before).ranked[0].verdict == "added"
+
+
+def test_what_moved_most_stands_first() -> None:
+    before = exact(Draw(2))
+    after = dict(before)
+    for size, name in ((0.01, "q_proj"), (0.1, "k_proj"), (0.05, "v_proj")):
+        it = before[path(0, name)]
+        after[path(0, name)] = it + size * it.std() * Draw(5).normal(*it.shape)
+    names = [layer.name for layer in diff(before, after).ranked[:3]]
+    assert names == [path(0, name) for name in ("k_proj", "v_proj", "q_proj")]
+
+
+def test_the_document_counts_every_verdict() -> None:
+    before = exact(Draw(2))
+    document = diff(before, before).document()
+    assert document["schema"] == "kappascope.diff/1"
+    assert document["summary"]["by_verdict"]["same"] == len(document["layers"]) == len(before)
+
+
+def test_an_empty_diff_says_so() -> None:
+    assert Diff("b.pt", "a.pt").verdict == "Nothing could be compared."
