@@ -28,23 +28,46 @@ import torch
 from measuring import environment
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-checkpoint_files, broken_files, odd_models = map(
-    importlib.import_module, ("checkpoint_files", "broken_files", "odd_models")
+checkpoint_files, broken_files, broken_formats, odd_models = map(
+    importlib.import_module, ("checkpoint_files", "broken_files", "broken_formats", "odd_models")
 )
 
 HEADINGS = ("count", "refused", "accepted", "crashes", "executed")
 
-# What is opened: the figure to reach, the files of it, and where they are put.
+# What is opened: the figure to reach, the files of it, and where they are put in a folder.
 Files = Callable[[int], Iterator[bytes]]
-KINDS: dict[str, tuple[int, Files, str]] = {
+Place = str | Callable[[Path], Path]
+KINDS: dict[str, tuple[int, Files, Place]] = {
     "mutated safetensors": (
         100_000,
         lambda n: broken_files.tensor_files(n, seed=1),
         "x.safetensors",
     ),
     "mutated .pt": (100_000, lambda n: broken_files.torch_files(n, seed=2), "x.pt"),
-    "mutated indexes": (20_000, lambda n: broken_files.indexes(n, seed=3), ""),
+    "mutated indexes": (
+        20_000,
+        lambda n: broken_files.indexes(n, seed=3),
+        lambda folder: broken_files.shards(folder / "shards"),
+    ),
     "hostile pickles": (1_000, lambda n: checkpoint_files.hostile(n, seed=4), "y.pt"),
+    "mutated GGUF": (100_000, lambda n: broken_formats.gguf_files(n, seed=6), "x.gguf"),
+    "mutated .npz": (100_000, lambda n: broken_formats.numpy_files(n, seed=7), "x.npz"),
+    "mutated ONNX": (100_000, lambda n: broken_formats.onnx_files(n, seed=8), "x.onnx"),
+    "mutated .metadata": (
+        50_000,
+        lambda n: broken_formats.metadata_files(n, seed=9),
+        broken_formats.distributed_folder,
+    ),
+    "mutated .distcp": (
+        50_000,
+        lambda n: broken_formats.chunk_files(n, seed=10),
+        lambda folder: broken_formats.distributed_folder(folder).with_name("__0_0.distcp"),
+    ),
+    "mutated codes": (
+        100_000,
+        lambda n: broken_formats.quantized_files(n, seed=11),
+        "x.safetensors",
+    ),
 }
 ODD_MODELS = 10_000
 
@@ -65,7 +88,7 @@ def examine(kind: str, share: float, keep: Path | None) -> Any:
             (keep / f"{kind} {i}".replace(" ", "-")).write_bytes(data)
 
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder) / name if name else broken_files.shards(Path(folder) / "shards")
+        place = Path(folder) / name if isinstance(name, str) else name(Path(folder))
         tally = broken_files.run(kind, files(max(1, round(count * share))), place, kept)
         tally.executions += [str(path) for path in Path(folder).rglob(checkpoint_files.MARK)]
     return tally

@@ -24,6 +24,8 @@ import torch
 
 import checkpoint_files
 from kappascope.checkpoints import open
+from kappascope.checkpoints.codes import CodedLocation
+from kappascope.checkpoints.distributed import ChunkedLocation
 from kappascope.checkpoints.locations import TensorLocation
 from kappascope.refusal import Refusal
 
@@ -118,7 +120,7 @@ def torch_files(count: int, seed: int) -> Iterator[bytes]:
         [*map(checkpoint_files.unsigned, signed)],
         [*map(checkpoint_files.members, signed)],
     )
-    steps = {members["data.pkl"]: _steps(members["data.pkl"]) for members in opened}
+    steps = {members["data.pkl"]: steps_of(members["data.pkl"]) for members in opened}
     plain = [data for data in seeds if not data.startswith(b"PK")]
     for i in range(count):
         members = dict(random.choice(opened))
@@ -131,7 +133,7 @@ def torch_files(count: int, seed: int) -> Iterator[bytes]:
                 yield _archive({**members, "data.pkl": damaged(members["data.pkl"], random)})
             case 3:
                 pickled = members["data.pkl"]
-                yield _archive({**members, "data.pkl": _rearranged(steps[pickled], random)})
+                yield _archive({**members, "data.pkl": rearranged(steps[pickled], random)})
             case 4:
                 name = random.choice(list(members))
                 data = members.pop(name)
@@ -153,7 +155,7 @@ def _pickled() -> list[bytes]:
         return [checkpoint_files.BENIGN[name][0](Path(folder)).read_bytes() for name in wanted]
 
 
-def _steps(pickled: bytes) -> list[bytes]:
+def steps_of(pickled: bytes) -> list[bytes]:
     places = [at for _, _, at in pickletools.genops(pickled)]
     return [pickled[a:b] for a, b in pairwise([*places, len(pickled)])]
 
@@ -161,7 +163,7 @@ def _steps(pickled: bytes) -> list[bytes]:
 OPCODES = [code.code.encode("latin1") for code in pickletools.opcodes]
 
 
-def _rearranged(steps: list[bytes], random: Random) -> bytes:
+def rearranged(steps: list[bytes], random: Random) -> bytes:
     """A pickle with some of its opcodes lost, doubled, swapped, exchanged or added."""
     steps = list(steps)
     for _ in range(random.choice((1, 1, 2, 5))):
@@ -264,13 +266,13 @@ def examine(path: Path) -> int:
         keys, node, shown = todo.pop()
         if isinstance(node, dict):
             todo += [((*keys, key), node[key], shown[key]) for key in node]
-        elif isinstance(node, TensorLocation):
+        elif isinstance(node, TensorLocation | CodedLocation | ChunkedLocation):
             tensor = checkpoint.read(keys)
-            assert (tensor.shape, tensor.stride(), tensor.dtype) == (
-                shown.shape,
-                shown.stride(),
-                shown.dtype,
-            )
+            assert (tensor.shape, tensor.dtype) == (shown.shape, shown.dtype)
+            if isinstance(node, TensorLocation):
+                assert tensor.stride() == shown.stride()
+            if keys in checkpoint.codes:
+                assert checkpoint.half_steps(keys).shape == shown.shape
             count += 1
     return count
 
@@ -307,9 +309,10 @@ Keep = Callable[[int, bytes], None]
 
 
 def run(what: str, files: Iterator[bytes], place: Path, keep: Keep | None = None) -> Tally:
-    """Judge files one after the other at one place: that of a checkpoint, or of an index."""
+    """Judge files one after the other at one place: that of a checkpoint, or in its folder."""
     tally = Tally(what)
-    target = place.parent if place.name.endswith(".index.json") else place
+    part = place.name.endswith((".index.json", ".metadata", ".distcp"))
+    target = place.parent if part else place
     for i, data in enumerate(files):
         place.write_bytes(data)
         before = len(tally.crashes) + len(tally.executions)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kappascope import corrections, theory
     from kappascope.clinic.diagnose import diagnose
+    from kappascope.clinic.unlearned import unlearned
     from kappascope.matrix import spectra
     from kappascope.matrix.components import Components, errors
     from kappascope.model.matrices import matrices
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Components", "Monitor", "Refusal", "audit", "corrections", "diagnose", "errors", "matrices",
-    "spectra", "theory",
+    "spectra", "theory", "unlearned",
 ]  # fmt: skip
 
 # Where each public name is defined; without a name behind the colon it is the module itself.
@@ -31,6 +32,7 @@ _HOMES = {
     "matrices": "kappascope.model.matrices:matrices",
     "spectra": "kappascope.matrix.spectra:",
     "theory": "kappascope.theory:",
+    "unlearned": "kappascope.clinic.unlearned:unlearned",
 }
 
 

@@ -16,6 +16,8 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
+import broken_files
+import broken_formats
 from broken_files import refused
 from checkpoint_files import MARK, everything, put
 from kappascope.checkpoints import distributed
@@ -233,3 +235,13 @@ def test_a_folder_with_a_model_beside_the_shards_is_that_model(folder: Path) -> 
     torch.save({"a": torch.eye(2)}, folder / "pytorch_model.bin")
     checkpoint = open_checkpoint(folder)
     assert checkpoint.notes == ("read pytorch_model.bin, left aside .metadata",)
+
+
+def test_mutated_metadata_and_chunks_are_refused_or_read(tmp_path: Path) -> None:
+    path = broken_formats.distributed_folder(tmp_path)
+    whole = path.read_bytes()
+    files = broken_formats.metadata_files(300, seed=24)
+    assert broken_files.sound(broken_files.run("metadata", files, path))
+    path.write_bytes(whole)
+    files = broken_formats.chunk_files(300, seed=25)
+    assert broken_files.sound(broken_files.run("chunks", files, path.with_name("__0_0.distcp")))

@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+import broken_files
+import broken_formats
+from checkpoint_files import put
 from kappascope.checkpoints import codes, gguf
 from kappascope.checkpoints.codes import CodedLocation
 from kappascope.checkpoints.formats import Malformed
@@ -278,3 +281,10 @@ def test_coded_tensors_are_decoded_a_panel_at_a_time(
     monkeypatch.setattr(codes, "PANEL_ENTRIES", 128)
     assert torch.equal(location.read(), whole)
     assert torch.equal(location.half_steps(), steps)
+
+
+def test_mutated_files_are_refused_or_read(tmp_path: Path) -> None:
+    for seed in broken_formats.gguf_seeds():
+        assert broken_files.examine(put(tmp_path, seed, "x.gguf")) == 3
+    files = broken_formats.gguf_files(400, seed=21)
+    assert broken_files.sound(broken_files.run("GGUF", files, tmp_path / "x.gguf"))

@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+import broken_files
+import broken_formats
 from broken_files import refused
 from kappascope.checkpoints.formats import Malformed
 from kappascope.checkpoints.locations import CheckpointFile, TensorLocation
@@ -76,6 +78,7 @@ LIES = {
     "a size that is no number": HEADER.replace("(2, 2)", "('2', 2)"),
     "an order that is no truth": HEADER.replace("False", "7"),
     "deep brackets": "(" * 5000,
+    "blanks without an end": "{'descr': 1" + " " * 60_000 + "x",
 }
 
 
@@ -115,3 +118,9 @@ def test_versions_and_cuts(tmp_path: Path) -> None:
     for length in range(6, 100, 5):
         path.write_bytes(whole[:length])
         refused(path)
+
+
+def test_mutated_arrays_are_refused_or_read(tmp_path: Path) -> None:
+    """Nothing is compiled meanwhile: a header is matched, not evaluated."""
+    files = broken_formats.numpy_files(400, seed=22)
+    assert broken_files.sound(broken_files.run("npz", files, tmp_path / "x.npz"))

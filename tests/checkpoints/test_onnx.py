@@ -13,6 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import broken_files
+import broken_formats
 from broken_files import refused
 from checkpoint_files import everything, put
 from kappascope.checkpoints import onnx
@@ -273,3 +275,10 @@ def test_two_tensors_of_one_name_and_graphs_without_end(tmp_path: Path) -> None:
         node = helper.make_node("Loop", [], [], body=graph)
         graph = helper.make_graph([node], "g", [], [])
     refused(saved(tmp_path / "x.onnx", helper.make_model(graph, producer_name="t")), "nested more")
+
+
+def test_mutated_models_are_refused_or_read(tmp_path: Path) -> None:
+    path = put(tmp_path, lying(lambda tensor: None), "x.onnx")
+    assert broken_files.examine(path) == 2
+    files = broken_formats.onnx_files(400, seed=23)
+    assert broken_files.sound(broken_files.run("ONNX", files, tmp_path / "x.onnx"))

@@ -13,14 +13,17 @@ from torch import Tensor
 
 import broken_files
 import checkpoint_files
+import every_format
 from broken_files import refused
 from checkpoint_files import SOUND, TWO, everything, put, saved
 from kappascope.checkpoints import locations, open, safetensors
 from kappascope.checkpoints.formats import quoted
 from kappascope.checkpoints.open import Checkpoint
+from kappascope.clinic.diagnose import diagnose
 from kappascope.model.matrices import matrices
 from kappascope.model.skipped import Reason
 from kappascope.refusal import Refusal
+from small_checkpoints import differences, falling
 
 
 @pytest.mark.parametrize("name", checkpoint_files.BENIGN)
@@ -236,3 +239,20 @@ def test_mutated_indexes_are_refused_or_read(tmp_path: Path) -> None:
     assert broken_files.sound(
         broken_files.run("indexes", files, broken_files.shards(tmp_path / "shards"))
     )
+
+
+def test_the_same_weights_give_the_same_rows_in_every_format(tmp_path: Path) -> None:
+    """As many rows as digits of float32 and a change of the order in which entries lie allow."""
+    weights = {f"net.{k}.weight": falling(24 - 4 * k, 16, seed=k) for k in range(3)}
+    weights["net.0.bias"] = torch.ones(24)
+    expected = diagnose(dict(weights)).document()["matrices"]
+    assert len(expected) == 3
+    formats = set()
+    for name, write in every_format.FORMATS.items():
+        (tmp_path / name).mkdir()
+        path = write(tmp_path / name, weights)
+        formats.add(open.open(path).format)
+        found = diagnose(path, jobs=1).document()["matrices"]
+        by_name = sorted(found, key=lambda row: str(row["name"]))
+        assert not list(differences(expected, by_name, tolerance=1e-5)), name
+    assert formats == set(open._FORMATS.values())

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+import broken_files
+import broken_formats
 import checkpoint_files
 from kappascope.checkpoints import codes
 from kappascope.checkpoints.codes import CodedLocation
@@ -250,3 +252,12 @@ def test_rows_say_what_the_weight_is_stored_in(tmp_path: Path) -> None:
     assert (row.name, row.storage) == ("fc.weight", "int8 with scales")
     assert row.condition_number_low is not None and row.condition_number_high is not None
     assert row.condition_number_low <= kappa <= row.condition_number_high
+
+
+def test_mutated_codes_are_refused_or_read(tmp_path: Path) -> None:
+    for layer in broken_formats.quantized_layers():
+        path = checkpoint_files.put(tmp_path, checkpoint_files.safetensors(layer))
+        assert len(open_checkpoint(path).codes) == 1
+        assert broken_files.examine(path) == 1
+    files = broken_formats.quantized_files(400, seed=26)
+    assert broken_files.sound(broken_files.run("codes", files, tmp_path / "x.safetensors"))

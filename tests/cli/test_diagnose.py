@@ -599,3 +599,18 @@ def test_a_name_too_long_for_the_system_is_told_of_what_it_names(run: Run, saved
     assert "File name too long (give a checkpoint" in one_line(errors)
     code, output, errors = run(saved, "--html", f"{'x' * 300}.html")
     assert (code, output) == (5, "") and "cannot be written: File name" in one_line(errors)
+
+
+def test_what_is_learned_is_told_where_the_optimizer_is(run: Run, tmp_path: Path) -> None:
+    start = 0.1 * torch.randn(6, 5, generator=torch.Generator().manual_seed(0))
+    torch.save({"fc.weight": start}, tmp_path / "before.pt")
+    torch.save({"fc.weight": start + 3 * torch.eye(6, 5)}, tmp_path / "after.pt")
+    compared = [tmp_path / "after.pt", "--reference", tmp_path / "before.pt"]
+    compared += ["--optimizer", "AdamW lr=0.01 weight_decay=0.1"]
+    code, output, _ = run(*compared, "--steps", 50, "--json")
+    assert code == 0
+    (matrix,) = json.loads(output)["matrices"]
+    norm = next(part for part in matrix["unlearned"] if part["part"] == "log_norm")
+    assert norm["answer"] == "beyond noise"
+    assert norm["null"] == "AdamW on white noise"
+    assert run(*compared)[0] == 4  # how many steps?

@@ -216,7 +216,7 @@ class TwoProcesses:
     def owns(self, leaf: nn.Parameter) -> bool:
         return self.is_owner
 
-    def told(self, answers: list[int], device: torch.device) -> list[int]:
+    def owners_answers(self, answers: list[int], device: torch.device) -> list[int]:
         self.said = list(answers) if self.is_owner else self.said
         return self.said
 

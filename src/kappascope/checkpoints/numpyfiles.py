@@ -1,12 +1,11 @@
 """NumPy's files: one array (``.npy``) or an archive of them (``.npz``), without their pickles.
 
-A header is a Python dictionary in text, of which only literals are understood. Arrays of objects
+A header is the text of a Python dictionary, which is matched and not evaluated. Arrays of objects
 are pickles and are not read.
 """
 
 from __future__ import annotations
 
-import ast
 import re
 from itertools import accumulate
 from operator import mul
@@ -35,6 +34,9 @@ _DTYPES = {
     "f2": torch.float16, "f4": torch.float32, "f8": torch.float64, "c8": torch.complex64,
     "c16": torch.complex128,
 }  # fmt: skip
+# A key of a header and its value: a text, a list, a truth or a tuple of sizes.
+_ITEM = r"\s*['\"](\w+)['\"]\s*:\s*('[^']*'|\"[^\"]*\"|\[[^\]]*\]|\w+|\([^()]*\))\s*"
+_SHAPE = r"\(\)|\((?:\d{1,20},\s*)+(?:\d{1,20})?\)"  # a tuple of one has a comma
 
 
 def read_npy(file: CheckpointFile) -> FileContents:
@@ -90,13 +92,18 @@ def _array(storage: StorageLocation, head: bytes) -> TensorLocation | Reason:
 
 def _facts(text: bytes) -> tuple[str, bool, tuple[int, ...]]:
     """Return dtype, order and shape from the text of a header."""
-    try:
-        facts = ast.literal_eval(text.decode("latin-1").strip())
-        kind, fortran, shape = facts["descr"], facts["fortran_order"], facts["shape"]
-    except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError) as error:
-        raise Malformed("the header of a NumPy array cannot be understood", AGAIN) from error
-    whole = isinstance(shape, tuple) and all(type(n) is int and n >= 0 for n in shape)
-    if not whole or type(fortran) is not bool:
+    header = text.decode("latin-1").strip()
+    pairs = (
+        re.findall(_ITEM, header)
+        if re.fullmatch(rf"{{{_ITEM}(?:,{_ITEM})*(?:,\s*)?}}", header)
+        else []
+    )
+    facts = dict(pairs)
+    if len(pairs) != 3 or facts.keys() != {"descr", "fortran_order", "shape"}:
+        raise Malformed("the header of a NumPy array cannot be understood", AGAIN)
+    kind, fortran, shape = facts["descr"][1:-1], facts["fortran_order"], facts["shape"]
+    if fortran not in ("True", "False") or not re.fullmatch(_SHAPE, shape):
         raise Malformed("the header of a NumPy array has no shape or order", AGAIN)
-    plain = isinstance(kind, str) and re.fullmatch(r"[<>|=]\w{1,8}", kind)
-    return (kind if plain else "|V"), fortran, shape
+    sizes = tuple(int(size) for size in re.findall(r"\d+", shape))
+    plain = facts["descr"][0] in "'\"" and re.fullmatch(r"[<>|=]\w{1,8}", kind)
+    return (kind if plain else "|V"), fortran == "True", sizes

@@ -258,7 +258,7 @@ def _config(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
         if not os.path.lexists(folder / "config.json"):
             return {}, ()
         text = CheckpointFile.at(folders.inside(folder, "config.json")).read(0, _LONGEST_CONFIG + 1)
-        config = json.loads(text) if len(text) <= _LONGEST_CONFIG else None
+        config = json.loads(text.decode("utf-8-sig")) if len(text) <= _LONGEST_CONFIG else None
     except (Malformed, OSError, ValueError, RecursionError):
         config = None
     if isinstance(config, dict):

@@ -304,7 +304,7 @@ class _State(NamedTuple):
         if text.dtype != torch.uint8 or text.shape[0] > LONGEST_STATE:
             return None
         try:
-            facts = json.loads(bytes(text.read().tolist()))
+            facts = json.loads(bytes(text.read().tolist()).decode())
             kind, block, shape = facts["quant_type"], facts["blocksize"], tuple(facts["shape"])
             nested, offset = facts.get("nested_blocksize") or 0, facts.get("nested_offset") or 0.0
             state = cls(kind, block, shape, nested, float(offset))

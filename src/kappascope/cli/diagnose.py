@@ -25,6 +25,7 @@ from kappascope.text import clean, plural
 if TYPE_CHECKING:  # what needs torch is loaded when there is work
     from kappascope.clinic.diagnose import Case, Selection
     from kappascope.clinic.diagnosis import Diagnosis
+    from kappascope.clinic.training import Trainings
 
 MORE_MEMORY = "allow more with --memory, or free some"
 OWN_SUFFIXES = (".html", ".htm", ".csv", ".parquet")  # of reports, which may be written over
@@ -50,6 +51,14 @@ def diagnose(
         str | None,
         typer.Option(metavar="PATH", help="A checkpoint to compare every component with."),
     ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            help="What trained it from the reference on, like 'AdamW lr=0.001 weight_decay=0.1': "
+            "what is learned, and what would noise alone have done?"
+        ),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of the optimizer.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document, no table.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page to this file.")] = None,
     table: Annotated[
@@ -85,6 +94,7 @@ def diagnose(
             from kappascope.clinic.diagnose import Selection, case
 
         limit = _memory(memory)
+        trainings = _trainings(reference, optimizer, steps)
         selection = Selection(tuple(include or ()), tuple(exclude or ()), spectrum)
         if not all((*paths, reference is None or reference)):
             raise Refusal(4, "''", "a path without a name", "name a checkpoint")
@@ -95,7 +105,7 @@ def diagnose(
             cases = []
             for path, earlier in zip(paths, [reference, *paths[:-1]], strict=True):
                 with waiting(f"Opening {path}"):
-                    cases.append(case(path, earlier, selection, jobs, limit))
+                    cases.append(case(path, earlier, selection, jobs, limit, trainings=trainings))
             diagnoses = [_examine(each) for each in cases]
         unwritten = _write_files(diagnoses, html, table)
         empty = next(filter(None, map(_no_matrix, diagnoses)), None)
@@ -109,6 +119,18 @@ def diagnose(
             raise refusal
     _refuse_severe(diagnoses, fail_on)
     _refuse_incomplete(diagnoses)
+
+
+def _trainings(reference: str | None, optimizer: str | None, steps: int | None) -> Trainings | None:
+    """Return how the model was trained from the reference on, if that is told."""
+    if optimizer is None and steps is None:
+        return None
+    if not (optimizer and steps and reference):
+        wrong = "three things belong together: --reference, --optimizer and --steps"
+        raise Refusal(4, f"--optimizer {optimizer or ''}", wrong, "give all of them, or none")
+    from kappascope.clinic.training import Trainings
+
+    return Trainings.of(optimizer, None, steps)
 
 
 def _memory(given: str | None) -> int | None:

@@ -22,7 +22,8 @@ def study(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]", help="teacher, digits, gpt or pretrained; all of them if none."
+            metavar="[NAME]",
+            help="teacher, digits, gpt, pretrained or unlearned; all of them if none.",
         ),
     ] = None,
     *,

@@ -39,6 +39,7 @@ from kappascope.clinic.source import (
     Source,
     located,
 )
+from kappascope.clinic.training import Training, Trainings
 from kappascope.matrix import spectra
 from kappascope.matrix.precision import Rounding
 from kappascope.matrix.status import Outcome, Status
@@ -57,6 +58,7 @@ from kappascope.system.memory import (
 )
 from kappascope.system.workers import CORES, Done, Engine, Here, Processes
 from kappascope.text import error_text
+from kappascope.theory.beyond import answered
 
 Row: TypeAlias = Examination | Product | Chain
 Readable: TypeAlias = OnDisk | Portion
@@ -160,6 +162,7 @@ class TensorTask(Task):
 
     unit: Unit
     chosen: frozenset[str]
+    training: Training | None = None
 
     @property
     def units(self) -> tuple[Unit, ...]:
@@ -196,6 +199,8 @@ class TensorTask(Task):
                     row = replace(row, uncompared=unreadable(row.status))
                 row = replace(row, reasons={"errors": str(row.uncompared), **row.reasons})
             row = replace(row, faults=(*row.faults, *fault))
+            if self.training is not None and row.failure is None:
+                row = _against_noise(row, self.training, matrix, other)
             yield _described(row, logical, rounding.code if rounding else "")
 
     def failed(self, reason: Reason) -> Iterator[Row]:
@@ -244,6 +249,18 @@ def _examined(
         if is_out_of_memory(error):
             raise
         return Examination.failed(name, (0, 0), "", unreadable(error_text(error)))
+
+
+def _against_noise(
+    row: Examination, training: Training, matrix: Tensor, start: Tensor | None
+) -> Examination:
+    """Return the row with what noise alone would have made of the start, or why that is open."""
+    try:
+        if start is None:
+            raise ValueError("the reference has no such matrix")
+        return replace(row, unlearned=tuple(training.compared(matrix, start)))
+    except ValueError as error:
+        return replace(row, reasons={**row.reasons, "unlearned": str(error)})
 
 
 def _described(row: Examination, logical: Logical, code: str = "") -> Examination:
@@ -465,7 +482,7 @@ class Case:
         settings = vars(self.selection).items()
         return Diagnosis(
             source=str(self.model),
-            matrices=tuple(sorted(matrices, key=lambda row: place[row.name])),
+            matrices=_answered(sorted(matrices, key=lambda row: place[row.name])),
             products=tuple(sorted(products, key=lambda row: layer_place[row.layer])),
             chains=tuple(sorted(multiplied, key=lambda row: place[row.members])),
             skipped=(*inventory.skipped, *unchosen),
@@ -475,6 +492,15 @@ class Case:
             reference=str(self.reference) if self.reference else None,
             settings={name: list(it) if isinstance(it, tuple) else it for name, it in settings},
         ).judged()
+
+
+def _answered(rows: Sequence[Examination]) -> tuple[Examination, ...]:
+    """Return the rows with an answer to every part, with regard to all that were compared."""
+    every = iter(answered(part for row in rows for part in row.unlearned or ()))
+    return tuple(
+        replace(row, unlearned=tuple(next(every) for _ in row.unlearned)) if row.unlearned else row
+        for row in rows
+    )
 
 
 @dataclass(frozen=True)
@@ -536,6 +562,8 @@ def case(
     selection: Selection | None = None,
     jobs: int = CORES,
     memory: int | None = None,
+    *,
+    trainings: Trainings | None = None,
 ) -> Case:
     """Look at what there is to examine; a `Refusal` says why there is nothing.
 
@@ -552,7 +580,7 @@ def case(
     if other:
         _inventory(other, memory)  # refused now if it cannot be opened, not once for each matrix
     weights = [
-        TensorTask(unit, chosen)
+        TensorTask(unit, chosen, trainings.of_matrix(unit.parts[0].name) if trainings else None)
         for unit in inventory.plan.units
         if (chosen := frozenset(p.name for p in unit.parts if selection.takes(p.name)))
     ]
@@ -618,13 +646,15 @@ def diagnose(
     spectrum: Extent = "auto",
     jobs: int = CORES,
     memory: int | str | None = None,
+    trainings: Trainings | None = None,
 ) -> Diagnosis:
     """Examine every matrix of a checkpoint, a model or a state dict, and apply all rules.
 
     With a ``reference`` each matrix also gets the errors of its components against the matrix of
-    that name there. If either is a checkpoint, ``jobs`` processes read and examine; models in
-    memory are examined here. Each process may use ``memory`` (bytes, or like ``"8G"``): by default
-    what its matrices need, if that is free.
+    that name there, and with ``trainings`` what noise alone would have made of that one (see
+    `kappascope.unlearned`). If either is a checkpoint, ``jobs`` processes read and examine; models
+    in memory are examined here. Each process may use ``memory`` (bytes, or like ``"8G"``): by
+    default what its matrices need, if that is free.
 
     >>> import torch
     >>> found = diagnose({"a.weight": 2 * torch.eye(3)}, reference={"a.weight": torch.eye(3)})
@@ -636,5 +666,5 @@ def diagnose(
     )
     selection = Selection(include, exclude, spectrum)
     limit = None if memory is None else bytes_of(memory)
-    prepared = case(source, reference, selection, jobs, limit)
+    prepared = case(source, reference, selection, jobs, limit, trainings=trainings)
     return prepared.concluded(row for done in prepared.examine() for row in done.result)

@@ -307,6 +307,10 @@ def _flat(row: Examination) -> dict[str, Any]:
     for name, value in row.document().items():
         if name in ("row_norms", "column_norms", "effective_ranks", "errors"):
             flat |= {f"{name}.{key}": entry for key, entry in (value or {}).items()}
+        elif name == "unlearned":
+            for found in row.unlearned or ():
+                flat |= {f"unlearned.{found.part}": found.answer}
+                flat |= {f"unlearned.{found.part}.p": found.adjusted}
         elif name == "reasons":
             flat[name] = "; ".join(f"{key}: {why}" for key, why in value.items())
         elif name == "shape":

@@ -29,6 +29,7 @@ from kappascope.matrix.status import Outcome, Status
 from kappascope.model.skipped import Reason, ReasonKind, unreadable
 from kappascope.text import error_text, number
 from kappascope.theory import GaussianNull, MarchenkoPastur, tracy_widom_cdf
+from kappascope.theory.beyond import PartComparison
 
 AUTO_LIMIT = 2048  # singular values up to which "auto" takes them all: about half a second
 THRESHOLDS = (0.001, 0.01, 0.1)  # of the effective rank; the middle one is the paper's
@@ -139,6 +140,7 @@ class Examination:
     alpha_distance: float | None = None
     alpha_count: int | None = None
     errors: Mapping[str, float | None] | None = None
+    unlearned: tuple[PartComparison, ...] | None = None
     reasons: Mapping[str, str] = field(default_factory=dict)
     plot: Mapping[str, Any] = field(default_factory=dict, repr=False)
     findings: tuple[Finding, ...] = ()
@@ -234,6 +236,8 @@ class Examination:
         absent = {"failure", "uncompared", "is_singular", "faults", *(() if plots else ("plot",))}
         if self.errors is None and "errors" not in self.reasons:  # there was no reference
             absent.add("errors")
+        if self.unlearned is None and "unlearned" not in self.reasons:  # nobody asked
+            absent.add("unlearned")
         names = (field.name for field in fields(self) if field.name not in absent)
         return {name: json_value(getattr(self, name)) for name in names}
 
@@ -244,7 +248,7 @@ def json_value(value: Any) -> Any:
     >>> json_value({"kappa": math.inf, "values": (1.0, math.nan)})
     {'kappa': None, 'values': [1.0, None]}
     """
-    if isinstance(value, Spread | Finding):
+    if isinstance(value, Spread | Finding | PartComparison):
         value = asdict(value)
     if isinstance(value, Mapping):
         return {str(name): json_value(item) for name, item in value.items()}

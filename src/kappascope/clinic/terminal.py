@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
@@ -219,6 +220,18 @@ def _moves(diagnosis: Diagnosis) -> Iterator[Text]:
             moved = f"{number(middle)}, {number(most)}{where}"
             yield Text(f"    {component.replace('_', ' ')} {moved}")
     yield from _uncompared(diagnosis)
+    yield from _unlearned(diagnosis)
+
+
+def _unlearned(diagnosis: Diagnosis) -> Iterator[Text]:
+    """Tell of every part in how many matrices it is beyond noise, or what noise would have done."""
+    compared = [found for row in diagnosis.matrices for found in row.unlearned or ()]
+    if compared:
+        yield Text(f"Against {compared[0].null} from the reference on:")
+    for part in dict.fromkeys(found.part for found in compared):
+        answers = Counter(found.answer for found in compared if found.part == part)
+        told = ", ".join(f"{count} {answer}" for answer, count in answers.most_common())
+        yield Text(f"    {part.replace('_', ' ')}: {told}")
 
 
 def _uncompared(diagnosis: Diagnosis) -> Iterator[Text]:

@@ -61,8 +61,8 @@ class Factors(nn.Module):
         """The gradient of what the factors multiply, from that of the product, both as stored."""
         with torch.enable_grad():
             leaf = weight.detach().requires_grad_()
-            (found,) = torch.autograd.grad(self(leaf), leaf, gradient.to(weight.dtype))
-        return found
+            (pulled,) = torch.autograd.grad(self(leaf), leaf, gradient.to(weight.dtype))
+        return pulled
 
     def write(self, weight: Tensor, product: Tensor) -> None:
         """Write the product of the weight and the factors into a tensor of its form."""
@@ -153,16 +153,16 @@ class RowColumnFactors(Factors):
 
     def gradients(self, weight: Tensor, gradient: Tensor) -> list[Tensor]:
         """The chain rule gives for r the sum of dV V, over r, since dV = r G c."""
-        found, product = [], weight * gradient
+        gradients, product = [], weight * gradient
         if self.rows is not None:
             summed = whole(product.sum(-1))
             if self.rows.shape != summed.shape:
                 summed = summed.sum(-1, keepdim=True)
             summed = _quotient(summed, self.rows)
-            found.append(summed if self.mask is None else summed * self.mask.to(summed))
+            gradients.append(summed if self.mask is None else summed * self.mask.to(summed))
         if self.columns is not None:
-            found.append(_quotient(whole(product.sum(-2)), self.columns))
-        return found
+            gradients.append(_quotient(whole(product.sum(-2)), self.columns))
+        return gradients
 
     def undone(self, product: Tensor, before: Tensor) -> Tensor:
         """``W / (r c)``; a factor of zero has silenced what it multiplies."""
@@ -172,7 +172,7 @@ class RowColumnFactors(Factors):
 
 def _quotient(a: Tensor, b: Tensor) -> Tensor:
     """``a / b``, and 0 where b is: a factor of zero has silenced what it multiplies."""
-    return torch.where(b == 0, 0.0, a / b)
+    return (a / b).masked_fill_(b == 0, 0.0)
 
 
 class SingularValueFactors(Factors):
@@ -373,17 +373,17 @@ class TrainedFactors(Treatment):
         if _is_equal(self.leaf, product):
             self.mark = WeightMark(self.leaf)
             return False
-        found = None if was_loaded else self.module.undone(self.leaf.detach(), self.direction)
-        if found is None:
+        direction = None if was_loaded else self.module.undone(self.leaf.detach(), self.direction)
+        if direction is None:
             self.restart()
             return True
-        if self.weight.layout.matrix(found).ndim > 2:  # a stack, in which each is for itself
+        if self.weight.layout.matrix(direction).ndim > 2:  # a stack, in which each is for itself
             layout = self.weight.layout
-            new, old = (layout.matrix(each) for each in (found, self.direction))
+            new, old = (layout.matrix(each) for each in (direction, self.direction))
             same = layout.matrix(self.leaf.detach()) == layout.matrix(product)
             is_kept = same.flatten(-2).all(-1)[..., None, None]
-            found = layout.tensor(torch.where(is_kept, old, new))
-        self.direction = found
+            direction = layout.tensor(torch.where(is_kept, old, new))
+        self.direction = direction
         self.mark = WeightMark(self.leaf)
         return False
 
@@ -419,8 +419,8 @@ class TrainedFactors(Treatment):
         """The factors' gradients follow from the weight's, and what clips were to spare."""
         if self.leaf.grad is None:
             return []
-        found = self.of_factors(self.module.pulled_back(self.direction, self.leaf.grad))
-        return self._with_unclipped(found)
+        clipped = self.of_factors(self.module.pulled_back(self.direction, self.leaf.grad))
+        return self._with_unclipped(clipped)
 
     def _with_unclipped(self, gradients: list[Tensor]) -> list[Tensor]:
         if self.unclipped is None:
@@ -463,8 +463,8 @@ class TrainedFactors(Treatment):
         first, *others = (module.pulled_back(self.direction, part) for part in parts)
         for other in others:
             first.add_(other)
-        found = self._with_unclipped(self.of_factors(first))
-        self.pending = found if scale == 1.0 else [g / scale for g in found]
+        gradients = self._with_unclipped(self.of_factors(first))
+        self.pending = gradients if scale == 1.0 else [g / scale for g in gradients]
         self.leaf.grad = first.contiguous()  # as LBFGS expects it
 
     def finite_gradient(self) -> Tensor:

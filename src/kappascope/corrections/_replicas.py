@@ -73,7 +73,7 @@ class Replicas:
         dist.all_reduce(agreed, dist.ReduceOp.MIN, group=self.group)
         return agreed.bool()
 
-    def told(self, answers: Sequence[int], device: torch.device) -> list[int]:
+    def owners_answers(self, answers: Sequence[int], device: torch.device) -> list[int]:
         """What the owner of each question says, where all others say 0."""
         flags = torch.tensor(answers, dtype=torch.int64, device=device)
         dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.group)
@@ -103,13 +103,13 @@ def share_memories(replicas: Replicas, treatments: Sequence[Treatment]) -> None:
     if not treatments:
         return
     forms = [_flat(t.begun | t.grown_form) for t in treatments]
-    said: list[int] = []
+    own: list[int] = []
     for t, form in zip(treatments, forms, strict=True):
         is_mine = replicas.owns(t.leaf)
-        said += _numbers(t, form) if is_mine else [0] * (1 + len(form))
-    told = iter(replicas.told(said, treatments[0].leaf.device))
+        own += _numbers(t, form) if is_mine else [0] * (1 + len(form))
+    answers = iter(replicas.owners_answers(own, treatments[0].leaf.device))
     for t, form in zip(treatments, forms, strict=True):
-        looked_at, *numbers = (next(told) for _ in range(1 + len(form)))
+        looked_at, *numbers = (next(answers) for _ in range(1 + len(form)))
         by_path = dict(zip(form, numbers, strict=True))
         if not replicas.owns(t.leaf):
             known = t.begun | (t.grown_form if looked_at else {})
@@ -125,37 +125,37 @@ def _flat(state: Mapping[str, Any], at: Path = ()) -> dict[Path, Any]:
     >>> _flat({"low": 1, "warm": {"top": 2}})
     {('low',): 1, ('warm', 'top'): 2}
     """
-    found: dict[Path, Any] = {}
+    flat: dict[Path, Any] = {}
     for key, value in state.items():
         path = (*at, key)
-        found |= _flat(value, path) if isinstance(value, Mapping) else {path: value}
-    return found
+        flat |= _flat(value, path) if isinstance(value, Mapping) else {path: value}
+    return flat
 
 
 def _numbers(t: Treatment, form: Mapping[Path, Any]) -> list[int]:
     """Whether the weight was looked at; then each number, or whether a tensor is new."""
     memory = _flat(t.memory)
-    found = [int(t.was_looked_at)]
+    numbers = [int(t.was_looked_at)]
     for path in form:
         value = memory.get(path, 0)
         if isinstance(value, Tensor):
             last, version = t.shared.get(path, (None, 0))
             value = last is not value or version != value._version
-        found.append(int(value))
-    return found
+        numbers.append(int(value))
+    return numbers
 
 
 def _taken(
     form: Mapping[str, Any], old: Mapping[str, Any], numbers: Mapping[Path, int], at: Path = ()
 ) -> State:
     """A memory of this form from what the owner told, with room for tensors that will be sent."""
-    found: State = {}
+    memory: State = {}
     for key, value in form.items():
         path = (*at, key)
         if isinstance(value, Mapping):
-            found[key] = _taken(value, old.get(key, {}), numbers, path)
+            memory[key] = _taken(value, old.get(key, {}), numbers, path)
         elif not isinstance(value, Tensor):
-            found[key] = type(value)(numbers[path])
+            memory[key] = type(value)(numbers[path])
         else:
-            found[key] = torch.empty(value.shape, dtype=value.dtype) if numbers[path] else old[key]
-    return found
+            memory[key] = torch.empty(value.shape, dtype=value.dtype) if numbers[path] else old[key]
+    return memory

@@ -68,12 +68,12 @@ class MeantWeights:
 
     def uses(self, weight: LiveWeight) -> LiveWeight | None:
         """The weight as it is used under the names that are meant, or ``None`` if none is."""
-        found = tuple(
+        uses = tuple(
             (name, module, attribute)
             for name, module, attribute in weight.uses
             if name in self.names or any(test(name, module) for test in self.tests)
         )
-        return LiveWeight(found) if found else None
+        return LiveWeight(uses) if uses else None
 
     def names_it(self, weight: LiveWeight) -> bool:
         """Whether the weight is meant by a name of its own, and not by a pattern."""
@@ -178,7 +178,7 @@ class AnalysedModel:
         chosen, left_out = [], {}
         for weight in self.weights:
             uses = [weight if each is None else each.uses(weight) for each in meant]
-            first = next((i for i, found in enumerate(uses) if found is not None), None)
+            first = next((i for i, use in enumerate(uses) if use is not None), None)
             if excluded is not None and excluded.uses(weight) is not None:
                 left_out[weight.name] = "excluded"
                 continue

@@ -152,8 +152,8 @@ class StepHooks:
                 if isinstance(t, TrainedFactors):
                     step.factored[t] = attachment
                 if t.is_ready():
-                    one = OptimizerStep(attachment.steps + 1, group, factor)
-                    step.acting.append((attachment, t, one))
+                    call = OptimizerStep(attachment.steps + 1, group, factor)
+                    step.acting.append((attachment, t, call))
 
     def _replicas(self) -> Replicas | None:
         """The other processes that train a copy, asked for before the first step; all start alike.
@@ -175,9 +175,9 @@ class StepHooks:
     def _add_gradients(self, step: _Step) -> dict[nn.Parameter, list[Tensor]]:
         """Add to gradients; give what is to be added where factors have to be considered."""
         added: dict[nn.Parameter, list[Tensor]] = {t.leaf: [] for t in step.factored}
-        penalties = [(t, one) for _, t, one in step.acting if isinstance(t, AddedGradient)]
-        for (t, one), found in zip(penalties, self._computed(step, penalties), strict=True):
-            gradient = t.taken(one, *found)
+        penalties = [(t, call) for _, t, call in step.acting if isinstance(t, AddedGradient)]
+        for (t, call), result in zip(penalties, self._computed(step, penalties), strict=True):
+            gradient = t.taken(call, *result)
             if gradient is not None and t.leaf in added:
                 added[t.leaf].append(gradient)
             elif gradient is not None:
@@ -194,17 +194,19 @@ class StepHooks:
             return
         sharded = any(is_sharded(t.leaf) for t, _ in penalties)
         # a sharded matrix is gathered by all, so all compute, and hold one at a time
-        for some in ([one] for one in penalties) if sharded else [penalties]:
+        for some in ([penalty] for penalty in penalties) if sharded else [penalties]:
             mine = [replicas.owns(t.leaf) for t, _ in some]
             own = [
                 t.computed() if sharded or is_mine else (0, None)
                 for (t, _), is_mine in zip(some, mine, strict=True)
             ]
-            said = [found[0] if is_mine else 0 for found, is_mine in zip(own, mine, strict=True)]
-            told = replicas.told(said, some[0][0].leaf.device) if some else []
+            own_statuses = [
+                result[0] if is_mine else 0 for result, is_mine in zip(own, mine, strict=True)
+            ]
+            statuses = replicas.owners_answers(own_statuses, some[0][0].leaf.device) if some else []
             if not sharded:
                 share_memories(replicas, [t for t, _ in some])
-            for (t, _), status, (_, gradient) in zip(some, told, own, strict=True):
+            for (t, _), status, (_, gradient) in zip(some, statuses, own, strict=True):
                 shared = None
                 if status == 1:
                     dtype = torch.promote_types(t.leaf.dtype, torch.float32)
@@ -215,7 +217,7 @@ class StepHooks:
 
     def _pull_back(self, step: _Step, added: Mapping[nn.Parameter, list[Tensor]]) -> None:
         """Give the optimizer the gradients of directions, and none that is not finite."""
-        scales = {t.leaf: one.gradient_scale for _, t, one in step.acting}
+        scales = {t.leaf: call.gradient_scale for _, t, call in step.acting}
         users: dict[TrainedFactors, Tensor | None] = {}
 
         def pull_back(t: TrainedFactors) -> None:
@@ -282,10 +284,10 @@ class StepHooks:
             products = {t: t.mark.image for t in old}
             asked |= self._move(step)
             answers = _answered({**asked, **products}, step.replicas)
-            for attachment, t, one in step.acting:
+            for attachment, t, call in step.acting:
                 if t in old:
                     continue
-                if not (answers[t] if t in asked else t.after(one)):
+                if not (answers[t] if t in asked else t.after(call)):
                     attachment.refuse(t)
             for factored in step.factored:  # what was moved after the product was written
                 if factored.mark.version != factored.leaf._version:
@@ -300,13 +302,13 @@ class StepHooks:
 
     def _rewrite(self, step: _Step) -> dict[Treatment, Tensor]:
         """Rewrite weights, and directions where there are factors; give what is to be asked."""
-        rewrites = [(t, one) for _, t, one in step.acting if isinstance(t, Rewrite)]
+        rewrites = [(t, call) for _, t, call in step.acting if isinstance(t, Rewrite)]
         return self._divided(step, rewrites, Rewrite.rewrite)
 
     def _move(self, step: _Step) -> dict[Treatment, Tensor]:
         """Take the steps that penalties take on their own, of whole weights."""
-        moving = [(t, one) for _, t, one in step.acting if isinstance(t, DecoupledStep)]
-        return self._divided(step, moving, lambda t, one: torch.tensor(t.after(one)))
+        moving = [(t, call) for _, t, call in step.acting if isinstance(t, DecoupledStep)]
+        return self._divided(step, moving, lambda t, call: torch.tensor(t.after(call)))
 
     @staticmethod
     def _divided(
@@ -317,27 +319,27 @@ class StepHooks:
         """Let the process to which a weight belongs act on it, and give what it wrote to all."""
         sharded = any(is_sharded(t.leaf) for t, _ in treatments)
         if step.replicas is None or sharded or not treatments:
-            return {t: act(t, one) for t, one in treatments}
+            return {t: act(t, call) for t, call in treatments}
         counts: list[int] = []
         flags: list[int] = []
-        for t, one in treatments:
+        for t, call in treatments:
             before, good = t.count, True
             t.is_done_elsewhere = not step.replicas.owns(t.leaf)
             if not t.is_done_elsewhere:
-                good = bool(act(t, one))
+                good = bool(act(t, call))
             counts.append(t.count - before)
             flags.append(int(not good))
         device = treatments[0][0].leaf.device
-        told = step.replicas.told([*counts, *flags], device)
+        answers = step.replicas.owners_answers([*counts, *flags], device)
         share_memories(step.replicas, [t for t, _ in treatments])
-        for (t, _), told_count, own in zip(treatments, told, counts, strict=False):
-            t.count += told_count - own
+        for (t, _), count, own in zip(treatments, answers, counts, strict=False):
+            t.count += count - own
         written: dict[nn.Parameter, Treatment] = {
-            t.leaf: t for (t, _), n in zip(treatments, told, strict=False) if n
+            t.leaf: t for (t, _), n in zip(treatments, answers, strict=False) if n
         }
         for leaf, writer in written.items():
             step.replicas.send_owned(leaf, chain(writer.leaves, writer.beside))
-        bad = told[len(treatments) :]
+        bad = answers[len(treatments) :]
         return {t: torch.tensor(not b) for (t, _), b in zip(treatments, bad, strict=True)}
 
     def _make_equal(self, step: _Step, t: TrainedFactors) -> None:
@@ -403,14 +405,14 @@ class StepHooks:
             for t in factored:
                 t.enter()
             try:
-                found = call(*args, **kwargs)
+                result = call(*args, **kwargs)
             except BaseException:
                 for t in factored:
                     t.put_back()
                 raise
             for t in factored:
                 t.leave()
-        return found
+        return result
 
     # What the optimizer's state dict carries
 
@@ -422,13 +424,13 @@ class StepHooks:
         self.fitting = []
         for attachment in self.attachments if state.get(STATE_KEY) else ():
             problems = []
-            for one in state[STATE_KEY]:
+            for saved in state[STATE_KEY]:
                 try:
-                    check_state([attachment], one)
+                    check_state([attachment], saved)
                 except ValueError as error:
                     problems.append(str(error).partition(";")[0])
                 else:
-                    self.fitting.append((attachment, one))
+                    self.fitting.append((attachment, saved))
                     break
             else:
                 kind = attachment.treatments[0].kind.__name__
@@ -449,12 +451,12 @@ def _answered(questions: Mapping[K, Tensor], replicas: Replicas | None) -> dict[
     finite. Nearly always all are, so that is what is asked first.
     """
     answers: dict[K, bool] = {}
-    for device in {one.device: None for one in questions.values()}:
-        here = {key: one for key, one in questions.items() if one.device == device}
+    for device in {question.device: None for question in questions.values()}:
+        here = {key: question for key, question in questions.items() if question.device == device}
         if replicas is None and bool(_flags(list(here.values())).all()):
             answers |= dict.fromkeys(here, True)
             continue
-        flags = torch.stack([_flags([one]).all() for one in here.values()])
+        flags = torch.stack([_flags([question]).all() for question in here.values()])
         if replicas is not None:
             flags = replicas.all_agree(flags)
         answers |= dict(zip(here, flags.tolist(), strict=True))
@@ -463,8 +465,8 @@ def _answered(questions: Mapping[K, Tensor], replicas: Replicas | None) -> dict[
 
 def _flags(questions: Sequence[Tensor]) -> Tensor:
     """All flags, and whether each of the numbers is finite."""
-    flat = [one.reshape(-1) for one in questions]
-    parts = [one for one in flat if one.dtype == torch.bool]
-    if numbers := [one for one in flat if one.dtype != torch.bool]:
+    flat = [question.reshape(-1) for question in questions]
+    parts = [question for question in flat if question.dtype == torch.bool]
+    if numbers := [question for question in flat if question.dtype != torch.bool]:
         parts.append(torch.isfinite(torch.cat(numbers)))
     return torch.cat(parts)

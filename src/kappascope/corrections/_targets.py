@@ -42,15 +42,15 @@ def understood_target(target: object) -> Target:
 def _descending(values: Any) -> Tensor:
     """Check singular values that somebody gave, in a tensor or in what makes one."""
     try:
-        found = torch.as_tensor(values).detach()
+        spectrum = torch.as_tensor(values).detach()
     except (TypeError, ValueError, RuntimeError) as error:
         expected = "a tensor of singular values from the target's function"
         raise TypeError(f"expected {expected}; got {type(values).__name__}") from error
-    several = found.ndim > 0 and found.shape[-1] > 0 and not found.is_complex()
-    if not (several and found.isfinite().all() and (found.diff(dim=-1) <= 0).all()):
+    several = spectrum.ndim > 0 and spectrum.shape[-1] > 0 and not spectrum.is_complex()
+    if not (several and spectrum.isfinite().all() and (spectrum.diff(dim=-1) <= 0).all()):
         expected = "the target's singular values to be finite numbers, the largest first"
         raise ValueError(f"expected {expected}; got {shorten(repr(values), 80)}")
-    return found
+    return spectrum
 
 
 def target_values(target: Target, weight: LiveWeight) -> Tensor | None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kappascope.corrections import _state
 from kappascope.matrix import spectra
-from kappascope.model.sharded import agreed, own_shard, whole
+from kappascope.model.sharded import agreed, is_sharded, own_shard, whole
 from kappascope.model.weights import LiveWeight, precise
 
 State: TypeAlias = dict[str, Any]
@@ -233,19 +233,42 @@ class AddedGradient(Treatment):
 
     def metrics(self) -> dict[str, Tensor | float]:
         """Kappa and the penalty where they are known, and the share of the gradient."""
-        found: dict[str, Tensor | float] = {}
+        numbers: dict[str, Tensor | float] = {}
         if (ends := self.memory.get("ends")) is not None:
-            found["kappa"] = (ends["values"][..., 0] / ends["values"][..., -1]).amax()
+            numbers["kappa"] = (ends["values"][..., 0] / ends["values"][..., -1]).amax()
             if self.price is not None:
-                found["penalty"] = self.price(self.memory).sum()
+                numbers["penalty"] = self.price(self.memory).sum()
         if self.sizes is None:
-            return found | {"gradient_share": 0.0}
+            return numbers | {"gradient_share": 0.0}
         added, rest = self.sizes
-        return found | {"gradient_share": added / (added + rest).clamp(min=1e-45)}
+        return numbers | {"gradient_share": added / (added + rest).clamp(min=1e-45)}
 
     def after(self, step: OptimizerStep) -> bool:
         """Whether the gradient was finite."""
         return bool(self.was_finite)
+
+
+@dataclass(frozen=True, eq=False)
+class Rescaled:
+    """What a rule of :class:`Rewrite` gives if it only multiplies: the factor, and no matrix.
+
+    Nothing is copied then. The flag tells whether the matrix is finite as it is.
+
+    >>> Rescaled(torch.tensor(2.0), is_finite=torch.tensor(True)).of(torch.eye(1))
+    tensor([[2.]])
+    """
+
+    factor: Tensor
+    is_finite: Tensor
+
+    def of(self, matrix: Tensor) -> Tensor:
+        """The matrix times the factor, in float32 at least."""
+        wide = precise(matrix)
+        return wide * self.factor.to(wide)
+
+    def multiply(self, matrix: Tensor) -> None:
+        """Multiply a matrix of float32 at least in place, unless it is not finite."""
+        matrix.mul_(torch.where(self.is_finite, self.factor, 1.0).to(matrix))
 
 
 class Rewrite(Treatment):
@@ -262,7 +285,7 @@ class Rewrite(Treatment):
         self,
         kind: type,
         weight: LiveWeight,
-        rule: Callable[[Tensor, OptimizerStep, State], Tensor | None],
+        rule: Callable[[Tensor, OptimizerStep, State], Tensor | Rescaled | None],
         memory: State,
         grown: Callable[[Tensor], State] = lambda matrix: {},
         *,
@@ -286,6 +309,11 @@ class Rewrite(Treatment):
         if new is None:
             return torch.tensor(True, device=matrix.device)
         self.count += 1
+        if isinstance(new, Rescaled):
+            if self._is_stored_in(matrix) and precise(matrix) is matrix:
+                new.multiply(matrix)
+                return new.is_finite
+            new = new.of(matrix)
         rounded = new.to(matrix.dtype)
         finite = is_finite(rounded)
         if self.weight.parametrization is None:
@@ -293,6 +321,11 @@ class Rewrite(Treatment):
         elif finite:  # what makes the weight need not give the same one back
             self.weight.write(rounded)
         return finite
+
+    def _is_stored_in(self, matrix: Tensor) -> bool:
+        """Whether what is written into the matrix is written into the weight."""
+        is_plain = self.weight.parametrization is None and not is_sharded(self.leaf)
+        return is_plain and matrix.data_ptr() == self.leaf.data_ptr()
 
     def metrics(self) -> dict[str, Tensor | float]:
         """How often the weight was rewritten since it was attached."""
@@ -369,18 +402,18 @@ class DecoupledStep(Treatment):
         The share is the penalty's part of the sum of both gradients' norms; what a bound has cut
         off its step is not in it.
         """
-        found: dict[str, Tensor | float] = {}
+        numbers: dict[str, Tensor | float] = {}
         if (values := self.memory.get("values")) is not None:
             tiny = torch.finfo(values.dtype).tiny
-            found["kappa"] = (values[..., 0] / values[..., -1].clamp(min=tiny)).amax()
+            numbers["kappa"] = (values[..., 0] / values[..., -1].clamp(min=tiny)).amax()
             if self.price is not None:
-                found["penalty"] = self.price(self.memory).sum()
+                numbers["penalty"] = self.price(self.memory).sum()
         if self.is_done_elsewhere:  # and the change is not known here
-            return found
+            return numbers
         if self.sizes is None:
-            return found | {"gradient_share": 0.0}
+            return numbers | {"gradient_share": 0.0}
         own, rest = self.sizes
-        return found | {"gradient_share": own / (own + rest).clamp(min=1e-45)}
+        return numbers | {"gradient_share": own / (own + rest).clamp(min=1e-45)}
 
     def _move_leaves(self, matrix: Tensor, change: Tensor) -> bool:
         """Move what the weight is made of; back again where no part of the way is short enough."""

@@ -106,7 +106,7 @@ class Correction(ABC):
         if not isinstance(model, nn.Module):
             raise TypeError(f"expected a module to correct; got {type(model).__name__}")
         inner = unwrapped(model)
-        names = [name for one in live_weights(inner) for name, *_ in one.uses]
+        names = [name for weight in live_weights(inner) for name, *_ in weight.uses]
         for meant in where if isinstance(where, Mapping) else [where]:
             if meant is not None:
                 MeantWeights.of(meant, names)

@@ -141,11 +141,13 @@ class Handle:
         >>> handle.metrics()
         {'rewrites/weight': 0.0, 'refused': 0.0, 'steps': 0.0, 'seconds': 0.0}
         """
-        found = {f"{k}/{t.weight.name}": v for t in self.treatments for k, v in t.metrics().items()}
-        found["refused"] = sum(self.refused.values())
-        found["steps"] = max((attachment.steps for attachment in self._attachments), default=0)
-        found["seconds"] = sum(attachment.seconds for attachment in self._attachments)
-        return {name: float(value) for name, value in found.items()}
+        numbers = {
+            f"{k}/{t.weight.name}": v for t in self.treatments for k, v in t.metrics().items()
+        }
+        numbers["refused"] = sum(self.refused.values())
+        numbers["steps"] = max((attachment.steps for attachment in self._attachments), default=0)
+        numbers["seconds"] = sum(attachment.seconds for attachment in self._attachments)
+        return {name: float(value) for name, value in numbers.items()}
 
     # Saving, loading, converting
 
@@ -195,7 +197,7 @@ class Handle:
         """
         self._refuse_closed("the model's state dict is plain already")
         originals = {stripped(_original_key(n)): t for n, t in self._by_name().items()}
-        found: dict[str, Tensor] = {}
+        plain: dict[str, Tensor] = {}
         for key, value in state.items():
             treatment = originals.get(stripped(key))
             if treatment is not None:
@@ -204,10 +206,10 @@ class Handle:
                     problem = f"{key} comes without its factors {', '.join(sorted(lacking))}"
                     raise ValueError(f"{problem}; pass the whole model's state dict")
                 values = {name: state[at] for name, at in factors.items()}
-                found[_plain_key(key)] = torch.func.functional_call(treatment.module, values, value)
+                plain[_plain_key(key)] = torch.func.functional_call(treatment.module, values, value)
             elif stripped(f"{key.rpartition('.0.')[0]}.original") not in originals:
-                found[key] = value  # no factor of a weight
-        return found
+                plain[key] = value  # no factor of a weight
+        return plain
 
     @torch.no_grad()
     def split(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -223,14 +225,16 @@ class Handle:
             raise ValueError(
                 f"expected keys such as {expected}, got {came}; pass the whole model's"
             )
-        found: dict[str, Tensor] = {}
+        parts: dict[str, Tensor] = {}
         for key, value in state.items():
             if (treatment := names.get(stripped(key))) is None:
-                found[key] = value
+                parts[key] = value
                 continue
-            found[original := _original_key(key)], factors = treatment.parts(value)
-            found |= {f"{_factor_prefix(original)}{name}": one for name, one in factors.items()}
-        return found
+            parts[original := _original_key(key)], factors = treatment.parts(value)
+            parts |= {
+                f"{_factor_prefix(original)}{name}": factor for name, factor in factors.items()
+            }
+        return parts
 
     def _by_name(self) -> dict[str, TrainedFactors]:
         """The weights with factors, under all their names."""
@@ -293,13 +297,13 @@ def correction_metrics(optimizer: Optimizer) -> dict[str, dict[str, Tensor | flo
     >>> correction_metrics(torch.optim.SGD([nn.Parameter(torch.ones(1))]))
     {}
     """
-    hooks, found = StepHooks.of(optimizer), dict[str, dict[str, Tensor | float]]()
+    hooks, metrics = StepHooks.of(optimizer), dict[str, dict[str, Tensor | float]]()
     for attachment in () if hooks is None else hooks.attachments:
         for t in attachment.treatments:
-            own = found.setdefault(t.weight.name, {})
+            own = metrics.setdefault(t.weight.name, {})
             own |= {f"correction_{name}": value for name, value in t.metrics().items()}
             own["correction_refused"] = float(attachment.refused[t.weight.name])
-    return found
+    return metrics
 
 
 def _original_key(name: str) -> str:

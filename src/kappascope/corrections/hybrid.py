@@ -63,5 +63,4 @@ class Hybrid(Correction):
     def treatments(self, weight: LiveWeight, model: AnalysedModel) -> Iterator[Treatment]:
         """Add the penalty's gradient, and train factors where they are free."""
         yield from self.penalties.treatments(weight, model)
-        if self.multipliers.objection(weight, model) is None:
-            yield from self.multipliers.treatments(weight, model)
+        yield from self.multipliers.treatments(weight, model)

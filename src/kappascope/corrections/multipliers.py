@@ -69,29 +69,26 @@ class Multipliers(Correction):
 
     def objection(self, weight: LiveWeight, model: AnalysedModel) -> str | None:
         """Why the weight cannot have factors, if that is so."""
-        sides = self._sides(weight, model)
-        best_left = (
-            None if sides.rows or sides.columns else "it is best left alone; gauge=True takes it"
-        )
-        return why_not_merged(weight) or best_left
+        if (reason := why_not_merged(weight)) is not None:
+            return reason
+        is_free = self._sides(weight, model) is not None
+        return None if is_free else "it is best left alone; gauge=True takes it"
 
     def treatments(self, weight: LiveWeight, model: AnalysedModel) -> Iterator[Treatment]:
-        """Train factors of the sides that are free."""
-        make = partial(
-            RowColumnFactors,
-            layout=weight.layout,
-            sides=self._sides(weight, model),
-            scalar=not (self.rows or self.columns),
-        )
-        yield TrainedFactors(Multipliers, weight, make, self.rate, self.weight_decay)
+        """Train factors of the sides that are free, if one is."""
+        if (sides := self._sides(weight, model)) is not None:
+            scalar = not (self.rows or self.columns)
+            make = partial(RowColumnFactors, layout=weight.layout, sides=sides, scalar=scalar)
+            yield TrainedFactors(Multipliers, weight, make, self.rate, self.weight_decay)
 
-    def _sides(self, weight: LiveWeight, model: AnalysedModel) -> FreeSides:
-        """Which factors the weight gets."""
+    def _sides(self, weight: LiveWeight, model: AnalysedModel) -> FreeSides | None:
+        """Which sides of the weight get factors, if one does."""
         free = FreeSides() if self.gauge else model.free_sides.get(weight.name, FreeSides())
-        scalar = not (self.rows or self.columns)
-        return replace(
-            free, rows=free.rows and (self.rows or scalar), columns=free.columns and self.columns
-        )
+        has_rows = free.rows and (self.rows or not self.columns)  # with neither, a single factor
+        has_columns = free.columns and self.columns
+        if not (has_rows or has_columns):
+            return None
+        return replace(free, rows=has_rows, columns=has_columns)
 
 
 @final

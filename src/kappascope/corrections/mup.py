@@ -77,7 +77,7 @@ def growths(model: nn.Module, base: Base) -> dict[str, Growth]:
     else:
         shapes = base
     weights = {name: weight for weight in live_weights(model) for name, *_ in weight.uses}
-    found = {}
+    by_name = {}
     for name, parameter in model.named_parameters():
         if name not in shapes or len(shapes[name]) != parameter.ndim:
             expected = f"the base to have {name} with {parameter.ndim} dimensions"
@@ -85,15 +85,15 @@ def growths(model: nn.Module, base: Base) -> dict[str, Growth]:
             raise ValueError(f"expected {expected}; got {came}; build it by the same code")
         ratios = [a / b for a, b in zip(parameter.shape, shapes[name], strict=True)]
         if parameter.ndim < 2:
-            found[name] = Growth(ratios[0] if ratios else 1.0, 1.0)
+            by_name[name] = Growth(ratios[0] if ratios else 1.0, 1.0)
             continue
         outputs, inputs = (-2, -1) if parameter.ndim == 2 or name not in weights else (0, 1)
         if _is_stored_in_out(weights.get(name)):
             outputs, inputs = inputs, outputs
         if any(isinstance(m, nn.Embedding) for _, m, _ in weights[name].uses[:1]):
             outputs, inputs = inputs, outputs  # a table has a row for every input
-        found[name] = Growth(ratios[outputs], ratios[inputs])
-    return found
+        by_name[name] = Growth(ratios[outputs], ratios[inputs])
+    return by_name
 
 
 def _is_stored_in_out(weight: Any) -> bool:
@@ -128,8 +128,8 @@ def output_scales(model: nn.Module, base: Base) -> dict[str, float]:
     >>> output_scales(nn.Linear(8, 3), nn.Linear(4, 3))
     {'weight': 0.5}
     """
-    found = growths(model, base).items()
-    return {name: 1 / growth.inputs for name, growth in found if growth.kind == "output"}
+    by_name = growths(model, base).items()
+    return {name: 1 / growth.inputs for name, growth in by_name if growth.kind == "output"}
 
 
 def scale_outputs(model: nn.Module, base: Base) -> ExitStack:

@@ -51,16 +51,16 @@ def understood_optimizers(optimizer: object) -> list[Optimizer]:
     TypeError: expected an optimizer or a list of some; got NoneType: a Trainer has none before ...
     """
     several = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
-    found = [unwrapped_optimizer(each) for each in several]
-    if not found or not all(isinstance(each, Optimizer) for each in found):
-        advice = f": {NONE_YET}" if None in found else ""
+    optimizers = [unwrapped_optimizer(each) for each in several]
+    if not optimizers or not all(isinstance(each, Optimizer) for each in optimizers):
+        advice = f": {NONE_YET}" if None in optimizers else ""
         came = _kind(optimizer)
         raise TypeError(f"expected an optimizer or a list of some; got {came}{advice}")
-    for each in found:
+    for each in optimizers:
         if not hasattr(each, "_optimizer_step_post_hooks"):  # as Optimizer.__init__ makes them
             problem = f"{type(each).__name__} runs no hooks, as it never called Optimizer.__init__"
             raise TypeError(f"{problem}; attach to the optimizer inside of it")
-    return found
+    return optimizers
 
 
 def _kind(thing: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from jaxtyping import Float
@@ -37,55 +37,8 @@ def condition_penalty(
     tensor(0.)
     """
     wanted = (condition_number + 1).log()
-    found = tracking.extreme_triplets(weight)
-    return found.combined(_Hinge(wanted, wanted).slopes(found, strength, clip))
-
-
-@dataclass(frozen=True)
-class _Hinge:
-    """The limits between which ``log(kappa + 1)`` costs nothing."""
-
-    low: Tensor
-    high: Tensor
-
-    @classmethod
-    def of(cls, target: Target, band: float, wanted: Tensor | None, weight: Tensor) -> _Hinge:
-        """The limits that a target sets for a weight, of which a spectrum may be ``wanted``."""
-        if wanted is not None:
-            middle = (floored_condition_number(wanted) + 1).log()
-            return cls(middle - band, middle + band)
-        bound = target if isinstance(target, float) else _null(weight)
-        high = torch.tensor(bound + 1.0, dtype=torch.float64, device=weight.device).log()
-        return cls(torch.zeros_like(high), high)
-
-    def _nearest(self, x: Tensor) -> Tensor:
-        return torch.minimum(torch.maximum(x, self.low.to(x)), self.high.to(x))
-
-    def excess(self, kappa: Tensor) -> Tensor:
-        x = (kappa + 1).log()
-        return x - self._nearest(x)
-
-    def slopes(
-        self, found: tracking.ExtremeTriplets, strength: float, clip: Tensor | float
-    ) -> Tensor:
-        """The derivatives of ``strength * excess**2`` with respect to the first and last value.
-
-        Their norm, which is that of the gradient, is at most ``clip``.
-        """
-        kappa, last = floored_condition_number(found.values), found.values[..., -1] + SIGMA_FLOOR
-        slope = 2 * strength * self.excess(kappa) / (kappa + 1)  # with respect to kappa
-        # d kappa / d s1 = 1 / sd and d kappa / d sd = -kappa / sd
-        at_first, at_last = slope / last, -slope * kappa / last
-        size = torch.hypot(at_first, at_last)
-        shrink = torch.where(size > clip, clip / size, 1.0)
-        return torch.stack([shrink * at_first, shrink * at_last], dim=-1)
-
-    def room(self, found: tracking.ExtremeTriplets, slopes: Tensor) -> Tensor:
-        """By how many times the slopes both values may move before kappa is at its limit."""
-        first, last = found.values[..., 0], found.values[..., -1] + SIGMA_FLOOR
-        limit = self._nearest((floored_condition_number(found.values) + 1).log()).expm1()
-        closing = slopes[..., 0] - limit * slopes[..., 1]
-        return torch.where(closing == 0, torch.inf, (first - limit * last) / closing)
+    ends = tracking.extreme_triplets(weight)
+    return ends.combined(_Hinge(wanted, wanted).slopes(ends, strength, clip))
 
 
 class _Priced(torch.autograd.Function):
@@ -100,6 +53,81 @@ class _Priced(torch.autograd.Function):
     def backward(ctx: Any, *received: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = ctx.saved_tensors
         return received[0][..., None, None] * gradient, None, None
+
+
+def _priced(weight: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
+    """The value of every matrix, as a function of the weight with this gradient."""
+    return cast(Tensor, _Priced.apply(weight, value, gradient))  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True)
+class _Hinge:
+    """The limits between which ``log(kappa + 1)`` costs nothing."""
+
+    low: Tensor
+    high: Tensor
+
+    @classmethod
+    def of_matrix(cls, target: Target, band: float, matrix: Tensor) -> _Hinge:
+        """The limits that a target sets for a matrix that has no name."""
+        return cls._of(target, band, target_values_of_matrix(target, matrix), matrix)
+
+    @classmethod
+    def of_weight(cls, target: Target, band: float, weight: LiveWeight) -> _Hinge:
+        """The limits that a target sets for a weight of a model."""
+        return cls._of(target, band, target_values(target, weight), weight.matrix())
+
+    @classmethod
+    def _of(cls, target: Target, band: float, wanted: Tensor | None, weight: Tensor) -> _Hinge:
+        """The limits around the kappa of the spectrum wanted, or else below the target's kappa."""
+        if wanted is not None:
+            middle = (floored_condition_number(wanted) + 1).log()
+            return cls(middle - band, middle + band)
+        bound = target if isinstance(target, float) else _null(weight)
+        high = torch.tensor(bound + 1.0, dtype=torch.float64, device=weight.device).log()
+        return cls(torch.zeros_like(high), high)
+
+    def _nearest(self, x: Tensor) -> Tensor:
+        return torch.minimum(torch.maximum(x, self.low.to(x)), self.high.to(x))
+
+    def excess(self, values: Tensor) -> Tensor:
+        """By how much ``log(kappa + 1)`` of these extreme values leaves the limits."""
+        x = (floored_condition_number(values) + 1).log()
+        return x - self._nearest(x)
+
+    def slopes(
+        self, ends: tracking.ExtremeTriplets, strength: float, clip: Tensor | float
+    ) -> Tensor:
+        """The derivatives of ``strength * excess**2`` with respect to the first and last value.
+
+        Their norm, which is that of the gradient, is at most ``clip``.
+        """
+        kappa, last = floored_condition_number(ends.values), ends.values[..., -1] + SIGMA_FLOOR
+        # with respect to kappa
+        slope = 2 * strength * self.excess(ends.values) / (kappa + 1)
+        # d kappa / d s1 = 1 / sd and d kappa / d sd = -kappa / sd
+        at_first, at_last = slope / last, -slope * kappa / last
+        size = torch.hypot(at_first, at_last)
+        shrink = torch.where(size > clip, clip / size, 1.0)
+        return torch.stack([shrink * at_first, shrink * at_last], dim=-1)
+
+    def penalty(
+        self,
+        weight: Tensor,
+        ends: tracking.ExtremeTriplets,
+        strength: float,
+        clip: Tensor | float,
+    ) -> Tensor:
+        """``strength * excess**2`` of each matrix; its backward is the clipped closed gradient."""
+        gradient = ends.combined(self.slopes(ends, strength, clip))
+        return _priced(weight, strength * self.excess(ends.values).square(), gradient)
+
+    def room(self, ends: tracking.ExtremeTriplets, slopes: Tensor) -> Tensor:
+        """By how many times the slopes both values may move before kappa is at its limit."""
+        first, last = ends.values[..., 0], ends.values[..., -1] + SIGMA_FLOOR
+        limit = self._nearest((floored_condition_number(ends.values) + 1).log()).expm1()
+        closing = slopes[..., 0] - limit * slopes[..., 1]
+        return torch.where(closing == 0, torch.inf, (first - limit * last) / closing)
 
 
 @final
@@ -135,21 +163,14 @@ class SpectralPenalty(Correction):
     @pure_form
     def penalty(self, weight: Float[Tensor, "*stack out in"]) -> Float[Tensor, "*stack"]:
         """The penalty of each matrix; its backward is the clipped closed gradient."""
-        wanted = target_values_of_matrix(self.target, weight)
-        hinge = _Hinge.of(self.target, self.band, wanted, weight)
-        found = tracking.extreme_triplets(weight.detach())
-        value = self.strength * hinge.excess(floored_condition_number(found.values)).square()
-        slopes = hinge.slopes(found, self.strength, self.clip * found.values[..., 0])
-        return _Priced.apply(  # type: ignore[no-untyped-call]  # torch gives it none
-            weight, value, found.combined(slopes)
-        )
+        hinge = _Hinge.of_matrix(self.target, self.band, weight)
+        ends = tracking.extreme_triplets(weight.detach())
+        return hinge.penalty(weight, ends, self.strength, self.clip * ends.values[..., 0])
 
     def treatments(self, weight: LiveWeight, model: AnalysedModel) -> Iterator[Treatment]:
         """Take steps along the gradient of the penalty, unless its strength is zero."""
         if self.strength:
-            wanted = target_values(self.target, weight)
-            hinge = _Hinge.of(self.target, self.band, wanted, weight.matrix())
-            memory = {"low": hinge.low, "high": hinge.high}
+            memory = vars(_Hinge.of_weight(self.target, self.band, weight)).copy()
             yield DecoupledStep(
                 SpectralPenalty,
                 weight,
@@ -162,18 +183,18 @@ class SpectralPenalty(Correction):
 
     def _price(self, memory: State) -> Tensor:
         """The penalty of what was last looked at."""
-        kappa = floored_condition_number(memory["values"])
-        return self.strength * _Hinge(memory["low"], memory["high"]).excess(kappa).square()
+        hinge = _Hinge(memory["low"], memory["high"])
+        return self.strength * hinge.excess(memory["values"]).square()
 
     def _change(self, matrix: Tensor, rate: float, memory: State) -> Tensor | None:
         hinge, warm = _Hinge(memory["low"], memory["high"]), memory.get("warm", {})
-        found = tracking.extreme_triplets(matrix, warm)
-        memory |= {"warm": warm, "values": found.values}
-        if not hinge.excess(floored_condition_number(found.values)).any():
+        ends = tracking.extreme_triplets(matrix, warm)
+        memory |= {"warm": warm, "values": ends.values}
+        if not hinge.excess(ends.values).any():
             return None
-        slopes = hinge.slopes(found, self.strength, self.clip * found.values[..., 0])
-        distance = hinge.room(found, slopes).clamp(min=0.0, max=rate)
-        return found.combined(-distance[..., None] * slopes)
+        slopes = hinge.slopes(ends, self.strength, self.clip * ends.values[..., 0])
+        distance = hinge.room(ends, slopes).clamp(min=0.0, max=rate)
+        return ends.combined(-distance[..., None] * slopes)
 
 
 def _tracked(matrix: Tensor) -> State:
@@ -212,21 +233,14 @@ class PaperPenalty(Correction):
     @pure_form
     def penalty(self, weight: Float[Tensor, "*stack out in"]) -> Float[Tensor, "*stack"]:
         """The penalty of each matrix; its backward is the clipped closed gradient."""
-        wanted = target_values_of_matrix(self.target, weight)
-        hinge = _Hinge.of(self.target, self.band, wanted, weight)
-        found = tracking.extreme_triplets(weight.detach())
-        value = self.strength * hinge.excess(floored_condition_number(found.values)).square()
-        slopes = hinge.slopes(found, self.strength, self.clip)
-        return _Priced.apply(  # type: ignore[no-untyped-call]  # torch gives it none
-            weight, value, found.combined(slopes)
-        )
+        hinge = _Hinge.of_matrix(self.target, self.band, weight)
+        ends = tracking.extreme_triplets(weight.detach())
+        return hinge.penalty(weight, ends, self.strength, self.clip)
 
     def treatments(self, weight: LiveWeight, model: AnalysedModel) -> Iterator[Treatment]:
         """Add the gradient of the penalty, unless its strength is zero."""
         if self.strength:
-            wanted = target_values(self.target, weight)
-            hinge = _Hinge.of(self.target, self.band, wanted, weight.matrix())
-            memory = {"low": hinge.low, "high": hinge.high}
+            memory = vars(_Hinge.of_weight(self.target, self.band, weight)).copy()
             yield AddedGradient(
                 PaperPenalty, weight, self._gradient, memory, _measured, price=self._price
             )
@@ -238,18 +252,16 @@ class PaperPenalty(Correction):
             memory["ends"] = vars(tracking.extreme_triplets(read(), warm))
             memory["warm"] = warm
         memory["calls"] = calls  # once measured: a weight that is not finite is due again
-        hinge, found = (
-            _Hinge(memory["low"], memory["high"]),
-            tracking.ExtremeTriplets(**memory["ends"]),
-        )
-        if not hinge.excess(floored_condition_number(found.values)).any():
+        hinge = _Hinge(memory["low"], memory["high"])
+        ends = tracking.ExtremeTriplets(**memory["ends"])
+        if not hinge.excess(ends.values).any():
             return None
-        return found.combined(hinge.slopes(found, self.strength, self.clip))
+        return ends.combined(hinge.slopes(ends, self.strength, self.clip))
 
     def _price(self, memory: State) -> Tensor:
         """The penalty of what was last measured."""
-        kappa = floored_condition_number(memory["ends"]["values"])
-        return self.strength * _Hinge(memory["low"], memory["high"]).excess(kappa).square()
+        hinge = _Hinge(memory["low"], memory["high"])
+        return self.strength * hinge.excess(memory["ends"]["values"]).square()
 
 
 def _measured(matrix: Tensor) -> State:
@@ -289,12 +301,10 @@ class OrthogonalPenalty(Correction):
     @pure_form
     def penalty(self, weight: Float[Tensor, "*stack out in"]) -> Float[Tensor, "*stack"]:
         """The penalty of each matrix; its backward is the clipped gradient."""
-        value, gradient, _ = self._priced(weight.detach(), None)
-        return _Priced.apply(  # type: ignore[no-untyped-call]  # torch gives it none
-            weight, value, gradient
-        )
+        value, gradient, _ = self._parts(weight.detach(), None)
+        return _priced(weight, value, gradient)
 
-    def _priced(self, weight: Tensor, memory: State | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _parts(self, weight: Tensor, memory: State | None) -> tuple[Tensor, Tensor, Tensor]:
         """The value, its clipped gradient, and how far along it no singular value passes one."""
         form = self._spectral if self.spectral else self._frobenius
         value, gradient, room = form(weight, memory)
@@ -315,13 +325,13 @@ class OrthogonalPenalty(Correction):
         return value, gradient if w is weight else gradient.mT, room
 
     def _spectral(self, weight: Tensor, memory: State | None) -> tuple[Tensor, Tensor, Tensor]:
-        found = tracking.extreme_triplets(weight, memory)
-        rest = found.values.square() - 1
+        ends = tracking.extreme_triplets(weight, memory)
+        rest = ends.values.square() - 1
         farther = torch.nn.functional.one_hot(rest.abs().argmax(-1), 2).to(rest)
-        slope = 2 * self.strength * found.values * rest.sign() * farther
-        distance = ((found.values - 1).abs() * farther).sum(-1)
+        slope = 2 * self.strength * ends.values * rest.sign() * farther
+        distance = ((ends.values - 1).abs() * farther).sum(-1)
         room = distance / slope.abs().sum(-1)
-        return self.strength * rest.abs().amax(-1), found.combined(slope), room
+        return self.strength * rest.abs().amax(-1), ends.combined(slope), room
 
     def treatments(self, weight: LiveWeight, model: AnalysedModel) -> Iterator[Treatment]:
         """Take steps along the gradient of the penalty, unless its strength is zero."""
@@ -333,7 +343,7 @@ class OrthogonalPenalty(Correction):
 
     def _change(self, matrix: Tensor, rate: float, memory: State) -> Tensor:
         warm = memory.get("warm", {})
-        _, gradient, room = self._priced(matrix, warm)
+        _, gradient, room = self._parts(matrix, warm)
         if self.spectral:
             memory |= {"warm": warm, "calls": memory.get("calls", 0) + 1}
         return -room.nan_to_num(posinf=rate).clamp(max=rate)[..., None, None] * gradient
@@ -362,9 +372,7 @@ class SigmaMaxPenalty(Correction):
         """The penalty of each matrix; its backward is the closed gradient."""
         u, s, v = tracking.largest_triplet(weight.detach())
         gradient = (self.strength * s)[..., None, None] * (u[..., None] * v[..., None, :])
-        return _Priced.apply(  # type: ignore[no-untyped-call]  # torch gives it none
-            weight, self.strength / 2 * s.square(), gradient
-        )
+        return _priced(weight, self.strength / 2 * s.square(), gradient)
 
     def treatments(self, weight: LiveWeight, model: AnalysedModel) -> Iterator[Treatment]:
         """Take steps along the gradient of the penalty, unless its strength is zero."""

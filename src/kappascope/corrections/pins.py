@@ -11,9 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kappascope.corrections._selection import AnalysedModel
-from kappascope.corrections._treatments import OptimizerStep, Rewrite, State, Treatment
+from kappascope.corrections._treatments import OptimizerStep, Rescaled, Rewrite, State, Treatment
 from kappascope.corrections.correction import Correction, pure_form, why_not_written
-from kappascope.model.weights import LiveWeight, precise
+from kappascope.model.weights import LiveWeight
 
 WHOLE, ROWS, COLUMNS = (-1, -2), (-1,), (-2,)  # the dimensions that a norm sums over
 
@@ -25,12 +25,16 @@ def with_norms(weight: Tensor, norms: Tensor, sides: tuple[int, ...]) -> Tensor:
     tensor([[2., 0.],
             [0., 0.]])
     """
-    now = norms_of(weight, sides)
-    wanted = norms.to(now).expand_as(now)
+    return weight * _factor(norms_of(weight, sides), norms, sides).to(weight)
+
+
+def _factor(now: Tensor, wanted: Tensor, sides: tuple[int, ...]) -> Tensor:
+    """What a matrix, or each row or column of it, is multiplied by to have the norms wanted."""
+    wanted = wanted.to(now)
     factor = torch.where((now > 0) & (wanted > 0), wanted / torch.where(now > 0, now, 1.0), 1.0)
     for side in sides:
         factor = factor.unsqueeze(side)
-    return weight * factor.to(weight)
+    return factor
 
 
 def norms_of(weight: Tensor, sides: tuple[int, ...]) -> Tensor:
@@ -39,7 +43,7 @@ def norms_of(weight: Tensor, sides: tuple[int, ...]) -> Tensor:
     >>> norms_of(torch.diag(torch.tensor([4.0, 3.0])), WHOLE)
     tensor(5., dtype=torch.float64)
     """
-    return torch.linalg.vector_norm(weight.double(), dim=sides)
+    return torch.linalg.vector_norm(weight, dim=sides, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -48,10 +52,13 @@ class _Pin:
 
     sides: tuple[int, ...]
 
-    def __call__(self, matrix: Tensor, step: OptimizerStep, memory: State) -> Tensor:
-        return with_norms(precise(matrix), memory["norm"], self.sides)
+    def __call__(self, matrix: Tensor, step: OptimizerStep, memory: State) -> Rescaled:
+        now = norms_of(matrix, self.sides)
+        return Rescaled(_factor(now, memory["norm"], self.sides), torch.isfinite(now).all())
 
     def objection(self, weight: LiveWeight, norm: float | None) -> str | None:
+        if norm is not None and norm > torch.finfo(torch.float32).max:
+            return f"no weight of float32 can have a norm of {norm!r}"
         if norm is None and not bool(weight.matrix().any()):
             return "it is zero at first: there is no norm to hold it at; pass one"
         return why_not_written(weight)

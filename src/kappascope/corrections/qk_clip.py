@@ -89,8 +89,8 @@ class QKClip(Correction):
 
     def _layers(self, weight: LiveWeight, model: AnalysedModel) -> list[_Heads]:
         """The attention layers in which the weight is a query or key."""
-        found = _layers_of(model, self.heads)
-        return [heads for heads in found if weight in (heads.query, heads.key)]
+        layers = _layers_of(model, self.heads)
+        return [heads for heads in layers if weight in (heads.query, heads.key)]
 
 
 @dataclass(eq=False)
@@ -102,7 +102,7 @@ class _Heads:
     key: LiveWeight
     query_rows: Tensor  # (heads, size): numbers of rows of the weight's matrix
     key_rows: Tensor
-    found: dict[int, Tensor] = field(default_factory=dict)  # parts of logits, by the step
+    known_parts: dict[int, Tensor] = field(default_factory=dict)  # parts of logits, by the step
 
     @property
     def shared(self) -> int:
@@ -111,7 +111,7 @@ class _Heads:
 
     def parts(self, clip: QKClip, step: int) -> Tensor:
         """Which part of its logits every head keeps, found out before either weight is scaled."""
-        if step not in self.found:
+        if step not in self.known_parts:
             logits = None if clip.measured is None else clip.measured(self.name)
             if clip.measured is None:
                 query, key = (precise(w.matrix()) for w in (self.query, self.key))
@@ -123,8 +123,8 @@ class _Heads:
                     expected = f"{len(parts)} largest logits of {self.name}, one a head"
                     raise ValueError(f"expected {expected}; got shape {tuple(logits.shape)}")
                 parts = clip._part(logits.detach().double().cpu())
-            self.found = {step: parts}
-        return self.found[step]
+            self.known_parts = {step: parts}
+        return self.known_parts[step]
 
     def factors(
         self, clip: QKClip, step: int, weight: LiveWeight
@@ -178,15 +178,15 @@ def _layers_of(model: AnalysedModel, heads: int | None) -> list[_Heads]:
     """The attention layers of the model, found once for every number of heads."""
     cache = vars(model).setdefault("_attention_layers", {})
     if heads not in cache:
-        cache[heads] = list(_found(model, heads))
-    found: list[_Heads] = cache[heads]
-    return found
+        cache[heads] = list(_live_heads(model, heads))
+    layers: list[_Heads] = cache[heads]
+    return layers
 
 
-def _found(model: AnalysedModel, heads: int | None) -> Iterator[_Heads]:
+def _live_heads(model: AnalysedModel, heads: int | None) -> Iterator[_Heads]:
     by_name = {name: weight for weight in model.weights for name, *_ in weight.uses}
     surveyed = plan(model.model)
-    for each in _told(surveyed, heads):
+    for each in _known_attention(surveyed, heads):
         rows = {}
         for unit in each.units:
             weight = by_name.get(unit.parts[0].name)
@@ -205,7 +205,7 @@ def _found(model: AnalysedModel, heads: int | None) -> Iterator[_Heads]:
             )
 
 
-def _told(surveyed: Plan, heads: int | None) -> Iterator[Attention]:
+def _known_attention(surveyed: Plan, heads: int | None) -> Iterator[Attention]:
     """The attention layers whose heads are known, or which ``heads`` fit."""
     if heads is None:
         yield from attention(surveyed)[0]

@@ -79,18 +79,18 @@ def _level(
     contents: Mapping[Any, Any], at: Path, recipes: dict[Path, _Recipe]
 ) -> Mapping[Any, Any]:
     """One mapping and those in it; a mapping of another's making is asked for its keys alone."""
-    found = dict(_originals(contents)) if any(map(_is_factor, contents)) else {}
+    originals = dict(_originals(contents)) if any(map(_is_factor, contents)) else {}
     taken: dict[Any, Any] = {}
-    for key, steps in found.items():
+    for key, steps in originals.items():
         whole = key.replace("parametrizations.", "").removesuffix(".original")
         if whole in contents:
             continue
-        shapes = [{what: _shape(contents[name]) for what, name in one.items()} for one in steps]
-        fits = all(_fits(key, _shape(contents[key]), one) for one in shapes)
-        paths = [{what: (*at, name) for what, name in one.items()} for one in steps if fits]
+        shapes = [{what: _shape(contents[name]) for what, name in step.items()} for step in steps]
+        fits = all(_fits(key, _shape(contents[key]), step) for step in shapes)
+        paths = [{what: (*at, name) for what, name in step.items()} for step in steps if fits]
         recipes[*at, whole] = _Recipe((*at, key), tuple(paths))
         reason = no_weight(f"read as {whole}") if fits else unreadable(_OPEN.format(whole))
-        taken |= {name: reason for one in steps for name in one.values()} | {key: whole}
+        taken |= {name: reason for step in steps for name in step.values()} | {key: whole}
     if not isinstance(contents, dict):
         return _replaced(contents, taken) if taken else contents
     inner = {

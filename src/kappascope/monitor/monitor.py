@@ -41,6 +41,7 @@ from kappascope.monitor._ranks import Ranks
 from kappascope.monitor.alerts import Watch
 from kappascope.monitor.audit import STEPS as AUDIT_STEPS
 from kappascope.monitor.audit import Audit, Auditor, audit
+from kappascope.monitor.ghosts import Ghosts
 from kappascope.monitor.meter import Meter
 from kappascope.monitor.record import VERSION, Alert, Recorder, Run, is_run, table_of
 from kappascope.monitor.report import write_run_page
@@ -91,8 +92,11 @@ class Monitor:
     ``budget`` is the share of the time that readings may take: matrices then come in turn.
     ``where`` and ``exclude`` choose matrices by name, pattern or test, as for corrections.
     ``quantities`` says what is recorded beside components: "signal", "update", "swallowed" and
-    "spectra". A sink is called with the step and a flat dictionary of at most ``keys`` numbers;
-    ``on_alert`` with every :class:`~kappascope.monitor.record.Alert`.
+    "spectra". With ``ghosts`` (four are enough) copies of the weights are trained on the same
+    gradients with random signs, and the record tells how likely noise alone would have done what
+    training did (:class:`~kappascope.monitor.ghosts.Ghosts`). A sink is called with the step and a
+    flat dictionary of at most ``keys`` numbers; ``on_alert`` with every
+    :class:`~kappascope.monitor.record.Alert`.
 
     >>> from tempfile import TemporaryDirectory
     >>> model = nn.Linear(3, 2)
@@ -120,6 +124,7 @@ class Monitor:
         on_alert: Callable[[Alert], object] | None = None,
         strict: bool = False,
         keys: int = MAX_KEYS,
+        ghosts: int = 0,
     ) -> None:
         for name, value in (("every", every), ("norms_every", norms_every), ("keys", keys)):
             if value is not None and (not isinstance(value, int) or value < 1):
@@ -141,6 +146,7 @@ class Monitor:
         self.where, self.exclude, self.quantities = where, exclude, frozenset(quantities)
         self.sinks = tuple(_sink(sink) for sink in sinks)
         self.on_alert, self.strict, self.keys = on_alert, strict, keys
+        self.ghosts = ghosts
         self.alerts: list[Alert] = []
         self.audited: Audit | None = None
         self._undo, self._backward_hooks, self._audit_hooks = ExitStack(), ExitStack(), ExitStack()
@@ -180,10 +186,24 @@ class Monitor:
             self._hook(k, each)
         if self._optimizers:
             self._hook_backward()
+        if self.ghosts and self._optimizers:
+            with self._contained("ghosts cannot be trained"):
+                self._ghosts = self._undo.enter_context(self._with_ghosts(survey))
         with self._contained("the first reading failed"):
             self._read(list(survey.items), None, 0)
         self._spent, self._since = 0.0, time.perf_counter()
         return self
+
+    def _with_ghosts(self, survey: Survey) -> Ghosts:
+        """Begin to train ghosts of every weight that is a parameter, whole on this process."""
+        owners = stepped_parameters(self._optimizers)
+        weights = {item.name: survey.parameter(item) for item in survey.items}
+        mine = {
+            name: p
+            for name, p in weights.items()
+            if p is not None and id(p) in owners and not hasattr(p, "full_tensor")
+        }
+        return Ghosts(mine, self._optimizers, self.ghosts)
 
     def _begin(self, survey: Survey) -> None:
         self._survey = survey
@@ -708,6 +728,10 @@ class Monitor:
                 continue
             with self._contained(f"{item.name} could not be measured"), _undisturbed():
                 readings |= self._meter.measured(item, held, step)
+                weight = self._survey.parameter(item)
+                if self._ghosts and captured is not None and weight is not None:
+                    for name, found in self._ghosts.quantities(item, weight).items():
+                        readings[name] = readings.get(name, {}) | found
             self._costs[item.name] = time.perf_counter() - began
         if captured is not None and "swallowed" in self.quantities and self._ranks.is_first:
             held = source.gathered(None) if sharded else source

@@ -1,0 +1,1 @@
+"""Study of which parts of a GPT's matrices are learned, and which only noise and decay made."""

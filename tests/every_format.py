@@ -1,0 +1,115 @@
+"""The same weights in every format that is read, as the package of each format writes them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+
+import checkpoint_files
+
+Weights: TypeAlias = Mapping[str, Tensor]
+FORMATS: dict[str, Callable[[Path, Weights], Path]] = {}
+
+
+def writer(write: Callable[[Path, Weights], Path]) -> Callable[[Path, Weights], Path]:
+    FORMATS[write.__name__] = write
+    return write
+
+
+@writer
+def safetensors(folder: Path, weights: Weights) -> Path:
+    return checkpoint_files.put(folder, checkpoint_files.safetensors(weights), "x.safetensors")
+
+
+@writer
+def zipped(folder: Path, weights: Weights) -> Path:
+    return checkpoint_files.put(folder, checkpoint_files.saved(dict(weights)), "x.pt")
+
+
+@writer
+def before_1_6(folder: Path, weights: Weights) -> Path:
+    return checkpoint_files.put(folder, checkpoint_files.legacy(dict(weights)), "x.pt")
+
+
+@writer
+def npz(folder: Path, weights: Weights) -> Path:
+    arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in weights.items()}
+    np.savez(folder / "x.npz", **arrays)
+    return folder / "x.npz"
+
+
+@writer
+def gguf(folder: Path, weights: Weights) -> Path:
+    from gguf import GGUFWriter
+
+    written = GGUFWriter(folder / "x.gguf", "other")
+    for name, tensor in weights.items():
+        written.add_tensor(name, tensor.numpy())
+    written.write_header_to_file()
+    written.write_kv_data_to_file()
+    written.write_tensors_to_file()
+    written.close()
+    return folder / "x.gguf"
+
+
+@writer
+def distributed(folder: Path, weights: Weights) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is no group of processes
+        dcp.save(dict(weights), checkpoint_id=folder / "x")
+    return folder / "x"
+
+
+def onnx_model(weights: Weights) -> Any:
+    from onnx import helper, numpy_helper
+
+    arrays = [numpy_helper.from_array(tensor.numpy(), name) for name, tensor in weights.items()]
+    return helper.make_model(helper.make_graph([], "g", [], [], arrays), producer_name="x")
+
+
+@writer
+def onnx(folder: Path, weights: Weights) -> Path:
+    return checkpoint_files.put(folder, onnx_model(weights).SerializeToString(), "x.onnx")
+
+
+@writer
+def onnx_outside(folder: Path, weights: Weights) -> Path:
+    import onnx as package
+
+    options = {"save_as_external_data": True, "location": "x.data", "size_threshold": 0}
+    package.save(onnx_model(weights), folder / "x.onnx", **options)
+    return folder / "x.onnx"
+
+
+class Holder(nn.Module):
+    """Modules as the names of weights tell, which do nothing."""
+
+    def __init__(self, weights: Weights) -> None:
+        super().__init__()
+        inner: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in weights.items():
+            first, _, rest = name.partition(".")
+            if rest:
+                inner.setdefault(first, {})[rest] = tensor
+            else:
+                self.register_buffer(name, tensor)
+        for name, below in inner.items():
+            self.add_module(name, Holder(below))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+@writer
+def torchscript(folder: Path, weights: Weights) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is deprecated
+        torch.jit.trace(Holder(weights), torch.ones(1)).save(str(folder / "x.pt"))
+    return folder / "x.pt"

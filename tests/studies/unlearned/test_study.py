@@ -1,0 +1,82 @@
+"""Trials of the study: shared starts, nulls beside every run, and resumption."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kappascope.lab.resume import ResumePoint
+from kappascope.lab.table import Table
+from kappascope.studies.gpt.model import Corpus
+from kappascope.studies.unlearned import study
+from short_runs import run
+
+
+def test_every_part_has_its_nulls_beside_it(small_rows: Table) -> None:
+    parts = [row for row in small_rows.rows.to_pylist() if row["component"] == "log_sigma_50"]
+    assert {row["epoch"] for row in parts} == {3, 12, 24}
+    for row in parts:
+        assert all(row[null] is not None for null in ("ghost", "start", "shaped"))
+        assert (row["white"] is not None) == (row["epoch"] == 24)
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "Muon", "SGD"])
+def test_what_was_killed_goes_on_to_the_last_bit(
+    optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(optimizer=optimizer)
+    kept, calls, drawn = ResumePoint(tmp_path / "trial", every=0.0), 0, Corpus.batch
+
+    def killed(*given: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 16:
+            raise KeyboardInterrupt
+        return drawn(*given)
+
+    monkeypatch.setattr(Corpus, "batch", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(resume_point=kept, optimizer=optimizer)
+    assert repr(run(resume_point=kept, optimizer=optimizer)) == repr(whole)
+    assert calls == 16 + 24 - 15
+
+
+@pytest.mark.parametrize("held", ["norm", "tail"])
+def test_a_part_is_held_at_its_multiple(held: str) -> None:
+    weight = torch.nn.Parameter(torch.diag(torch.tensor([4.0, 3.0, 2.0, 1.0])))
+    holding = study.Held(held, 0.5)
+    holding.apply({"w": weight}, study.HELD_FROM)
+    if held == "norm":
+        assert float(torch.linalg.matrix_norm(weight.detach())) == pytest.approx(30**0.5 / 2)
+    else:
+        expected = torch.tensor([4.0, 3.0, 1.0, 0.5])
+        torch.testing.assert_close(torch.linalg.svdvals(weight.detach()), expected)
+    held_once = weight.detach().clone()
+    holding.apply({"w": weight}, study.HELD_FROM + study.HOLD_EVERY)  # where it was, not half of it
+    torch.testing.assert_close(weight.detach(), held_once)
+
+
+def test_nothing_is_held_before_its_time() -> None:
+    weight = torch.nn.Parameter(torch.eye(3))
+    study.Held("norm", 4.0).apply({"w": weight}, study.HELD_FROM - 1)
+    assert torch.equal(weight, torch.eye(3))
+
+
+@pytest.mark.parametrize("held", ["multipliers", "values"])
+def test_a_part_can_be_freed(held: str) -> None:
+    rows = run(stage="matter", held=held, steps=4)
+    (loss,) = (row["value"] for row in rows if row["component"] == "validation_loss")
+    assert loss < 10
+
+
+def test_arms_share_start_and_batches() -> None:
+    arms = [run(stage="matter", held=held, steps=1) for held in ("nothing", "norm", "tail")]
+    losses = [[r["value"] for r in arm if r["component"] == "training_loss"] for arm in arms]
+    assert losses[0] == losses[1] == losses[2]
+
+
+def test_no_run_is_in_the_grid_twice_and_all_have_seeds() -> None:
+    grid = study.whole_grid()
+    assert len({repr(sorted(cell.items())) for cell in grid}) == len(grid)
+    assert all(study.STUDY.count(cell, "own") >= 3 for cell in grid)
