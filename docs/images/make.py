@@ -13,6 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
+from matplotlib.figure import Figure
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
@@ -46,8 +48,40 @@ def photograph(page: Path, picture: Path) -> None:
     shot.convert("RGB").quantize(COLOURS).save(picture, optimize=True)
 
 
+def draw_components() -> None:
+    """Draw, for the glossary, one small picture of each component of one matrix."""
+    torch.manual_seed(0)
+    weight = torch.randn(12, 8) * torch.linspace(0.4, 1.6, 8)
+    c = kappascope.Components(weight)
+    values = c.singular_values
+    pictures = {
+        "row_norms": ("norm of each row", c.row_norms, ()),
+        "column_norms": ("norm of each column", c.column_norms, ()),
+        "singular_values": ("singular values", values, ()),
+        "condition_number": (f"kappa = {c.condition_number:.1f}", values, (0, len(values) - 1)),
+        "effective_rank": (f"{c.effective_rank:.0f} above 0.01 of the first", values, range(8)),
+        "spectral_gap": (f"(s1 - s2) / s1 = {c.spectral_gap:.2f}", values, (0, 1)),
+        "frobenius_norm": (f"root of the sum of squares = {c.frobenius_norm:.1f}", values, ()),
+    }
+    for name, (title, heights, marked) in pictures.items():
+        figure = Figure(figsize=(3.0, 1.8), dpi=100, layout="constrained")
+        axes = figure.add_subplot()
+        colours = ["#1f4e79" if k in marked else "#9db3c8" for k in range(len(heights))]
+        axes.bar(range(1, len(heights) + 1), heights.tolist(), color=colours)
+        axes.set_title(title, fontsize=9)
+        axes.tick_params(labelsize=7)
+        figure.savefig(HERE / f"{name}.png", metadata={"Software": None})
+    figure = Figure(figsize=(3.0, 1.8), dpi=100, layout="constrained")
+    axes = figure.add_subplot()
+    axes.imshow(weight.T.numpy(), cmap="RdBu", vmin=-3, vmax=3)
+    axes.set_title("the matrix of these pictures, turned", fontsize=9)
+    axes.tick_params(labelsize=7)
+    figure.savefig(HERE / "matrix.png", metadata={"Software": None})
+
+
 def main() -> None:
-    """Diagnose the sentence encoder of the README and take a picture of its page."""
+    """Draw the components; diagnose the README's encoder and take a picture of its page."""
+    draw_components()
     if not CHROMIUM.exists():
         sys.exit(f"{CHROMIUM} is missing: install Debian's chromium")
     with TemporaryDirectory() as folder, chdir(folder):
