@@ -4,12 +4,12 @@ import torch
 
 import kappascope
 from kappascope.clinic.examination import Examination
-from kappascope.clinic.rules import RULES, Measurements, Symptom, rule
+from kappascope.clinic.symptoms import RULES, Measurements, Symptom, rule
 
 LIMIT = 100.0  # a Frobenius norm that none of our layers should have
 
 
-@rule
+@rule("harm")
 def enormous_norm(matrix: Examination, model: Measurements) -> Symptom | None:
     """Speak of every matrix whose Frobenius norm is beyond the limit."""
     norm = matrix.frobenius_norm
