@@ -12,7 +12,7 @@ from torch import nn
 from kappascope.clinic import SCHEMA, blank_document
 from kappascope.clinic.diagnose import diagnose
 from kappascope.clinic.diagnosis import Diagnosis, document, joined, spreadsheet
-from kappascope.clinic.examination import Examination
+from kappascope.clinic.examination import Examination, Finding
 from kappascope.system.files import strict
 from small_checkpoints import KEPT, comparable, differences, documents
 
@@ -116,6 +116,18 @@ def test_no_name_is_a_formula_in_a_spreadsheet(name: str) -> None:
     (row,) = csv.DictReader(io.StringIO(data, newline=""))
     assert row["name"].lstrip()[0] not in "=+-@\uff1d"
     assert row["name"].lstrip("'") == name
+
+
+def test_a_defect_is_in_the_verdict_though_it_is_only_a_note() -> None:
+    noted = Finding("untrained", "info", "w", "as drawn", "", concern="defect")
+    seen = Finding("unresolved", "info", "w", "open", "")
+    row = Examination("w", (2, 2), "float32", "ok", condition_number=1.0, resolved=True)
+    assert Diagnosis("x", (row,), findings=(seen,)).verdict[1] == (
+        "No rule found anything wrong (1 note)."
+    )
+    assert Diagnosis("x", (row,), findings=(noted, seen)).verdict[1] == (
+        "Findings: 2 notes; the worst is untrained in w."
+    )
 
 
 def test_every_number_of_a_convolution_has_a_column() -> None:

@@ -88,6 +88,7 @@ UNEXPLAINED = (
     "depth",
     "part_of",
     "errors",
+    "unlearned",
     "failure",
     "uncompared",
 )  # None where they do not apply

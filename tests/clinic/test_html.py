@@ -406,6 +406,12 @@ def test_findings_are_told_once_gravest_first() -> None:
     ]
 
 
+def test_what_can_be_acted_on_stands_before_what_is_only_seen() -> None:
+    seen = Finding("unresolved", "warning", "a", "", "")
+    noted = Finding("untrained", "info", "b", "", "", concern="defect")
+    assert [group.rule for group in by_rule([seen, noted])] == ["untrained", "unresolved"]
+
+
 def test_long_lists_tell_how_long_they_are() -> None:
     products = [{"name": f"h.0.attn[qk.{k}]", "kind": "QK", "condition_number": 2.0} for k in "abc"]
     skipped = [{"name": f"{k}.bias", "reason": "one-dimensional"} for k in range(30)]

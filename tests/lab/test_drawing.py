@@ -128,3 +128,5 @@ def test_panels_of_one_quantity_share_its_axis() -> None:
     drawing.share_axes(figure.axes)
     first, second, third = (axes.get_ylim() for axes in figure.axes)
     assert first == second != third
+    ticks = [len(axes.get_yticks()) for axes in figure.axes[:2]]
+    assert ticks[0] == ticks[1] < 9

@@ -29,6 +29,7 @@ from kappascope.lab.report import (
     section,
     trial_groups,
 )
+from kappascope.lab.store import parquet_bytes
 from kappascope.lab.table import Table
 from kappascope.lab.verdicts import OUTCOMES, conclusion
 from kappascope.system.workers import Here
@@ -459,3 +460,19 @@ def test_without_scripts_everything_is_there_but_the_controls(browser: Any, addr
     assert visit.page.locator("#claims tbody tr:visible").count() == len(CLAIMS)
     assert not visit.page.locator(".controls").is_visible()
     visit.context.close()
+
+
+def test_rows_of_folders_that_mean_other_things_by_a_name_still_make_one_table(
+    tmp_path: Path,
+) -> None:
+    folders = []
+    for name, start in (("one", "near"), ("two", 0.5)):
+        folder = tmp_path / name
+        folder.mkdir()
+        rows = [{"experiment": "e1", "start": start, "seed": 0, "error": 1.0}]
+        for file in ("trials", "spectra"):
+            table = Table.of(rows).rows.replace_schema_metadata({b"kappascope": b"{}"})
+            (folder / f"{file}.parquet").write_bytes(parquet_bytes(table))
+        folders.append(folder)
+    whole = report.all_rows(report.publications_of(folders, []))
+    assert sorted(whole.rows["start"].to_pylist()) == ["0.5", "near"]

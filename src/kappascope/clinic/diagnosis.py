@@ -185,7 +185,8 @@ class Diagnosis:
         if not self.analysed:
             return ("Nothing could be examined.",)
         health = f"Findings: {self.ills}"
-        if not self.above("warning"):
+        can_act = any(finding.concern != "observation" for finding in self.findings)
+        if not can_act and not self.above("warning"):
             notes = f" ({severity_counts(self.findings)})" if self.findings else ""
             health = f"No rule found anything wrong{notes}."
         return self._extent, health, self._trust

@@ -30,6 +30,7 @@ from kappascope.clinic.diagnosis import (
     trajectory_steps,
 )
 from kappascope.clinic.examination import Examination, Finding, Spread
+from kappascope.clinic.judgement import urgency
 from kappascope.matrix.components import Components
 from kappascope.model.skipped import ReasonKind
 from kappascope.pages.rendering import fill, legible
@@ -473,14 +474,14 @@ class RuleFindings:
 
 
 def by_rule(findings: Iterable[Finding]) -> list[RuleFindings]:
-    """Return the findings by severity, gravest first, then by rule.
+    """Return the findings by what can be done about them, gravest first, then by rule.
 
     >>> found = [Finding("dead-rows", severity, "w", "", "") for severity in ("info", "warning")]
     >>> [(group.severity, len(group.findings)) for group in by_rule(found)]
     [('warning', 1), ('info', 1)]
     """
     groups: dict[tuple[str, str], list[Finding]] = {}
-    for finding in sorted(findings, key=lambda finding: -SEVERITIES.index(finding.severity)):
+    for finding in sorted(findings, key=urgency):
         groups.setdefault((finding.severity, finding.rule), []).append(finding)
     return [RuleFindings(severity, rule, those) for (severity, rule), those in groups.items()]
 

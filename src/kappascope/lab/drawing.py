@@ -355,6 +355,7 @@ def share_axes(axes: Sequence[Axes]) -> None:
             both = min(low for low, _ in limits), max(high for _, high in limits)
             for each in group if len(group) > 1 else ():
                 each.set(**{f"{which}lim": both})
+                mark_decades(each.xaxis if which == "x" else each.yaxis, which, *both)
 
 
 def line_panel(axes: Axes, series: Sequence[Series], printed: Printed | None = None) -> str:
@@ -447,17 +448,24 @@ def across(
 
 def logarithmic(axes: Axes, which: str, least: float = 0.0) -> None:
     """Decades on the ``x`` or ``y`` axis; ``least``, if any, is the mark that stands for zero."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+    from matplotlib.ticker import FuncFormatter, NullLocator
 
     axis = axes.xaxis if which == "x" else axes.yaxis
     low, high = axis.get_data_interval()
     if not 0 < low <= high:
         return  # nothing is drawn
     axes.set(**{f"{which}scale": "log"})
-    steps = (1.0, 2.0, 5.0) if high / low < 30 else (1.0,)
-    axis.set_major_locator(LogLocator(subs=steps, numticks=5 if which == "x" else 9))
+    mark_decades(axis, which, low, high)
     axis.set_major_formatter(FuncFormatter(partial(_tick, least)))
     axis.set_minor_locator(NullLocator())  # they take longer to draw than all the rest
+
+
+def mark_decades(axis: Any, which: str, low: float, high: float) -> None:
+    """Mark decades on a logarithmic axis, and their halves and fifths if there are few."""
+    from matplotlib.ticker import LogLocator
+
+    steps = (1.0, 2.0, 5.0) if high / low < 30 else (1.0,)
+    axis.set_major_locator(LogLocator(subs=steps, numticks=5 if which == "x" else 9))
 
 
 def _tick(least: float, value: float, place: int) -> str:
@@ -550,6 +558,7 @@ def inlined(document: str, prefix: str) -> str:
 
     text = re.sub(r"<\?xml.*?\?>|<!DOCTYPE.*?>|<metadata>.*?</metadata>", "", document, flags=re.S)
     text = re.sub(r"<style[^>]*>.*?</style>", "", text, flags=re.S)
+    text = re.sub(r'<g id="patch_1">.*?</g>', "", text, count=1, flags=re.S)  # the page's ground
     text = re.sub(r'style="([^"]*)"', attributes, text)
     text = re.sub(r'\bid="([^"]*)"', rf'id="{prefix}-\1"', text)
     text = re.sub(r'href="#([^"]*)"', rf'href="#{prefix}-\1"', text)

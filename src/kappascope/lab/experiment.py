@@ -46,6 +46,7 @@ Count = int | Mapping[int, int] | Callable[[Setting], int]
 
 PAPER, STUDIES = "kappascope.paper", "kappascope.studies"
 NINE = 9  # experiments of the paper; those after them ask what its review and slides ask
+OF_ALL = tuple(f"e{number}" for number in range(1, NINE + 1))  # what a claim about all is judged on
 CHEAP = 128  # up to this size as many trials are run as the user asks for
 
 
@@ -257,13 +258,14 @@ def verdicts(
 
 def _rows_of(claim: Claim, rows: Table, own: Table, elsewhere: Mapping[str, Table]) -> Table:
     """Select the rows that decide a claim: its page's, those of the experiment it names, or all."""
-    if not claim.judged_on:
-        return rows if claim.experiment == "all" else own
-    chosen = rows.where(experiment=claim.judged_on)
-    if not len(chosen) and set(claim.judged_on) <= set(elsewhere):
-        tables = [elsewhere[name].rows for name in claim.judged_on]
-        chosen = Table.of(pa.concat_tables(tables, promote_options="permissive"))
-    if not len(chosen):
+    if not claim.judged_on and claim.experiment != "all":
+        return own
+    wanted = set(claim.judged_on or OF_ALL)
+    here = wanted & set(rows.rows["experiment"].unique().to_pylist())
+    further = [elsewhere[name].rows for name in sorted(wanted & set(elsewhere) - here)]
+    tables = [rows.where(experiment=sorted(here)).rows, *further]
+    chosen = Table.of(pa.concat_tables(tables, promote_options="permissive"))
+    if claim.judged_on and not len(chosen):
         names = " and ".join(claim.judged_on)
         raise LookupError(f"it is judged on the trials of {names}, which this run does not have")
     return chosen

@@ -198,9 +198,19 @@ def publications_of(folders: Iterable[Path], every: Iterable[Experiment]) -> lis
 
 
 def all_rows(publications: Iterable[Publication]) -> Table:
-    """Put the rows of all folders into one table."""
+    """Put the rows of all folders into one table; a column that is text in one is text in all."""
     tables = [each.results.everything.rows for each in publications]
-    return Table.of(pa.concat_tables(tables, promote_options="permissive"))
+    fields = [field for table in tables for field in table.schema]
+    texts = {field.name for field in fields if pa.types.is_string(field.type)}
+
+    def alike(table: pa.Table) -> pa.Table:
+        names = [name for name in table.column_names if name in texts]
+        for name in names:
+            place = table.column_names.index(name)
+            table = table.set_column(place, name, table[name].cast(pa.string()))
+        return table.replace_schema_metadata(None)
+
+    return Table.of(pa.concat_tables(map(alike, tables), promote_options="permissive"))
 
 
 def files(

@@ -16,6 +16,7 @@ import numpy as np
 from kappascope.lab import drawing
 from kappascope.lab.article import Article
 from kappascope.lab.drawing import COLOURS, FAINT, INK, SPARE, STYLE, tell
+from kappascope.lab.experiment import discover
 from kappascope.lab.heads import excess_by_seed, multiples_by_rate
 from kappascope.lab.measures import KAPPA, ROW_NORMS, select
 from kappascope.lab.statistics import median
@@ -50,7 +51,7 @@ def single(draw: Draw, rows: Table) -> Figure:
     from matplotlib.figure import Figure
 
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(6.6, 3.7), layout="constrained")
+        figure = Figure(figsize=(5.2, 3.4), layout="constrained")
         draw(figure.add_subplot(), rows)
         return figure
 
@@ -213,7 +214,15 @@ def further_words(
         "figure_counts": figure_counts(figures),
         "review_counts": review_counts(claims),
         "trials": f"{provenance.get('trials', 0):,}",
+        "missing": missing_rows(claims),
     }
+
+
+def missing_rows(claims: Sequence[Record]) -> str:
+    """Name the experiments of which no row was judged, if there are any."""
+    judged = {claim["experiment"] for claim in claims}
+    absent = [page.id for page in discover().values() if page.id not in judged]
+    return f"Rows of {', '.join(absent)} are not among those committed." if absent else ""
 
 
 def template(name: str) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from kappascope.lab import drawing
 from kappascope.lab.report import Publication, all_rows
 from kappascope.lab.verdicts import over_all
 from kappascope.paper.article import ARTICLE, SUMMARY
-from kappascope.paper.review import BEGIN, inserted, table
+from kappascope.paper.review import BEGIN, all_claims, inserted, table
 from kappascope.paper.verdicts import verdicts_page
+from kappascope.text import Record
 
 Pages = dict[Path, str]
 Pictures = list[tuple[str, bytes]]
@@ -21,6 +23,20 @@ WRITTEN = (
 )
 
 
+def all_judged(verdicts: Iterable[Mapping[str, Sequence[Record]]]) -> list[dict[str, Any]]:
+    """Put the claims of several runs into the order of their pages, corrected over all of them."""
+    order = [claim.id for claim in all_claims()]
+    found = [claim for each in verdicts for claim in each["claims"]]
+    known = sorted((c for c in found if c["id"] in order), key=lambda c: order.index(c["id"]))
+    return over_all([*known, *(claim for claim in found if claim["id"] not in order)])
+
+
+def all_compared(verdicts: Iterable[Mapping[str, Sequence[Record]]]) -> list[Record]:
+    """Put the printed figures of several runs into the order of their experiments."""
+    figures = [figure for each in verdicts for figure in each["figures"]]
+    return sorted(figures, key=lambda figure: int(figure["experiment"][1:]))
+
+
 def pages(
     publications: Sequence[Publication], docs: Path
 ) -> tuple[Pages, Pictures, tuple[str, ...]]:
@@ -29,8 +45,8 @@ def pages(
     The article and the verdicts need the paper's experiments. The README, beside the folder of the
     documentation, has a summary between two marks.
     """
-    claims = over_all(claim for each in publications for claim in each.claims)
-    figures = [figure for each in publications for figure in each.verdicts["figures"]]
+    claims = all_judged(each.verdicts for each in publications)
+    figures = all_compared(each.verdicts for each in publications)
     review = docs / "paper.md"
     written: Pages = {review: inserted(review.read_text(encoding="utf-8"), table(claims))}
     paper = [each for each in publications if not each.studies]
