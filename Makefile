@@ -24,7 +24,7 @@ test: $(VENV)/installed-for-tests browser
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || python3 -m venv $(VENV)
-	$(BIN)/pip install --quiet --editable .
+	$(BIN)/pip install --quiet --editable '.[lab]'
 	@touch $@
 
 $(VENV)/installed-for-tests: $(VENV)/installed

@@ -2,22 +2,37 @@
 
 import json
 import re
+import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import typer
 from torch import nn
 
 import kappascope
 from checkpoint_files import safetensors
 from kappascope import corrections
+from kappascope.cli import app
 from kappascope.clinic.judgement import rule_names
+from kappascope.lab import downloads
 from kappascope.paper.review import all_claims
 
 ROOT = Path(__file__).parents[1]
 RESULTS = [ROOT / "results" / "paper", *sorted((ROOT / "results" / "studies").glob("*/"))]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DIAGNOSE = ["kappascope", "diagnose"]
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def run(*arguments: object) -> tuple[int, str, str]:
+        code = app.run([str(argument) for argument in arguments])
+        return (code, *capfd.readouterr())
+
+    return run
 
 
 def committed_claims() -> list[dict[str, Any]]:
@@ -28,6 +43,13 @@ def committed_claims() -> list[dict[str, Any]]:
 
 def snippets(page: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def typed(page: Path) -> list[list[str]]:
+    """What a page tells a reader to type into a shell, without comments, as words."""
+    blocks = re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
 @pytest.mark.parametrize(
@@ -49,16 +71,61 @@ def test_snippets_run_in_order(page, tmp_path, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_command_that_is_printed_is_one_the_command_takes(page) -> None:
+    command = typer.main.get_command(app.app)
+    for words in typed(page):
+        summary = any(word.startswith("[") for word in words)  # of usage, not a line to type
+        if words[0] == "kappascope" and not summary:
+            name, *arguments = words[1:]
+            if not name.startswith("-"):
+                command.commands[name].make_context(name, arguments)
+        if words[0] == "make":
+            assert f"\n{words[1]}:" in (ROOT / "Makefile").read_text()
+        if words[0] == "python" and words[1].endswith(".py"):
+            assert (ROOT / words[1]).exists()
+
+
+def test_the_readme_diagnoses_checkpoints_as_printed(run, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    for place in ("model.safetensors", "tuned/model.safetensors", "base/model.safetensors"):
+        Path(place).parent.mkdir(exist_ok=True)
+        Path(place).write_bytes(safetensors({"layer.weight": torch.randn(32, 16)}))
+    for name in ("model", "step100", "step200", "step300"):
+        torch.save({"layer.weight": torch.randn(32, 16)}, f"{name}.pt")
+    commands = [words[1:] for words in typed(ROOT / "README.md") if words[:2] == DIAGNOSE]
+    ours = [words for words in commands if "demo/" not in words[1]]
+    assert len(ours) == 4
+    for words in ours:
+        code, output, errors = run(*words)
+        assert (code, errors) == (0, "") and output
+
+
+def test_the_demo_prints_what_the_readme_says(run, monkeypatch) -> None:
+    try:
+        albert = downloads.path("albert")
+    except kappascope.Refusal as refusal:
+        pytest.skip(str(refusal))
+    monkeypatch.setenv("COLUMNS", "80")
+    code, output, errors = run("diagnose", albert)
+    readme = (ROOT / "README.md").read_text()
+    (printed,) = re.findall(r"in part:\n\n```\n(.*?)```", readme, re.DOTALL)
+    there = {line.strip() for line in output.splitlines()}
+    assert (code, errors) == (0, "")
+    assert [line for line in printed.splitlines() if line.strip() not in there] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_links_lead_somewhere(page) -> None:
     links = re.findall(r"\]\(([^)#]+?)\)", page.read_text())
     assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
 
 
 def test_every_correction_is_told_of() -> None:
-    told = (ROOT / "docs" / "corrections.md").read_text(), (ROOT / "README.md").read_text()
+    told = (ROOT / "docs" / "corrections.md").read_text()
     members = [member.__name__ for member in corrections.Correction.__subclasses__()]
     assert "Multipliers" in members
-    assert all(f"`{name}`" in page for name in members for page in told)
+    assert [name for name in members if f"`{name}`" not in told] == []
 
 
 def test_what_pages_say_of_claims_is_what_rows_say() -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -19,7 +20,7 @@ def test_help_and_version_load_nothing_heavy() -> None:
     code = """
 import sys
 from kappascope.cli import app
-assert app.run(["--help"]) == app.run(["--version"]) == app.run(["reproduce", "--help"]) == 0
+assert app.run(["-h"]) == app.run(["--version"]) == app.run(["reproduce", "--help"]) == 0
 assert not {"torch", "numpy", "scipy", "pyarrow", "matplotlib"} & set(sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -60,6 +61,25 @@ def test_a_refusal_is_one_short_line(run, arguments, code, words) -> None:
     assert (found, output) == (code, "")
     assert errors.startswith("kappascope: error: ") and words in errors
     assert errors.endswith(")\n") and errors[:-1].isprintable() and len(errors) <= 241
+
+
+def test_verbose_tells_of_every_matrix_on_the_error_output(tmp_path: Path) -> None:
+    torch.save({"fc.weight": torch.eye(3)}, tmp_path / "model.pt")
+    command = [*COMMAND, "diagnose", str(tmp_path / "model.pt"), "--json", "-v"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and json.loads(done.stdout)["summary"]["analysed"] == 1
+    assert "kappascope.clinic.diagnose: fc.weight: " in done.stderr
+
+
+def test_the_shell_completes_commands_and_options() -> None:
+    wanted = {"kappascope diag": "diagnose", "kappascope diagnose --fa": "--fail-on"}
+    for words, expected in wanted.items():
+        asked = {"_KAPPASCOPE_COMPLETE": "complete_bash", "COMP_WORDS": words}
+        asked["COMP_CWORD"] = str(words.count(" "))
+        done = subprocess.run(
+            COMMAND, capture_output=True, text=True, check=False, env=os.environ | asked
+        )
+        assert (done.returncode, done.stdout.split(), done.stderr) == (0, [expected], "")
 
 
 def test_who_stops_reading_is_no_error() -> None:

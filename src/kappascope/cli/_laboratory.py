@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kappascope.cli._terminal import draw, loading, progress, say, tell, waiting
-from kappascope.lab.verdicts import OUTCOMES, unmeasured, verdict_counts
 from kappascope.refusal import Refusal
+from kappascope.system.extras import optional
 from kappascope.system.workers import Done, Engine, Here, Processes
 from kappascope.text import clean, plural
 
@@ -24,11 +24,19 @@ WORKER_MODULES = (  # torch's optimizers load its compiler, which takes a second
     "torch._dynamo", "kappascope.lab.drawing", "matplotlib.figure", "kappascope.lab.runs",
     "kappascope.lab.report",
 )  # fmt: skip
+QUICK_FIGURES = 12  # as many as fit a screen; the report has all
 OWN_MODULES = ("scipy.stats", "kappascope.lab.drawing", "matplotlib.figure", "kappascope.lab.runs")
+
+
+def require_laboratory() -> None:
+    """Refuse to go on without the packages that the laboratory alone needs."""
+    optional("pyarrow", "lab")
+    optional("matplotlib", "lab")
 
 
 def start_engine(jobs: int) -> Processes | Here:
     """Start the place where trials run; it and this process load their modules at one time."""
+    require_laboratory()
     engine = Processes(jobs, loaded=WORKER_MODULES) if jobs else Here()
     if isinstance(engine, Processes):
         engine.warm()
@@ -87,8 +95,13 @@ def conclude(
     store: Store,
     failures: Sequence[Done[Block]],
     engine: Engine,
+    *,
+    quick: bool = False,
 ) -> None:
-    """Write everything that is derived from the trials, and show what came out."""
+    """Write everything that is derived from the trials, and show what came out.
+
+    Of a quick run that is what few trials can decide, and the printed figures beside ours.
+    """
     from kappascope.lab import experiment, report, runs
     from kappascope.paper.article import ARTICLE
 
@@ -98,7 +111,10 @@ def conclude(
         runs.publish(results, store, verdicts)
         files = report.files(experiments, results, verdicts, engine, ARTICLE)
         write_files(store.folder, files)
-    _show_verdicts(experiments, verdicts)
+    if quick:
+        _show_decided(verdicts)
+    else:
+        _show_verdicts(experiments, verdicts)
     for each in experiments:
         rows = results.everything.where(experiment=each.id)
         if tables := list(report.exhibits(each, rows)):
@@ -126,6 +142,8 @@ def _show_verdicts(experiments: Sequence[Experiment], verdicts: dict[str, Any]) 
     """Print how many claims of each experiment have which verdict."""
     from rich.table import Table
 
+    from kappascope.lab.verdicts import OUTCOMES, unmeasured, verdict_counts
+
     compared = ["figures matched"] if verdicts["figures"] else []
     table = Table("experiment", *OUTCOMES, *compared)
     for column in table.columns[1:]:
@@ -145,6 +163,39 @@ def _show_verdicts(experiments: Sequence[Experiment], verdicts: dict[str, Any]) 
     draw(table)
     if verdicts["claims"]:
         tell(verdict_counts(verdicts["claims"]))
+
+
+def _show_decided(verdicts: dict[str, Any]) -> None:
+    """Print the claims that are decided, some printed figures, and how many claims need more."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    from kappascope.lab.verdicts import DECIDED, measured, unmeasured
+
+    decided = [row for row in verdicts["claims"] if row["verdict"] in DECIDED]
+    if decided:
+        table = Table("claim", "verdict", "the paper says", box=SIMPLE_HEAD)
+        for row in decided:
+            table.add_row(*(Text(clean(row[name])) for name in ("id", "verdict", "sentence")))
+        draw(table)
+    compared = [row for row in verdicts["figures"] if not unmeasured(row)]
+    if compared:
+        table = Table("figure", "printed", "ours", "matches", box=SIMPLE_HEAD)
+        for row in compared[:QUICK_FIGURES]:
+            cells = row["id"], str(row["printed"]), measured(row), "yes" if row["matches"] else "no"
+            table.add_row(*map(Text, cells))
+        draw(table)
+        matched = sum(row["matches"] for row in compared)
+        tell(
+            f"{matched} of {len(compared)} printed figures that a quick run measures come out as "
+            f"printed; {len(verdicts['figures']) - len(compared)} need the full run."
+        )
+    left = len(verdicts["claims"]) - len(decided)
+    tell(
+        f"{plural(len(decided), 'claim is', 'claims are')} decided; "
+        f"{plural(left, 'needs', 'need')} the full run: kappascope reproduce"
+    )
 
 
 def _show_exhibit(exhibit: Exhibit, more: int) -> None:

@@ -8,37 +8,34 @@ from __future__ import annotations
 
 import gc
 import io
+import logging
 import os
 import pkgutil
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
+from inspect import signature
 from typing import Annotated
 
 import typer
 
 from kappascope import cli
 from kappascope.cli._errors import error_line, refusal_of, signals, usage_error
-from kappascope.cli._terminal import say
+from kappascope.cli._help import command_page, overview
+from kappascope.cli._terminal import say, tell
 from kappascope.refusal import Refusal
 from kappascope.system.workers import ONE_THREAD
 
-HELP_ORDER = (
-    "reproduce",
-    "study",
-    "diagnose",
-    "diff",
-    "watch",
-    "verify",
-    "findings",
-)  # others follow by name
+PANELS = {  # what the commands are for; one that is not named here is for maintainers
+    "Look into weights": ("diagnose", "diff", "survey", "explain", "watch", "doctor"),
+    "The laboratory": ("reproduce", "study"),
+}
+FOR_MAINTAINERS = "For maintainers"
 
 app = typer.Typer(
-    help="A laboratory and clinic for the weight matrices of neural networks.",
-    pretty_exceptions_enable=False,
-    add_completion=False,
+    help="Look into the weight matrices of neural networks.", pretty_exceptions_enable=False
 )
 
 
@@ -53,25 +50,38 @@ def root(
 
         typer.echo(f"kappascope {installed('kappascope')}")
     elif context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+        tell(overview(panels(), COMMANDS))
+
+
+def panels() -> dict[str, list[str]]:
+    """Find the commands, the public files of this folder but this one, and group them by use.
+
+    >>> list(panels())[0], panels()["Look into weights"][0]
+    ('Look into weights', 'diagnose')
+    """
+    files = {file.name for file in pkgutil.iter_modules(cli.__path__)}
+    names = {name for name in files if not name.startswith("_") and name != "app"}
+    found = {title: [name for name in listed if name in names] for title, listed in PANELS.items()}
+    return found | {FOR_MAINTAINERS: sorted(names - {name for p in found.values() for name in p})}
 
 
 def command_names() -> list[str]:
-    """Find the commands: the public files of this folder, this one aside.
+    """List the commands in the order of the help.
 
     >>> command_names()[0]
-    'reproduce'
+    'diagnose'
     """
-    files = {file.name for file in pkgutil.iter_modules(cli.__path__)}
-    names = sorted(name for name in files if not name.startswith("_") and name != "app")
-    return [
-        *(name for name in HELP_ORDER if name in names),
-        *(n for n in names if n not in HELP_ORDER),
-    ]
+    return [name for names in panels().values() for name in names]
 
 
-for _name in command_names():
-    app.command(_name)(getattr(import_module(f"kappascope.cli.{_name}"), _name))
+COMMANDS: dict[str, Callable[..., None]] = {
+    name: getattr(import_module(f"kappascope.cli.{name}"), name) for name in command_names()
+}
+for _name, _command in COMMANDS.items():
+    app.command(_name)(_command)
+
+
+HELP, VERBOSE = {"-h", "--help"}, {"-v", "--verbose"}  # every command takes them
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -79,6 +89,16 @@ def run(arguments: Sequence[str]) -> int:
     os.environ.update(ONE_THREAD)  # before numpy and torch are loaded, or it is too late
     _drop_sizes_of_nothing()
     gc.set_threshold(100_000)  # loading torch makes a million objects and no garbage
+    if HELP & {*arguments} and arguments[0] in HELP | {*COMMANDS}:
+        named = arguments[0]
+        known = named in COMMANDS
+        tell(command_page(named, COMMANDS[named]) if known else overview(panels(), COMMANDS))
+        return 0
+    if VERBOSE & {*arguments}:
+        logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
+        logging.getLogger("kappascope").setLevel(logging.DEBUG)
+        if "verbose" not in signature(COMMANDS.get(arguments[0], root)).parameters:
+            arguments = [argument for argument in arguments if argument not in VERBOSE]
     command = typer.main.get_command(app)
     with signals() as came:
         try:
@@ -109,13 +129,13 @@ def _drop_sizes_of_nothing() -> None:
 
 
 def _only_help(arguments: Sequence[str]) -> bool:
-    return "--help" in arguments or not {*arguments} & {*command_names()}
+    return not {*arguments} & {*COMMANDS}
 
 
 def _wrong_usage(complaint: str, arguments: Sequence[str]) -> Refusal:
     """Refuse arguments; where a JSON document was asked for, print one that says so."""
     wrong = complaint.replace("Value error, ", "").rstrip(".")
-    named = f"{arguments[0]} " if arguments and arguments[0] in command_names() else ""
+    named = f"{arguments[0]} " if arguments and arguments[0] in COMMANDS else ""
     refusal = Refusal(4, " ".join(arguments), wrong, f"see kappascope {named}--help")
     if named == "diagnose " and "--json" in arguments:
         from kappascope.cli.diagnose import print_document

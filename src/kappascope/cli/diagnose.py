@@ -52,7 +52,8 @@ def diagnose(
         typer.Option(help="All singular values: up to size 2048, always, or where they come free."),
     ] = "auto",
     reference: Annotated[
-        str | None, typer.Option(help="A checkpoint to compare every component with.")
+        str | None,
+        typer.Option(metavar="PATH", help="A checkpoint to compare every component with."),
     ] = None,
     rename: Annotated[
         list[str] | None,
@@ -83,16 +84,23 @@ def diagnose(
     jobs: Annotated[int, typer.Option(min=1, max=1024, help="Processes to work in.")] = CORES,
     memory: Annotated[
         str | None,
-        typer.Option(help="Memory of each process, like 8G; by default what its matrices need."),
+        typer.Option(
+            metavar="SIZE",
+            help="Memory of each process, like 8G; by default what its matrices need.",
+        ),
     ] = None,
     debug: Debug = False,
 ) -> None:
     """Examine the weights in a checkpoint: no model code, no network, no trust in the file.
 
     A .safetensors file, a Hugging Face folder, or what torch.save wrote; or the folder of a run
-    that a Monitor recorded, whose readings are a trajectory. Example:
+    that a Monitor recorded, whose readings are a trajectory.
 
-    kappascope diagnose model.safetensors --html report.html
+    For example:
+      kappascope diagnose model.safetensors --html report.html
+      kappascope diagnose tuned/ --reference base/
+      kappascope diagnose step100.pt step200.pt step300.pt
+      kappascope diagnose model.pt --fail-on critical
     """
     with _document_of_an_error(as_json, paths[-1]):
         Processes(jobs, loaded=MODULES).warm()  # the workers load torch while we do
@@ -280,7 +288,6 @@ def _write_files(
     """Write the files that were asked for, or give the reason why they cannot be written."""
     from kappascope.clinic import diagnosis
     from kappascope.clinic.html import diagnosis_page
-    from kappascope.lab.store import parquet_bytes
     from kappascope.system.files import write
 
     try:
@@ -288,12 +295,21 @@ def _write_files(
             if html:
                 write(html, diagnosis_page(diagnoses).encode())
             if table:
-                parquet = table.suffix.lower() == ".parquet"
-                encoded = parquet_bytes if parquet else diagnosis.spreadsheet
-                write(table, encoded(diagnosis.joined(diagnoses)))
+                joined = diagnosis.joined(diagnoses)
+                write(table, _encoded(table.suffix.lower(), joined))
     except Exception as error:  # a result is worth more than its files: it is shown first
         return refusal_of(error, [str(path) for path in (html, table) if path])
     return None
+
+
+def _encoded(suffix: str, table: Any) -> bytes:
+    from kappascope.clinic.diagnosis import spreadsheet
+
+    if suffix == ".csv":
+        return spreadsheet(table)
+    from kappascope.lab.store import parquet_bytes  # it needs pyarrow, which the table has loaded
+
+    return parquet_bytes(table)
 
 
 def _show(diagnoses: Sequence[Diagnosis], written: Sequence[Path], verbose: bool) -> None:

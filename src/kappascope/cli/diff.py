@@ -56,9 +56,10 @@ def diff(
     """Say of every layer whether it is the same, rounded, rearranged, trained or damaged.
 
     Names may differ by prefixes; fused, transposed and reordered layers are recognised by their
-    values. Example:
+    values.
 
-    kappascope diff base/ tuned/ --fail-on damaged
+    For example:
+      kappascope diff base/ tuned/ --fail-on damaged
     """
     try:
         Processes(jobs, loaded=MODULES).warm()

@@ -18,7 +18,8 @@ def explain(
 ) -> None:
     """Explain rules of a diagnosis: what they look for, what they compare with, and why.
 
-    kappascope explain untrained
+    For example:
+      kappascope explain untrained
     """
     with loading():
         from kappascope.clinic.judgement import explanation, rule_names

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kappascope.cli._laboratory import every_experiment, write_files
+from kappascope.cli._laboratory import every_experiment, require_laboratory, write_files
 from kappascope.cli._options import Debug
 from kappascope.cli._terminal import loading, say, tell
 from kappascope.refusal import Refusal
@@ -25,7 +25,11 @@ def findings(
 
     Nothing is run: the trials in the folders are judged and drawn anew, reports and all. A sentence
     of the article that the trials do not bear out is left out, and told of here.
+
+    For example:
+      kappascope findings results/paper results/studies/gpt
     """
+    require_laboratory()
     with loading():
         from kappascope.lab import markdown
         from kappascope.lab.report import publications_of

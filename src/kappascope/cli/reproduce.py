@@ -38,6 +38,11 @@ def reproduce(
 
     Trials that are in the folder already are not run again: after an interruption, or to add
     experiments or trials, name the same folder.
+
+    For example:
+      kappascope reproduce --quick
+      kappascope reproduce 1 4 7 --trials 5000 --jobs 8 --out study
+      kappascope reproduce --beyond
     """
     engine = start_engine(jobs)
     from kappascope.lab import experiment, runs
@@ -56,4 +61,4 @@ def reproduce(
     plan, store = runs.plan_runs(experiments, trials), Store(out)
     with locked(store, plan, fresh):
         failures = run_missing(plan, store, engine)
-        conclude(experiments, plan, store, failures, engine)
+        conclude(experiments, plan, store, failures, engine, quick=quick)

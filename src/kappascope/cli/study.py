@@ -39,6 +39,10 @@ def study(
     """Train real networks, look into pretrained ones, and see whether any of it matters there.
 
     After an interruption, name the same folder: training goes on in the middle.
+
+    For example:
+      kappascope study digits --quick
+      kappascope study gpt --text my.txt
     """
     set_text(text)
     engine = start_engine(jobs)

@@ -40,9 +40,10 @@ def survey(
     """Put many checkpoints into one table, and learn what trained matrices are like.
 
     The atlas has quantiles of each quantity by kind and shape of matrix; give it to diagnose with
-    --atlas. What was never trained, and what could not be read, is left out and named. Example:
+    --atlas. What was never trained, and what could not be read, is left out and named.
 
-    kappascope survey models/* --atlas ours.json --html survey.html
+    For example:
+      kappascope survey models/* --atlas ours.json --html survey.html
     """
     Processes(jobs, loaded=MODULES).warm()
     with loading():

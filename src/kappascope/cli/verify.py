@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kappascope.cli._laboratory import every_experiment, set_text
+from kappascope.cli._laboratory import every_experiment, require_laboratory, set_text
 from kappascope.cli._options import Debug
 from kappascope.cli._terminal import loading, tell
 from kappascope.refusal import Refusal
@@ -20,7 +20,12 @@ def verify(
     text: Annotated[Path | None, typer.Option(help="The text that a study was given.")] = None,
     debug: Debug = False,
 ) -> None:
-    """Run some trials of a folder again, each alone, and compare every bit."""
+    """Run some trials of a folder again, each alone, and compare every bit.
+
+    For example:
+      kappascope verify kappascope-report --trials 20
+    """
+    require_laboratory()
     set_text(text)
     if not (folder / "units").is_dir():
         raise Refusal(2, str(folder), "holds no results", "name a folder reproduce has filled")

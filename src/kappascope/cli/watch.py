@@ -39,11 +39,11 @@ def watch(
 ) -> None:
     """Follow a training run that a Monitor records: its loss, alerts, and matrices in need of care.
 
-    It ends when the run is closed; Ctrl-C ends it before that, and the run goes on. Examples:
+    It ends when the run is closed; Ctrl-C ends it before that, and the run goes on.
 
-    kappascope watch runs/gpt
-
-    kappascope watch runs/gpt --serve 8123
+    For example:
+      kappascope watch runs/gpt
+      kappascope watch runs/gpt --serve 8123
     """
     from kappascope.monitor.record import Run
 

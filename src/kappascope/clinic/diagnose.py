@@ -13,6 +13,7 @@ unless it is compared with a checkpoint: then its matrices go where that is read
 from __future__ import annotations
 
 import fnmatch
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -68,6 +69,7 @@ from kappascope.text import error_text
 from kappascope.theory.beyond import answered
 
 Row: TypeAlias = Examination | Product | Chain | LogitBound | SwallowedStep | FileDigest
+log = logging.getLogger(__name__)
 MIN_WORKER_BYTES = LIBRARY_BYTES + GIGABYTE  # to parse any file that people make
 NO_COUNTERPARTS = Counterparts({})
 UNCHOSEN = Reason(ReasonKind.NOT_CHOSEN, "not chosen")
@@ -517,7 +519,10 @@ class Case:
         Chains come last, when their layers are known.
         """
         known: dict[str, Ends] = {}
+        log.debug("%d tasks; memory: %s", len(self.tasks), self.room)
         for done in self._run(self.tasks):
+            parts = (part.name for unit in done.item.units for part in unit.parts)
+            log.debug("%s: %.2f s %s", ", ".join(parts), done.seconds, done.failure)
             for row in done.result:
                 if isinstance(row, Examination) and row.failure is None:
                     kappa = row.condition_number if row.condition_number else math.inf

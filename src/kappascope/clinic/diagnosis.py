@@ -9,9 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import PurePath
 from statistics import median_high, median_low
-from typing import Any, TypeVar
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kappascope.clinic import CONCERNS, SCHEMA, SEVERITIES
 from kappascope.clinic.atlas import Atlas
@@ -27,7 +25,11 @@ from kappascope.model.chains import Chain
 from kappascope.model.logits import LogitBound
 from kappascope.model.skipped import ReasonKind, Skipped, unreadable
 from kappascope.system import files
+from kappascope.system.extras import optional
 from kappascope.text import error_text, first_few, number, plural
+
+if TYPE_CHECKING:  # a table is made where somebody asks for one
+    import pyarrow as pa
 
 RANGE = "outside float64's range"
 # A spreadsheet takes what begins so for a formula; the last four are the full-width forms.
@@ -309,6 +311,7 @@ class Diagnosis:
         >>> Diagnosis("nothing").table().num_rows
         0
         """
+        pa = optional("pyarrow", "lab")
         rows = [_flat(row) for row in self.matrices]
         names = list(dict.fromkeys(name for row in rows for name in row)) or ["name"]
         return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
@@ -426,11 +429,11 @@ def severity_counts(findings: Iterable[Finding]) -> str:
 def spreadsheet(table: pa.Table) -> bytes:
     """Return CSV in which no name is taken for a formula or has a control character in it.
 
+    >>> import pyarrow as pa
     >>> print(spreadsheet(pa.table({"name": ["=1+1"]})).decode().splitlines()[1])
     "'=1+1"
     """
-    from pyarrow import csv
-
+    pa, csv = optional("pyarrow", "lab"), optional("pyarrow.csv", "lab")
     columns = {}
     for name in table.column_names:
         column = table[name]
@@ -552,6 +555,7 @@ def joined(steps: Sequence[Diagnosis]) -> pa.Table:
     >>> joined([Diagnosis("a")]).column_names
     ['source', 'name']
     """
+    pa = optional("pyarrow", "lab")
     tables = [
         step.table().add_column(
             0, "source", pa.array([step.source] * len(step.matrices), pa.string())

@@ -17,6 +17,7 @@ from kappascope.clinic.prescriptions import NO_PRESCRIPTION, prescribe
 from kappascope.clinic.symptoms import MODEL_RULES, RULES, ClinicRule, Measurements, Symptom
 from kappascope.model.skipped import Reason, ReasonKind, Skipped
 from kappascope.refusal import Refusal
+from kappascope.system.extras import plugins
 from kappascope.text import error_text
 
 T = TypeVar("T")
@@ -36,6 +37,7 @@ def judgement(model: Measurements) -> Judgement:
     >>> judgement(Measurements(rows=()))
     Judgement(findings=(), failed=())
     """
+    plugins("rules")  # which register themselves when they are loaded
     results: list[Finding | Skipped | None] = []
     for row in model.rows:
         for rule_id, rule in RULES.items():

@@ -27,6 +27,7 @@ from kappascope.model.skipped import Reason, ReasonKind, Skipped, unreadable
 from kappascope.model.tensors import Path as Keys
 from kappascope.model.tensors import Read, refuse_meta, vectors
 from kappascope.refusal import Refusal
+from kappascope.system.extras import plugins
 from kappascope.system.memory import is_out_of_memory
 from kappascope.text import error_text
 
@@ -345,6 +346,8 @@ def located(source: Source) -> Location:
         kept = in_hub_cache(source)
         return OnDisk.at(kept) if kept else Mirrored.of(source)
     if isinstance(source, str | Path):
+        if reader := plugins("readers").get(Path(source).suffix.lstrip(".")):
+            return InMemory(reader(Path(source)))  # in this process: its author vouches for it
         return OnDisk.at(source)
     given: object = source
     if not isinstance(given, nn.Module | Mapping):

@@ -58,6 +58,7 @@ from kappascope.monitor.survey import (
     stepped_twice,
     watched,
 )
+from kappascope.system.extras import plugins
 from kappascope.text import error_text, first_few
 
 
@@ -119,7 +120,7 @@ class Monitor:
         where: Where = None,
         exclude: Where = None,
         quantities: Collection[str] = PARTS,
-        sinks: Iterable[Sink] = (),
+        sinks: Iterable[Sink | str] = (),
         on_alert: Callable[[Alert], object] | None = None,
         strict: bool = False,
         keys: int = MAX_KEYS,
@@ -143,7 +144,8 @@ class Monitor:
             spectra_every or SPECTRA_READINGS * every,
         )
         self.where, self.exclude, self.quantities = where, exclude, frozenset(quantities)
-        self.sinks, self.on_alert, self.strict, self.keys = tuple(sinks), on_alert, strict, keys
+        self.sinks = tuple(_sink(sink) for sink in sinks)
+        self.on_alert, self.strict, self.keys = on_alert, strict, keys
         self.ghosts = ghosts
         self.alerts: list[Alert] = []
         self.audited: Audit | None = None
@@ -923,6 +925,17 @@ class Monitor:
                 self._warned.add(what)
                 text = f"kappascope's monitor: {what}: {error_text(error)}; training goes on"
                 _warn(text)
+
+
+def _sink(given: Sink | str) -> Sink:
+    """Take a sink, or the name under which an installed package offers one."""
+    if not isinstance(given, str):
+        return given
+    offered = plugins("sinks")
+    if given not in offered:
+        known = ", ".join(offered) or "none is installed"
+        raise ValueError(f"expected a function of (step, dict) or one of: {known}; got {given!r}")
+    return cast(Sink, offered[given])
 
 
 def _warn(text: str) -> None:
