@@ -334,9 +334,9 @@ TRANSFORMATIONS = (
 DAMAGES = (zeroed, non_finite, flipped, overwritten, misplaced)
 
 
-def drawn_pairs(transformed: int, damaged: int):
-    """So many pairs of every transformation, then of every kind of damage."""
+def drawn_pairs(transformed: int, damaged: int, first: int = 0):
+    """So many pairs of every transformation, then of every kind of damage, from a seed on."""
     for makers, count in ((TRANSFORMATIONS, transformed), (DAMAGES, damaged)):
         for place, make in enumerate(makers):
             for seed in range(count):
-                yield make(Draw(1000 * place + seed + (500 if makers is DAMAGES else 0)))
+                yield make(Draw(first + 1000 * place + seed + (500 if makers is DAMAGES else 0)))

@@ -69,3 +69,12 @@ def test_the_document_counts_every_verdict() -> None:
 
 def test_an_empty_diff_says_so() -> None:
     assert Diff("b.pt", "a.pt").verdict == "Nothing could be compared."
+
+
+def test_tokens_in_another_order_are_so_in_the_table_and_in_the_head() -> None:
+    before = exact(Draw(4))
+    order = Draw(1).order(len(before["lm_head.weight"]))
+    head = {"lm_head.weight": before["lm_head.weight"][order]}
+    assert diff(before, before | head).ranked[0].verdict == "damaged"
+    table = {"model.embed_tokens.weight": before["model.embed_tokens.weight"][order]}
+    assert diff(before, before | head | table).ranked[0].verdict == "rearranged"

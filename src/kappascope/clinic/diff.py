@@ -39,7 +39,12 @@ from kappascope.matrix.arrangements import (
     same_singular_values,
 )
 from kappascope.matrix.precision import Rounding
-from kappascope.model.counterparts import Counterparts, Renames, as_hugging_face
+from kappascope.model.counterparts import (
+    Counterparts,
+    Renames,
+    as_hugging_face,
+    without_wrappers,
+)
 from kappascope.model.matrices import Logical, Unit
 from kappascope.model.names import depth, stored
 from kappascope.model.skipped import Skipped, unreadable
@@ -57,6 +62,7 @@ DIFF_SCHEMA = "kappascope.diff/1"
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 HARMLESS = ("same", "rounding")
 TOKENS = ("embedding", "head")  # kinds whose rows are tokens
+CERTAIN = 0.9  # cosine from which on an order of lines is not due to chance
 TIED = 0.99  # cosine of a head with the table that it repeats, at least
 COPIES = 8  # in float64 of both sides, with room for what is compared
 
@@ -380,7 +386,8 @@ def _compared(before: _Matrix, after: _Matrix) -> ComparedLayer:
         return after.row(before.name, "replaced", f"another shape: {shapes}")
     finite = a.isfinite().all() and b.isfinite().all()
     found = arrangement(a, b) if finite and a.any() and b.any() else Arrangement(a.shape != b.shape)
-    if found is None and same_singular_values(a, b):
+    is_certain = found and _cosine(found.applied(a), b) > CERTAIN
+    if finite and not is_certain and same_singular_values(a, b):
         text = "another basis: it has the same singular values"
         return after.row(before.name, "rearranged", text)
     found = found or Arrangement(a.shape != b.shape)
@@ -446,11 +453,12 @@ class _VectorOrder:
         failed: list[Skipped] = []
         before, after = (_vectors(side.opened(), failed) for side in (self.before, self.after))
         after = {name: it for name, it in after.items() if self.selection.takes(name)}
-        left = {as_hugging_face(name): name for name in before}
+        left = {as_hugging_face(without_wrappers(name)): name for name in before}
         rows: list[Told] = [*failed]
         new = []
         for name, vector in after.items():
-            key = as_hugging_face(self.counterparts.there(as_hugging_face(name)))
+            there = self.counterparts.there(as_hugging_face(name))
+            key = as_hugging_face(without_wrappers(there))
             other = left.pop(key, None)
             if other is None:
                 new.append(name)
@@ -694,7 +702,8 @@ def _undone(row: ComparedLayer, layers: Sequence[ComparedLayer]) -> ComparedLaye
     """Look for what undoes each operation on a matrix."""
     said = []
     for operation in row.operations:
-        if row.kind in TOKENS and operation.what == "order" and operation.axis == 0:
+        others = [x for x in layers if x is not row and x.kind in TOKENS]
+        if row.kind in TOKENS and operation.what == "order" and operation.axis == 0 and not others:
             said.append("tokens in another order")
             continue
         partner = next((other for other in layers if _meets(row, operation, other)), None)
@@ -710,7 +719,8 @@ def _meets(row: ComparedLayer, operation: Operation, other: ComparedLayer) -> bo
     if other is row:
         return False
     for its in other.operations:
-        compare = {row.kind, other.kind} == {"query", "key"} and its.axis == operation.axis == 0
+        twins = ({"query", "key"}, {*TOKENS})  # whose rows meet: those of tokens in both orders
+        compare = {row.kind, other.kind} in twins and its.axis == operation.axis == 0
         meets = compare or its.axis is None or operation.axis is None or its.axis != operation.axis
         if other.kind == "vector":  # a gain is multiplied into the columns that read it
             meets = operation.axis == 1 and operation.what == "factors"
