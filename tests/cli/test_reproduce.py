@@ -34,12 +34,12 @@ def test_what_is_beyond_the_paper_runs_when_asked_for(
 ) -> None:
     further = replace(TOY, number=10, title="Further", figures=(), claims=())
     monkeypatch.setattr(experiment, "discover", lambda: {1: TOY, 10: further})
-    usual = run("reproduce", "--quick", "--jobs", 0, "--out", tmp_path)[1]
+    usual = run("reproduce", "--jobs", 0, "--out", tmp_path)[1]
     assert "1 Toy" in usual and "Further" not in usual
-    both = run("reproduce", "--beyond", "--quick", "--jobs", 0, "--out", tmp_path)[1]
+    both = run("reproduce", "--beyond", "--jobs", 0, "--out", tmp_path)[1]
     assert "1 Toy" in both and "10 Further" in both
     assert "Beyond the paper" in (tmp_path / "report.html").read_text()
-    alone = run("reproduce", 10, "--quick", "--jobs", 0, "--out", tmp_path)[1]
+    alone = run("reproduce", 10, "--jobs", 0, "--out", tmp_path)[1]
     assert "Toy" not in alone and "10 Further" in alone
 
 
