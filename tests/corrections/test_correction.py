@@ -429,6 +429,7 @@ def test_the_papers_svd_correction_is_reproduced(fourth) -> None:
 SCRIPTS = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")  # Lightning's use of torch
 @pytest.mark.parametrize("example", SCRIPTS, ids=lambda path: path.stem)
 def test_the_examples_run(example) -> None:
     runpy.run_path(str(example))

@@ -139,7 +139,7 @@ def test_a_setting_that_names_no_size_has_the_papers() -> None:
 
 
 def test_studies_stand_in_their_order() -> None:
-    assert list(studies()) == ["teacher", "digits", "gpt", "pretrained"]
+    assert list(studies()) == ["teacher", "digits", "gpt", "pretrained", "unlearned"]
 
 
 def test_only_the_page_that_is_asked_for_is_loaded() -> None:

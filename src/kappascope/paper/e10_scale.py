@@ -63,8 +63,8 @@ def drawn(target: Tensor, origin: Tensor, random: Random) -> Iterator[Rows]:
         for part in (weight, target)
     ]
     difference = (logs[0] - logs[1]).double()
-    yield {"component": LOG_KAPPA, "error": difference.abs()}
-    yield {"component": KAPPA, "error": difference.expm1().abs()}
+    yield {"component": "log_condition_number", "error": difference.abs()}
+    yield {"component": "condition_number", "error": difference.expm1().abs()}
 
 
 SIZES, LARGE = tuple(TRIALS), (256, 512, 1024, 2048)

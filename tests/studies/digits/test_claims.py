@@ -41,7 +41,9 @@ class TestClaims:
     def test_the_largest_correlation_is_large_on_either_side(self) -> None:
         ends = [(-0.5, -0.4), (-0.1, 0.2)]
         parts = [
-            lambda rows, low=low, high=high: Estimate((low + high) / 2, low, high, 9, "")
+            lambda rows, ends=(low, high): Estimate(
+                sum(ends) / 2, *ends, 9, "", at=lambda level, ends=ends: ends
+            )
             for low, high in ends
         ]
         found = claims.largest(parts)(NOTHING)
