@@ -431,8 +431,9 @@ SCRIPTS = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")  # Lightning's use of torch
 @pytest.mark.parametrize("example", SCRIPTS, ids=lambda path: path.stem)
-def test_the_examples_run(example) -> None:
-    runpy.run_path(str(example))
+def test_the_examples_run(example, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where they may leave what they write
+    assert runpy.run_path(str(example))["__file__"] == str(example)
 
 
 @every
