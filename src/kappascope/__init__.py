@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kappascope.monitor.monitor import Monitor
     from kappascope.refusal import Refusal
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Components", "Monitor", "Refusal", "audit", "corrections", "diagnose", "errors", "matrices",
     "spectra", "theory", "unlearned",
