@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kappascope.checkpoints.formats import Malformed, quoted
-from kappascope.checkpoints.locations import MAP
 from kappascope.text import first_few
 
+MAP = ".fetched"  # in the folder of a mirror: which bytes of its files are there
+METADATA = ".metadata"  # what torch.distributed.checkpoint writes beside its shards
 _STEMS = ("model.safetensors", "diffusion_pytorch_model.safetensors", "pytorch_model.bin",
           "diffusion_pytorch_model.bin")  # fmt: skip
 _RANKED = [name for stem in _STEMS for name in (stem, f"{stem}.index.json")]
@@ -33,7 +34,7 @@ _SHARD = r"(.+)-\d{5}-of-(\d{5})((?:\.\w+){1,2})"  # diffusers once had a varian
 _PICKLED = r".+\.(pt|pth|ckpt|bin)"
 # What trainers write beside the weights.
 _OTHER = r"(training_args|optimizer|optim|scheduler|scaler|rng_state|random_states).*"
-_DISTRIBUTED = r"\.metadata"
+_DISTRIBUTED = re.escape(METADATA)
 _LONGEST_NAME = 255  # what file systems take
 _MOST_ENTRIES = 100_000  # of a folder; more is no model
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from kappascope.checkpoints import folders, gguf, numpyfiles, quantized, safetensors, torchfiles
 from kappascope.checkpoints.codes import CodedLocation
-from kappascope.checkpoints.distributed import METADATA, ChunkedLocation, read_distributed
+from kappascope.checkpoints.distributed import ChunkedLocation, read_distributed
 from kappascope.checkpoints.formats import AGAIN, HEAD, Malformed, format_of, quoted
 from kappascope.checkpoints.locations import CheckpointFile, FileContents, TensorLocation, Tree
 from kappascope.checkpoints.onnx import read_onnx
@@ -217,7 +217,7 @@ def _refusing(path: Path) -> Iterator[None]:
 def _load(real: Path, path: Path) -> tuple[FileContents, str]:
     """Return what a file holds, and its format by its content; other files lie beside ``path``."""
     name, file = path.name, CheckpointFile.at(real)
-    if name == METADATA:
+    if name == folders.METADATA:
         return read_distributed(file, path.parent), _FORMATS["distributed"]
     if name.endswith(".distcp"):
         raise Malformed("one file of a distributed checkpoint", "give its folder")

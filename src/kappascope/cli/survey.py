@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kappascope.checkpoints.paths import refuse_unreadable
 from kappascope.cli._errors import refusal_of
 from kappascope.cli._options import Debug
 from kappascope.cli._terminal import draw, loading, say, tell, waiting
@@ -45,13 +47,14 @@ def survey(
     For example:
       kappascope survey models/* --atlas ours.json --html survey.html
     """
+    limit = memory_limit(memory)
+    refuse_unwritable(paths, atlas, html)
+    _refuse_hopeless(paths)
     Processes(jobs, loaded=MODULES).warm()
     with loading():
         from kappascope.clinic.diagnose import case
         from kappascope.clinic.surveys import Surveyed
 
-    limit = memory_limit(memory)
-    refuse_unwritable(paths, atlas, html)
     models, refused = [], []
     for path in paths:
         try:
@@ -79,6 +82,18 @@ def survey(
     if refused:
         wrong = f"{plural(len(refused), 'checkpoint')} left out"
         raise Refusal(3, refused[0].given, wrong, refused[0].advice)
+
+
+def _refuse_hopeless(paths: Sequence[str]) -> None:
+    """Refuse paths of which none can be a checkpoint, before torch is loaded."""
+    refused = []
+    for path in paths:
+        try:
+            refuse_unreadable(path)
+        except Refusal as refusal:
+            refused.append(refusal)
+    if len(refused) == len(paths):
+        raise refused[0]
 
 
 def _write(found: Surveyed, atlas: Path | None, html: Path | None) -> Refusal | None:

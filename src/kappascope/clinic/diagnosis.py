@@ -11,7 +11,7 @@ from pathlib import PurePath
 from statistics import median_high, median_low
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kappascope.clinic import CONCERNS, SCHEMA, SEVERITIES
+from kappascope.clinic import CONCERNS, SCHEMA, SEVERITIES, Order
 from kappascope.clinic.atlas import Atlas
 from kappascope.clinic.examination import Examination, Finding, json_value
 from kappascope.clinic.judgement import judgement, urgency
@@ -40,6 +40,21 @@ NESTS = (
     "row_norms", "column_norms", "lines", "int8", "effective_ranks", "energy_ranks",
     "operator_norm", "errors", "unchanged", "fingerprints",
 )  # fmt: skip
+
+
+# The keys that sort matrices; None for what a matrix does not have.
+ORDERS: dict[Order, Callable[[Examination], Any]] = {
+    "kappa": lambda row: None if row.kappa is None else -row.kappa,
+    "chance": lambda row: None if row.ratio is None else -row.ratio,
+    "rank": lambda row: (
+        None if row.effective_rank is None else row.effective_rank / max(1, min(row.shape))
+    ),
+    "stable": lambda row: row.stable_rank,
+    "alpha": lambda row: row.alpha,
+    "moved": lambda row: None if row.moved is None else -row.moved,
+    "size": lambda row: -row.parameters,
+    "name": lambda row: row.name,
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -113,6 +128,24 @@ class Diagnosis:
     def ranked(self) -> tuple[Examination, ...]:
         """The matrices as a table has them, the worst first."""
         return tuple(sorted(self.matrices, key=lambda row: row.badness, reverse=True))
+
+    def ordered(self, by: Order | None = None) -> tuple[Examination, ...]:
+        """Return the matrices in an order; by default what moved most or else what is worst first.
+
+        What has no such number comes last.
+
+        >>> rows = tuple(Examination(name, (2, 2), "", "ok", alpha=9.0) for name in "wv")
+        >>> [row.name for row in Diagnosis("toy.pt", rows).ordered("name")]
+        ['v', 'w']
+        """
+        moved = self.reference and not self.incomparable
+        key = ORDERS.get(by or ("moved" if moved else "findings"))
+        if key is None:
+            return self.ranked
+        broken = [row for row in self.ranked if by is None and row.failure is not None]
+        rest = self.ranked[len(broken) :]
+        known = [row for row in rest if key(row) is not None]
+        return (*broken, *sorted(known, key=key), *(row for row in rest if key(row) is None))
 
     @cached_property
     def failed(self) -> tuple[Skipped, ...]:

@@ -262,6 +262,11 @@ class Examination:
         return self.kappa / (usual or math.exp(GaussianNull(*self.shape).log_condition_number))
 
     @property
+    def moved(self) -> float | None:
+        """How far it is from its counterpart in the reference, over the norm of that one."""
+        return (self.errors or {}).get("overall_matrix")
+
+    @property
     def severity(self) -> str:
         """The severity of the worst finding, or nothing."""
         return max(
@@ -274,14 +279,16 @@ class Examination:
         return max((SEVERITIES.index(finding.severity) + 1 for finding in self.findings), default=0)
 
     @property
-    def badness(self) -> tuple[bool, int, float]:
+    def badness(self) -> tuple[bool, int, bool, float]:
         """The key that sorts by failure, then by the worst finding, then by distance from chance.
+
+        What the stored digits resolve comes before what they leave open.
 
         >>> sick = Examination.failed("a", (2, 2), "float32", unreadable("timeout"))
         >>> sick.badness > Examination("b", (2, 2), "", "ok", condition_number=1e9).badness
         True
         """
-        return self.failure is not None, self.gravity, self.ratio or 0.0
+        return self.failure is not None, self.gravity, not self.is_unresolved, self.ratio or 0.0
 
     def document(self, plots: bool = False) -> dict[str, Any]:
         """Return the row as strict JSON values.

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from kappascope.checkpoints import open
 from kappascope.checkpoints.folders import resolved
 from kappascope.checkpoints.locations import MIRRORS, Stamp
-from kappascope.checkpoints.remote import Mirror, in_hub_cache, is_remote
+from kappascope.checkpoints.paths import NO_CHECKPOINT, advice_on_missing, is_remote
+from kappascope.checkpoints.remote import Mirror, in_hub_cache
 from kappascope.clinic.examination import non_finite_entries
 from kappascope.clinic.moments import Moments, moments
 from kappascope.clinic.vectors import Vector
@@ -149,7 +150,9 @@ class OnDisk:
             return cls(str(path), _stamps(Path(path)))
         except (OSError, ValueError) as error:
             wrong = getattr(error, "strerror", None) or str(error)
-            raise Refusal(2, str(path), wrong, "give a checkpoint or its folder") from error
+            is_missing = isinstance(error, FileNotFoundError)
+            advice = advice_on_missing(Path(path)) if is_missing else NO_CHECKPOINT
+            raise Refusal(2, str(path), wrong, advice) from error
 
     def __str__(self) -> str:
         return self.path
