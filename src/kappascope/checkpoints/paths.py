@@ -53,19 +53,10 @@ def refuse_unreadable(given: str) -> None:
     except Malformed as error:
         raise Refusal(2, given, error.wrong, error.advice) from error
     except FileNotFoundError as error:
-        if path.is_absolute() or _is_anywhere():
-            wrong = error.strerror or "is not there"
-            raise Refusal(2, given, wrong, advice_on_missing(path)) from error
+        wrong = error.strerror or "is not there"
+        raise Refusal(2, given, wrong, advice_on_missing(path)) from error
     except (OSError, ValueError):  # who opens it will say why that cannot be done
         return
-
-
-def _is_anywhere() -> bool:
-    """Tell whether the current folder exists; where it is gone, that is what the user must hear."""
-    try:
-        return bool(Path.cwd())
-    except OSError:
-        return False
 
 
 def _is_list(name: str) -> bool:

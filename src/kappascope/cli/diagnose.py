@@ -14,7 +14,7 @@ import typer
 from kappascope.checkpoints.paths import refuse_unreadable
 from kappascope.cli._errors import refusal_of
 from kappascope.cli._options import Debug
-from kappascope.cli._terminal import draw, loading, progress, tell, waiting
+from kappascope.cli._terminal import draw, loading, progress, refuse_lost_folder, tell, waiting
 from kappascope.cli.diff import renames
 from kappascope.clinic import MODULES, Extent, Order, Severity, blank_document
 from kappascope.model.skipped import ReasonKind, Skipped
@@ -178,6 +178,7 @@ class View:
 
 def _check_arguments(inputs: Sequence[str], as_json: bool, as_csv: bool, atlas: str | None) -> None:
     """Refuse what is surely wrong before torch is loaded, which takes seconds."""
+    refuse_lost_folder()
     if not all(inputs):
         raise Refusal(4, "''", "a path without a name", "name a checkpoint")
     if as_json and as_csv:

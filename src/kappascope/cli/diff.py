@@ -11,7 +11,7 @@ import typer
 from kappascope.checkpoints.paths import refuse_unreadable
 from kappascope.cli._errors import refusal_of
 from kappascope.cli._options import Debug
-from kappascope.cli._terminal import draw, loading, progress, tell, waiting
+from kappascope.cli._terminal import draw, loading, progress, refuse_lost_folder, tell, waiting
 from kappascope.clinic import MODULES
 from kappascope.refusal import Refusal
 from kappascope.system.files import strict
@@ -63,6 +63,7 @@ def diff(
       kappascope diff base/ tuned/ --fail-on damaged
     """
     try:
+        refuse_lost_folder()
         limit, pairs = None if memory is None else _bytes(memory), renames(rename or ())
         if not (before and after):
             raise Refusal(4, "''", "a path without a name", "name a checkpoint")

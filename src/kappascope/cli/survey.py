@@ -11,7 +11,7 @@ import typer
 from kappascope.checkpoints.paths import refuse_unreadable
 from kappascope.cli._errors import refusal_of
 from kappascope.cli._options import Debug
-from kappascope.cli._terminal import draw, loading, say, tell, waiting
+from kappascope.cli._terminal import draw, loading, refuse_lost_folder, say, tell, waiting
 from kappascope.cli.diagnose import examined, memory_limit, refuse_unwritable
 from kappascope.clinic import MODULES
 from kappascope.refusal import Refusal
@@ -47,6 +47,7 @@ def survey(
     For example:
       kappascope survey models/* --atlas ours.json --html survey.html
     """
+    refuse_lost_folder()
     limit = memory_limit(memory)
     refuse_unwritable(paths, atlas, html)
     _refuse_hopeless(paths)

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import PurePath
 from statistics import median_high, median_low
@@ -26,10 +27,12 @@ from kappascope.model.logits import LogitBound
 from kappascope.model.skipped import ReasonKind, Skipped, unreadable
 from kappascope.system import files
 from kappascope.system.extras import optional
-from kappascope.text import error_text, first_few, number, plural
+from kappascope.text import error_text, first_few, html_escaped, number, plural
 
 if TYPE_CHECKING:  # a table is made where somebody asks for one
     import pyarrow as pa
+    from matplotlib.axes import Axes
+    from pandas import DataFrame
 
 RANGE = "outside float64's range"
 # A spreadsheet takes what begins so for a formula; the last four are the full-width forms.
@@ -337,6 +340,58 @@ class Diagnosis:
         from kappascope.clinic.html import diagnosis_page
 
         return diagnosis_page([self])
+
+    def _repr_html_(self) -> str:
+        """Return the page in a frame of its own, whose script and style reach nothing around it.
+
+        >>> Diagnosis("nothing")._repr_html_()[:31]
+        '<iframe sandbox="allow-scripts"'
+        """
+        title = html_escaped(f"Diagnosis of {self.source}")
+        style = "width: 100%; height: 42rem; border: 1px solid #8886; border-radius: 4px"
+        page = html_escaped(self.html())
+        frame = f'<iframe sandbox="allow-scripts" title="{title}" style="{style}"'
+        return f'{frame} srcdoc="{page}"></iframe>'
+
+    def __getitem__(self, name: str) -> Examination:
+        """Return the row of a matrix by its name, or say which names are like it.
+
+        >>> Diagnosis("toy.pt", (Examination("fc.weight", (2, 2), "", "ok"),))["fc"].name
+        'fc.weight'
+        """
+        rows = {row.name: row for row in self.matrices}
+        if found := rows.get(name) or rows.get(f"{name}.weight"):
+            return found
+        near = get_close_matches(str(name), rows, n=3)
+        raise KeyError(f"no matrix is called {name!r}; {first_few(near or list(rows))} are there")
+
+    def __iter__(self) -> Iterator[Examination]:
+        return iter(self.matrices)
+
+    def plot_map(self, metric: str = "chance", axes: Axes | None = None) -> Axes:
+        """Draw the map of the model and return matplotlib's axes; ``metric`` as on the page.
+
+        >>> Diagnosis("toy.pt", (Examination("w", (2, 2), "", "ok"),)).plot_map("alpha").get_title()
+        'tail exponent α'
+        """
+        from kappascope.clinic import metrics, plots
+
+        return plots.map_axes(self.matrices, metrics.metric(metric), axes)
+
+    def plot_spectrum(self, name: str, axes: Axes | None = None) -> Axes:
+        """Draw the singular values of one matrix and return matplotlib's axes."""
+        from kappascope.clinic import plots
+
+        return plots.spectrum_axes(self[name], axes)
+
+    def to_pandas(self) -> DataFrame:
+        """Return one row per matrix, one column per number, as a frame of pandas."""
+        optional("pandas", "notebook")
+        return self.table().to_pandas()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Hand the table over as an Arrow stream, to whatever reads these without a copy."""
+        return self.table().__arrow_c_stream__(requested_schema)
 
     def table(self) -> pa.Table:
         """Return one row per matrix, one column per number, for Parquet or CSV.

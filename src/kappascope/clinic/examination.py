@@ -274,6 +274,12 @@ class Examination:
         )
 
     @property
+    def is_alarming(self) -> bool:
+        """Whether it failed, or a rule found something to act on or to warn of."""
+        found = any(one.concern != "observation" or one.severity != "info" for one in self.findings)
+        return found or self.failure is not None
+
+    @property
     def gravity(self) -> int:
         """The severity of the worst finding as a number, 0 without findings."""
         return max((SEVERITIES.index(finding.severity) + 1 for finding in self.findings), default=0)
