@@ -57,6 +57,10 @@ def diagnose(
         str | None,
         typer.Option(metavar="PATH", help="A checkpoint to compare every component with."),
     ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="The model that an adapter is merged into first."),
+    ] = None,
     rename: Annotated[
         list[str] | None,
         typer.Option(help="A=B: what names have here, and what instead in the reference."),
@@ -117,9 +121,9 @@ def diagnose(
       kappascope diagnose model.pt --fail-on critical
     """
     with _document_of_an_error(as_json, paths[-1]):
-        inputs = [*paths, reference] if reference is not None else paths
+        inputs = [*paths, *(path for path in (reference, base) if path is not None)]
         limit, pairs = memory_limit(memory), renames(rename or ())
-        _check_arguments(inputs, as_json, as_csv, atlas)
+        _check_arguments(paths, [reference, base], as_json, as_csv, atlas)
         _check_outputs(inputs, html, table)
         Processes(jobs, loaded=MODULES).warm()  # the workers load torch while we do
         with loading():
@@ -146,6 +150,7 @@ def diagnose(
                             atlas=known,
                             trainings=trainings,
                             renames=pairs,
+                            base=base,
                         )
                     )
             diagnoses = [examined(each, quiet) for each in cases]
@@ -176,11 +181,23 @@ class View:
     quiet: bool
 
 
-def _check_arguments(inputs: Sequence[str], as_json: bool, as_csv: bool, atlas: str | None) -> None:
-    """Refuse what is surely wrong before torch is loaded, which takes seconds."""
+def _check_arguments(
+    paths: Sequence[str],
+    beside: Sequence[str | None],
+    as_json: bool,
+    as_csv: bool,
+    atlas: str | None,
+) -> None:
+    """Refuse what is surely wrong before torch is loaded, which takes seconds.
+
+    ``beside`` are the reference and the base, where there are such.
+    """
     refuse_lost_folder()
+    inputs = [*paths, *(given for given in beside if given is not None)]
     if not all(inputs):
         raise Refusal(4, "''", "a path without a name", "name a checkpoint")
+    if beside[-1] is not None and len(paths) > 1:
+        raise Refusal(4, f"--base {beside[-1]}", "merges one adapter", "name one adapter")
     if as_json and as_csv:
         raise Refusal(4, "--json --csv", "two forms for one output", "give one of them")
     for given in inputs:
