@@ -61,7 +61,7 @@ class CheckpointFiles(NamedTuple):
         if aside := [name for name in self.others if name not in read]:
             yield f"read {self.listing or self.files[0]}, left aside {_list(aside)}"
         if set(self.files) & set(_ADAPTERS):
-            yield "an adapter alone: its own matrices, not those of the model it changes"
+            yield "an adapter alone: what it changes, not the model, into which --base merges it"
 
 
 def choose_files(folder: Path) -> CheckpointFiles:

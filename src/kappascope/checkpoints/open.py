@@ -96,6 +96,7 @@ class Checkpoint:
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     notes: tuple[str, ...] = ()
     faults: tuple[Skipped, ...] = ()
+    adapter: Mapping[str, Any] = field(default_factory=dict, repr=False)  # peft's config of it
 
     @cached_property
     def contents(self) -> Mapping[str, Any]:
@@ -193,10 +194,12 @@ def _checkpoint(path: Path, folder: Path, held: FileContents, form: str) -> Chec
     if not held.tree:
         raise Malformed("holds no tensors", "give the file with the weights")
     notes, faults = _said(held)
-    config, more = _config(folder)
+    config, more = _config(folder, "config.json", "heads are told from shapes")
+    adapter, wrong = _config(folder, "adapter_config.json", "factors are read without their scale")
     config = {**held.config, **config}  # what lies beside a file may correct it
     tree = quantized.with_weights(held.tree, config)
-    return Checkpoint(str(path), form, tree, config, notes + held.notes + more, faults)
+    told = notes + held.notes + more + wrong
+    return Checkpoint(str(path), form, tree, config, told, faults, adapter)
 
 
 @contextmanager
@@ -265,18 +268,18 @@ def _said(held: FileContents) -> tuple[tuple[str, ...], tuple[Skipped, ...]]:
     return notes, tuple(Skipped(name, reason) for name, holds in held.kinds.items() if holds)
 
 
-def _config(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the ``config.json`` of the model, if there is one that can be understood."""
+def _config(folder: Path, name: str, without: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the configuration beside a model, if there is one that can be understood."""
     try:
-        if not os.path.lexists(folder / "config.json"):
+        if not os.path.lexists(folder / name):
             return {}, ()
-        text = CheckpointFile.at(folders.inside(folder, "config.json")).read(0, _LONGEST_CONFIG + 1)
+        text = CheckpointFile.at(folders.inside(folder, name)).read(0, _LONGEST_CONFIG + 1)
         config = json.loads(text.decode("utf-8-sig")) if len(text) <= _LONGEST_CONFIG else None
     except (Malformed, OSError, ValueError, RecursionError):
         config = None
     if isinstance(config, dict):
         return config, ()
-    return {}, ("config.json beside it cannot be read: heads are told from shapes",)
+    return {}, (f"{name} beside it cannot be read: {without}",)
 
 
 # Folders

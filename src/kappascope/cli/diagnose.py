@@ -13,13 +13,22 @@ import typer
 
 from kappascope.checkpoints.paths import refuse_unreadable
 from kappascope.cli._errors import refusal_of
-from kappascope.cli._options import Debug
-from kappascope.cli._terminal import draw, loading, progress, refuse_lost_folder, tell, waiting
+from kappascope.cli._options import Debug, EngineName
+from kappascope.cli._terminal import (
+    draw,
+    loading,
+    progress,
+    refuse_lost_folder,
+    say,
+    tell,
+    waiting,
+)
 from kappascope.cli.diff import renames
 from kappascope.clinic import MODULES, Extent, Order, Severity, blank_document
 from kappascope.model.skipped import ReasonKind, Skipped
 from kappascope.monitor.record import is_run
 from kappascope.refusal import Refusal
+from kappascope.system.cluster import Cluster, engine_of
 from kappascope.system.files import strict, unwritable
 from kappascope.system.memory import bytes_of
 from kappascope.system.workers import CORES, Processes
@@ -56,6 +65,10 @@ def diagnose(
     reference: Annotated[
         str | None,
         typer.Option(metavar="PATH", help="A checkpoint to compare every component with."),
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="The model that an adapter is merged into first."),
     ] = None,
     rename: Annotated[
         list[str] | None,
@@ -103,6 +116,7 @@ def diagnose(
             help="Memory of each process, like 8G; by default what its matrices need.",
         ),
     ] = None,
+    engine: EngineName = "local",
     debug: Debug = False,
 ) -> None:
     """Examine the weights in a checkpoint: no model code, no network, no trust in the file.
@@ -117,11 +131,11 @@ def diagnose(
       kappascope diagnose model.pt --fail-on critical
     """
     with _document_of_an_error(as_json, paths[-1]):
-        inputs = [*paths, reference] if reference is not None else paths
+        inputs = [*paths, *(path for path in (reference, base) if path is not None)]
         limit, pairs = memory_limit(memory), renames(rename or ())
-        _check_arguments(inputs, as_json, as_csv, atlas)
+        _check_arguments(paths, [reference, base], as_json, as_csv, atlas)
         _check_outputs(inputs, html, table)
-        Processes(jobs, loaded=MODULES).warm()  # the workers load torch while we do
+        place = start_place(jobs, engine)  # the workers load torch while we do
         with loading():
             from kappascope.clinic import trajectories
             from kappascope.clinic.atlas import Atlas
@@ -146,6 +160,8 @@ def diagnose(
                             atlas=known,
                             trainings=trainings,
                             renames=pairs,
+                            base=base,
+                            cluster=place,
                         )
                     )
             diagnoses = [examined(each, quiet) for each in cases]
@@ -176,11 +192,23 @@ class View:
     quiet: bool
 
 
-def _check_arguments(inputs: Sequence[str], as_json: bool, as_csv: bool, atlas: str | None) -> None:
-    """Refuse what is surely wrong before torch is loaded, which takes seconds."""
+def _check_arguments(
+    paths: Sequence[str],
+    beside: Sequence[str | None],
+    as_json: bool,
+    as_csv: bool,
+    atlas: str | None,
+) -> None:
+    """Refuse what is surely wrong before torch is loaded, which takes seconds.
+
+    ``beside`` are the reference and the base, where there are such.
+    """
     refuse_lost_folder()
+    inputs = [*paths, *(given for given in beside if given is not None)]
     if not all(inputs):
         raise Refusal(4, "''", "a path without a name", "name a checkpoint")
+    if beside[-1] is not None and len(paths) > 1:
+        raise Refusal(4, f"--base {beside[-1]}", "merges one adapter", "name one adapter")
     if as_json and as_csv:
         raise Refusal(4, "--json --csv", "two forms for one output", "give one of them")
     for given in inputs:
@@ -200,6 +228,17 @@ def _trainings(reference: str | None, optimizer: str | None, steps: int | None) 
     from kappascope.clinic.training import Trainings
 
     return Trainings.of(optimizer, None, steps)
+
+
+def start_place(jobs: int, engine: str) -> Cluster | None:
+    """Start the processes of this machine, and the cluster that was named, if one was."""
+    here = Processes(jobs, retries=0, loaded=MODULES)
+    here.warm()  # files are opened here, wherever their matrices are examined
+    place = engine_of(engine, here, say)
+    if not isinstance(place, Cluster):
+        return None
+    place.warm()
+    return place
 
 
 def memory_limit(given: str | None) -> int | None:

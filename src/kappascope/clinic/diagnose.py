@@ -55,6 +55,7 @@ from kappascope.model.logits import LogitBound, logit_bounds
 from kappascope.model.matrices import Logical, Plan, Unit
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, unreadable
 from kappascope.refusal import Refusal
+from kappascope.system.cluster import Cluster
 from kappascope.system.files import FileDigest
 from kappascope.system.memory import (
     LIBRARY_BYTES,
@@ -199,7 +200,15 @@ class TensorTask(Task):
             counterpart = counterparts.get(logical.name)
             other = counterpart if isinstance(counterpart, Tensor) else None
             kernel, rounding = kernel_of(self.unit, logical), roundings.get(logical.name)
-            row = _examined(logical, matrix, spectrum, other, kernel=kernel, rounding=rounding)
+            row = _examined(
+                logical,
+                matrix,
+                spectrum,
+                other,
+                kernel=kernel,
+                rounding=rounding,
+                limit=model.ranks.get(logical.name),
+            )
             if reference and row.errors is None:
                 if isinstance(counterpart, Reason):
                     row = replace(row, uncompared=counterpart)
@@ -259,6 +268,7 @@ def _examined(
     *,
     kernel: Kernel,
     rounding: Rounding | None,
+    limit: int | None,
 ) -> Examination:
     """Return the examination of a matrix.
 
@@ -266,7 +276,13 @@ def _examined(
     """
     try:
         return examine(
-            logical.name, matrix, spectrum, counterpart, rounding=rounding, kernel=kernel
+            logical.name,
+            matrix,
+            spectrum,
+            counterpart,
+            rounding=rounding,
+            kernel=kernel,
+            limit=limit,
         )
     except Exception as error:
         if is_out_of_memory(error):
@@ -683,11 +699,15 @@ def case(
     atlas: Atlas | None = None,
     trainings: Trainings | None = None,
     renames: Renames = (),
+    base: Source | None = None,
+    cluster: Cluster | None = None,
 ) -> Case:
     """Look at what there is to examine; a `Refusal` says why there is nothing.
 
     A worker may use ``memory`` bytes: by default what its tasks need, if the machine has that.
-    ``renames`` say what names here have instead of what in the reference.
+    ``renames`` say what names here have instead of what in the reference. With a ``cluster``
+    matrices of files are examined there. An adapter is merged into its ``base`` and, without
+    another reference, compared with that.
 
     >>> import torch
     >>> [task.effort for task in case({"fc.weight": torch.eye(1000)}).tasks]
@@ -695,7 +715,9 @@ def case(
     """
     selection = selection or Selection()
     workers = replace(WORKER, jobs=jobs)
-    model, other = located(source), None if reference is None else located(reference)
+    if base is not None and reference is None:
+        reference = base
+    model, other = located(source, base), None if reference is None else located(reference)
     inventory = _inventory(model, memory)
     # refused now if it cannot be opened, not once for each matrix
     compared = _inventory(other, memory) if other else None
@@ -721,7 +743,7 @@ def case(
     on_disk = [side for side in sides if isinstance(side, OnDisk)]
     # what is sent from memory is held as sent, too; what stays where it is takes nothing more
     copies = 2 * len(sides) - len(on_disk) if on_disk else 0
-    free = available_bytes()
+    free = cluster.node_bytes if cluster and on_disk else available_bytes()
     room = Room(memory or free, copies, limited=memory is not None)
     if on_disk:
         needed = [task.memory.at_most(copies) for task in tasks]
@@ -731,7 +753,13 @@ def case(
             most = min(most, max(free, MIN_WORKER_BYTES))
             least = max((task.memory.at_least(copies) for task in tasks), default=0)
             workers = replace(workers, jobs=max(1, min(jobs, free // (LIBRARY_BYTES + least))))
-        engine = _fetching(replace(workers, limit=slowest, memory=memory or most), sides)
+        workers = replace(workers, limit=slowest, memory=memory or most)
+        if cluster:
+            least = max((task.memory.at_least(copies) for task in tasks), default=0)
+            reserved = memory or LIBRARY_BYTES + least
+            engine = replace(cluster, worker=workers, reserved=reserved)
+        else:
+            engine = _fetching(workers, sides)
     beside: tuple[Vector, ...] = ()
     matched = NO_COUNTERPARTS
     if compared:
@@ -806,6 +834,7 @@ def diagnose(
     atlas: Atlas | str | Path | None = None,
     trainings: Trainings | None = None,
     renames: Renames = (),
+    base: Source | None = None,
 ) -> Diagnosis:
     """Examine every matrix of a checkpoint, a model or a state dict, and apply all rules.
 
@@ -814,7 +843,8 @@ def diagnose(
     ``trainings`` what noise alone would have made of that one (see `kappascope.unlearned`). If
     either is a checkpoint, ``jobs`` processes read and examine; models in memory are examined here.
     Each process may use ``memory`` (bytes, or like ``"8G"``): by default what its matrices need, if
-    that is free. ``atlas`` is what trained matrices are like, by default that of the package.
+    that is free. ``atlas`` is what trained matrices are like, by default that of the package. An
+    adapter is merged into its ``base``, and compared with it.
 
     >>> import torch
     >>> found = diagnose({"a.weight": 2 * torch.eye(3)}, reference={"a.weight": torch.eye(3)})
@@ -836,5 +866,6 @@ def diagnose(
         atlas=known,
         trainings=trainings,
         renames=renames,
+        base=base,
     )
     return prepared.concluded(row for done in prepared.examine() for row in done.result)

@@ -21,6 +21,7 @@ from kappascope.clinic.symptoms import Measurements
 from kappascope.clinic.vectors import Vector
 from kappascope.matrix import spectra
 from kappascope.matrix.status import Outcome
+from kappascope.model.adapters import adapted_layer
 from kappascope.model.attention import Product
 from kappascope.model.chains import Chain
 from kappascope.model.logits import LogitBound
@@ -41,7 +42,7 @@ FORMULA_SIGNS = "=+-@\uff1d\uff0b\uff0d\uff20"
 # Fields of a matrix that have fields of their own.
 NESTS = (
     "row_norms", "column_norms", "lines", "int8", "effective_ranks", "energy_ranks",
-    "operator_norm", "errors", "unchanged", "fingerprints",
+    "operator_norm", "errors", "unchanged", "fingerprints", "delta",
 )  # fmt: skip
 
 
@@ -202,6 +203,18 @@ class Diagnosis:
             return "nothing there has the name and shape of a matrix here"
         return "no matrix could be compared"
 
+    @property
+    def rank_pattern(self) -> dict[str, int]:
+        """The ranks that hold what a change learned, by layers, as peft's ``LoraConfig`` has them.
+
+        >>> Diagnosis("toy.pt").rank_pattern
+        {}
+        """
+        rows = [row for row in self.matrices if row.delta is not None and row.part_of is None]
+        return {
+            adapted_layer(row.name): row.delta.rank for row in rows if row.delta and row.delta.rank
+        }
+
     def above(self, severity: str) -> tuple[Finding, ...]:
         """Return the findings of this severity or a worse one.
 
@@ -227,7 +240,7 @@ class Diagnosis:
         if not can_act and not self.above("warning"):
             notes = f" ({severity_counts(self.findings)})" if self.findings else ""
             health = f"No rule found anything wrong{notes}."
-        return self._extent, health, self._trust
+        return tuple(filter(None, (self._extent, health, self._trust)))
 
     @property
     def ills(self) -> str:
@@ -260,6 +273,9 @@ class Diagnosis:
     @property
     def _trust(self) -> str:
         """The sentence on how many condition numbers the stored digits resolve."""
+        products = [row for row in self.analysed if row.delta and row.delta.limit is not None]
+        if len(products) == len(self.analysed):
+            return ""  # of low rank by design: nobody asks for their kappa
         known = [row for row in self.analysed if row.resolved]
         unknown = [row for row in self.analysed if not row.resolved]
         bounded = [row for row in unknown if row.condition_number_low is not None]

@@ -25,6 +25,7 @@ from kappascope.clinic import SEVERITIES, Concern, Extent, Null, Severity
 from kappascope.matrix import components, powerlaw, precision, spectra
 from kappascope.matrix.components import Components
 from kappascope.matrix.convolutions import MOST_OPERATIONS, operator_norm
+from kappascope.matrix.deltas import Delta, delta_between, delta_of_product
 from kappascope.matrix.fingerprints import Fingerprints, fingerprints, likeness
 from kappascope.matrix.precision import Rounding
 from kappascope.matrix.rounding import Int8Errors, int8_errors, unchanged_share
@@ -186,6 +187,7 @@ class Examination:
     unchanged: Mapping[str, float] = field(default_factory=dict)
     likeness: str = ""
     fingerprints: Fingerprints | None = None
+    delta: Delta | None = None
     unlearned: tuple[PartComparison, ...] | None = None
     reasons: Mapping[str, str] = field(default_factory=dict)
     plot: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -314,7 +316,7 @@ class Examination:
 
 # What only some matrices have, with no reason to be given for the others.
 OPTIONAL = ("taps", "lines", "int8", "sinusoidal", "energy_ranks", "operator_norm", "unchanged",
-            "likeness", "fingerprints")  # fmt: skip
+            "likeness", "fingerprints", "delta")  # fmt: skip
 
 
 def json_value(value: Any) -> Any:
@@ -323,7 +325,7 @@ def json_value(value: Any) -> Any:
     >>> json_value({"kappa": math.inf, "values": (1.0, math.nan)})
     {'kappa': None, 'values': [1.0, None]}
     """
-    if isinstance(value, Spread | Finding | Int8Errors | Fingerprints | PartComparison):
+    if isinstance(value, Spread | Finding | Int8Errors | Fingerprints | Delta | PartComparison):
         value = asdict(value)
     if isinstance(value, Mapping):
         return {str(name): json_value(item) for name, item in value.items()}
@@ -342,10 +344,12 @@ def examine(
     *,
     rounding: Rounding | None = None,
     kernel: Kernel = NO_KERNEL,
+    limit: int | None = None,
 ) -> Examination:
     """Measure one matrix, and its errors against a reference of its shape if there is one.
 
-    ``rounding`` tells how well a matrix is known that was decoded.
+    ``rounding`` tells how well a matrix is known that was decoded, ``limit`` the rank that the
+    factors of a product allow.
 
     >>> found = examine("eye", torch.eye(4))
     >>> found.condition_number, found.effective_rank, found.stable_rank, found.spectral_gap
@@ -377,10 +381,14 @@ def examine(
         **_guarded(("int8", "fingerprints"), faults, _stored, matrix, norms.get("apart")),
         **_guarded((), faults, _operator, matrix, kernel, spectrum),
         **_guarded((), faults, _unchanged, matrix, vitals, reference),
+        **_guarded((), faults, _delta, matrix, values, reference, limit),
     }
     if kernel.depthwise:
         numbers |= dict.fromkeys((*MAPS, *ENDS[1:]), DEPTHWISE) | {"resolved": True}
         numbers |= {"effective_ranks": {}, "energy_ranks": {}}
+    if limit is not None and limit < min(shape):
+        numbers |= dict.fromkeys((*KAPPAS, *NULL, *SPECTRUM, "sigma_min"), LOW_RANK)
+        numbers |= {"resolved": True}
     errors = numbers["errors"]
     return Examination(
         name=name,
@@ -456,6 +464,7 @@ ZERO = _Absent("zero matrix")
 SINGULAR = _Absent("infinite: the smallest singular value cannot be told from zero")
 OUTLYING = _Absent("nothing but zeros beside outlying lines")
 PARTIAL = _Absent("needs all singular values: --spectrum full")
+LOW_RANK = _Absent("a product of factors, of low rank by design")
 DEPTHWISE = _Absent("a depthwise kernel is a filter for each channel, no map of this shape")
 
 
@@ -562,6 +571,19 @@ def _unchanged(matrix: Tensor, vitals: spectra.Vitals, reference: Tensor | None)
     coarse = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
     shares = unchanged_share(reference, matrix, coarse)
     return {"unchanged": dict(zip(("share", "expected"), shares, strict=True))} if shares else {}
+
+
+def _delta(
+    matrix: Tensor, values: Tensor | None, reference: Tensor | None, limit: int | None
+) -> dict[str, Any]:
+    """Count the directions of a change: of a product of factors, or since the reference."""
+    if limit is not None and values is not None and len(values):
+        return {"delta": delta_of_product(values, (matrix.shape[0], matrix.shape[1]), limit)}
+    if reference is None or reference.shape != matrix.shape or values is None:
+        return {}
+    if non_finite_entries(reference) or min(matrix.shape) < 2:
+        return {}
+    return {"delta": delta_between(reference, matrix)}
 
 
 def _scaled(values: Tensor) -> tuple[Tensor, int]:

@@ -193,7 +193,7 @@ def lines(diagnosis: Diagnosis, verbose: bool = False, most: int = TABLE_ROWS) -
     if hidden > 0:
         more = plural(hidden, "more matrix", "more matrices")
         yield Text(f"{more}; --top, --html or --table shows them.", "dim")
-    for part in (_moves, _summary, _failures, _paragraphs, _seen if verbose else _folded):
+    for part in (_moves, _ranks, _summary, _failures, _paragraphs, _seen if verbose else _folded):
         yield from _guarded(part, diagnosis)
 
 
@@ -310,6 +310,30 @@ def _moves(diagnosis: Diagnosis) -> Iterator[Text]:
             yield Text(f"    {component.replace('_', ' ')} {number(middle)}, {number(most)}{where}")
     yield from _uncompared(diagnosis)
     yield from _unlearned(diagnosis)
+
+
+def _ranks(diagnosis: Diagnosis) -> Iterator[Text]:
+    """Tell the ranks of changes, of adapters or since the reference, in words that peft takes."""
+    changes = [(row, row.delta) for row in diagnosis.ordered("moved") if row.delta is not None]
+    if not changes:
+        return
+    made_of_factors = [(row, delta) for row, delta in changes if delta.limit is not None]
+    if made_of_factors:
+        yield Text("Directions that hold 99 % of each change, of those that its factors allow:")
+    else:
+        yield Text("Directions of each change beyond chance and rounding, and their share of it:")
+    for row, delta in changes[:MOVED_ROWS]:
+        of = f" of {delta.limit}" if delta.limit is not None else ""
+        share = "" if made_of_factors else f", {delta.energy:.0%}"
+        spikes = f", {delta.spikes} above random factors" if made_of_factors else ""
+        yield Text(f"    {delta.rank}{of}{share}{spikes}  {plain(row.name, LONGEST_NAME)}")
+    if len(changes) > MOVED_ROWS:
+        yield Text(f"    {len(changes) - MOVED_ROWS} more; --csv or --json has all of them.")
+    if pattern := diagnosis.rank_pattern:
+        yield Text("For peft's LoraConfig:")
+        yield Text(
+            f"    rank_pattern={plain(repr(pattern))}", "cyan", no_wrap=True, overflow="ignore"
+        )
 
 
 def _unlearned(diagnosis: Diagnosis) -> Iterator[Text]:
