@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kappascope.lab import experiment
-from kappascope.lab.store import Store
+from kappascope.system.store import Store
 from processes import alive, descendants, until
 from tiny_experiments import SLOW, TOY
 from tiny_runs import COMMAND, complete, sha

@@ -30,7 +30,7 @@ from kappascope.system.workers import ONE_THREAD
 
 PANELS = {  # what the commands are for; one that is not named here is for maintainers
     "Look into weights": ("diagnose", "diff", "survey", "explain", "watch", "doctor"),
-    "The laboratory": ("reproduce", "study"),
+    "The laboratory": ("reproduce", "study", "join"),
 }
 FOR_MAINTAINERS = "For maintainers"
 
