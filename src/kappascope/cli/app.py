@@ -24,8 +24,9 @@ import typer
 from kappascope import cli
 from kappascope.cli._errors import error_line, refusal_of, signals, usage_error
 from kappascope.cli._help import command_page, overview
-from kappascope.cli._terminal import say, tell
+from kappascope.cli._terminal import say, tell, told
 from kappascope.refusal import Refusal
+from kappascope.system.files import strict
 from kappascope.system.workers import ONE_THREAD
 
 PANELS = {  # what the commands are for; one that is not named here is for maintainers
@@ -81,6 +82,7 @@ for _name, _command in COMMANDS.items():
     app.command(_name)(_command)
 
 
+SPARE_BYTES = 2**23  # more than an error and its document take
 HELP, VERBOSE = {"-h", "--help"}, {"-v", "--verbose"}  # every command takes them
 
 
@@ -100,6 +102,8 @@ def run(arguments: Sequence[str]) -> int:
         if "verbose" not in signature(COMMANDS.get(arguments[0], root)).parameters:
             arguments = [argument for argument in arguments if argument not in VERBOSE]
     command = typer.main.get_command(app)
+    told()  # what an earlier command of this process printed
+    spare = bytearray(SPARE_BYTES)  # never touched, so that it costs addresses alone
     with signals() as came:
         try:
             code = command.main(list(arguments), "kappascope", standalone_mode=False)
@@ -107,6 +111,7 @@ def run(arguments: Sequence[str]) -> int:
                 raise came[0]
             return int(code or 0)
         except BaseException as error:
+            spare.clear()  # where memory is out, there is some for the error
             if isinstance(error, SystemExit):
                 if _only_help(arguments):  # rich found that nobody reads it
                     return 0
@@ -117,6 +122,8 @@ def run(arguments: Sequence[str]) -> int:
                 refusal = _wrong_usage(usage_error(error), arguments)
             else:
                 refusal = refusal_of(came[0] if came else error, arguments)
+            if "--json" in arguments and not told():
+                tell(strict({"error": vars(refusal)}).decode())
             say(error_line(refusal))
             return refusal.code
 
