@@ -1,8 +1,14 @@
 """`python -m kappascope` runs the command; `python -P -m` trusts no file of the current folder."""
 
+from __future__ import annotations
+
 import sys
+from typing import TYPE_CHECKING
 
 from kappascope.system.imports import trusted
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 
 def main() -> None:
@@ -10,15 +16,23 @@ def main() -> None:
     sys.path[:] = trusted(sys.path)
     spare = bytearray(2**20)
     try:
-        from kappascope.cli import app
-
-        app.main()
+        _application().main()
     except Exception as error:  # out of memory, or of files: else the application tells of it
         spare.clear()
-        sys.exit(_told_without_application(error))
+        sys.exit(_told_alone(error))
 
 
-def _told_without_application(error: Exception) -> int:
+def _application() -> ModuleType:
+    """Load the application; signals wait until it takes them, and tells of them."""
+    import signal
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    from kappascope.cli import app
+
+    return app
+
+
+def _told_alone(error: Exception) -> int:
     """Write the line and the document of an error, and give its exit code; nothing is loaded."""
     told = f"{type(error).__name__}: {error}".removesuffix(": ")[:100]
     wrong = "".join(letter for letter in told if letter.isprintable() and letter not in '"\\')

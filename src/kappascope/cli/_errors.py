@@ -50,6 +50,7 @@ def signals() -> Iterator[list[Interrupted]]:
 
     before = {number: signal.signal(number, first) for number in numbers}
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)  # they may wait since the start
         yield came
     finally:
         for number, handler in before.items():

@@ -15,6 +15,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from inspect import signature
 from typing import Annotated
@@ -91,21 +92,19 @@ def run(arguments: Sequence[str]) -> int:
     os.environ.update(ONE_THREAD)  # before numpy and torch are loaded, or it is too late
     _drop_sizes_of_nothing()
     gc.set_threshold(100_000)  # loading torch makes a million objects and no garbage
-    if HELP & {*arguments} and arguments[0] in HELP | {*COMMANDS}:
-        named = arguments[0]
-        known = named in COMMANDS
-        tell(command_page(named, COMMANDS[named]) if known else overview(panels(), COMMANDS))
-        return 0
     if VERBOSE & {*arguments}:
         logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
         logging.getLogger("kappascope").setLevel(logging.DEBUG)
         if "verbose" not in signature(COMMANDS.get(arguments[0], root)).parameters:
             arguments = [argument for argument in arguments if argument not in VERBOSE]
-    command = typer.main.get_command(app)
     told()  # what an earlier command of this process printed
     spare = bytearray(SPARE_BYTES)  # never touched, so that it costs addresses alone
     with signals() as came:
         try:
+            if HELP & {*arguments} and arguments[0] in HELP | {*COMMANDS}:
+                tell(_help(arguments[0]))
+                return 0
+            command = typer.main.get_command(app)
             code = command.main(list(arguments), "kappascope", standalone_mode=False)
             if came:  # in a callback, where Python drops exceptions
                 raise came[0]
@@ -123,9 +122,15 @@ def run(arguments: Sequence[str]) -> int:
             else:
                 refusal = refusal_of(came[0] if came else error, arguments)
             if "--json" in arguments and not told():
-                tell(strict({"error": vars(refusal)}).decode())
+                with suppress(Refusal):  # an output that takes nothing may be the error
+                    tell(strict({"error": vars(refusal)}).decode())
             say(error_line(refusal))
             return refusal.code
+
+
+def _help(named: str) -> str:
+    known = named in COMMANDS
+    return command_page(named, COMMANDS[named]) if known else overview(panels(), COMMANDS)
 
 
 def _drop_sizes_of_nothing() -> None:

@@ -22,7 +22,7 @@ def free_cached_properties() -> None:
             for kind in list(vars(module).values()):
                 for member in vars(kind).values() if isinstance(kind, type) else ():
                     if isinstance(member, cached_property):
-                        member.lock = RLock()
+                        vars(member)["lock"] = RLock()  # an attribute unknown to 3.12
 
 
 def _forked() -> None:
