@@ -50,11 +50,15 @@ def signals() -> Iterator[list[Interrupted]]:
 
     before = {number: signal.signal(number, first) for number in numbers}
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)  # they may wait since the start
         yield came
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def take_signals() -> None:
+    """Let signals come that have waited while the application was loaded."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from typing import Annotated
 import typer
 
 from kappascope import cli
-from kappascope.cli._errors import error_line, refusal_of, signals, usage_error
+from kappascope.cli._errors import error_line, refusal_of, signals, take_signals, usage_error
 from kappascope.cli._help import command_page, overview
 from kappascope.cli._terminal import say, tell, told
 from kappascope.refusal import Refusal
@@ -101,6 +101,7 @@ def run(arguments: Sequence[str]) -> int:
     spare = bytearray(SPARE_BYTES)  # never touched, so that it costs addresses alone
     with signals() as came:
         try:
+            take_signals()
             if HELP & {*arguments} and arguments[0] in HELP | {*COMMANDS}:
                 tell(_help(arguments[0]))
                 return 0
