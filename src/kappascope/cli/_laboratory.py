@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kappascope.cli._terminal import draw, loading, progress, say, tell, waiting
 from kappascope.refusal import Refusal
+from kappascope.system.cluster import Cluster, engine_of
 from kappascope.system.extras import optional
 from kappascope.system.workers import Done, Engine, Here, Processes
 from kappascope.text import clean, plural
@@ -34,11 +35,15 @@ def require_laboratory() -> None:
     optional("matplotlib", "lab")
 
 
-def start_engine(jobs: int) -> Processes | Here:
+def start_engine(jobs: int, name: str = "local") -> Processes | Cluster | Here:
     """Start the place where trials run; it and this process load their modules at one time."""
     require_laboratory()
-    engine = Processes(jobs, loaded=WORKER_MODULES) if jobs else Here()
-    if isinstance(engine, Processes):
+    if not jobs and name != "local":
+        raise Refusal(
+            4, f"--engine {name}", "--jobs 0 is this process alone", "leave one of them out"
+        )
+    engine = engine_of(name, Processes(jobs, loaded=WORKER_MODULES), say) if jobs else Here()
+    if not isinstance(engine, Here):
         engine.warm()
     with loading():
         for module in OWN_MODULES:
@@ -71,7 +76,7 @@ def locked(store: Store, plan: RunPlan, fresh: bool) -> Iterator[None]:
         yield
 
 
-def run_missing(plan: RunPlan, store: Store, engine: Processes | Here) -> list[Done[Block]]:
+def run_missing(plan: RunPlan, store: Store, engine: Engine) -> list[Done[Block]]:
     """Run the trials that the folder lacks, show the progress, and give those that failed."""
     from kappascope.lab import runs
 
@@ -109,7 +114,8 @@ def conclude(
         results = runs.gather(plan, store, failures)
         verdicts = experiment.verdicts(experiments, results.rows)
         runs.publish(results, store, verdicts)
-        files = report.files(experiments, results, verdicts, engine, ARTICLE)
+        drawn_by = engine.worker if isinstance(engine, Cluster) else engine
+        files = report.files(experiments, results, verdicts, drawn_by, ARTICLE)
         write_files(store.folder, files)
     if quick:
         _show_decided(verdicts)
