@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 def main() -> None:
     """Run the command, which imports nothing from the current folder: a model may lie there."""
     sys.path[:] = trusted(sys.path)
+    from kappascope.cli import told_alone
+
     spare = bytearray(2**20)
     try:
         _application().main()
     except Exception as error:  # out of memory, or of files: else the application tells of it
         spare.clear()
-        sys.exit(_told_alone(error))
+        sys.exit(told_alone(error))
 
 
 def _application() -> ModuleType:
@@ -30,18 +32,6 @@ def _application() -> ModuleType:
     from kappascope.cli import app
 
     return app
-
-
-def _told_alone(error: Exception) -> int:
-    """Write the line and the document of an error, and give its exit code; nothing is loaded."""
-    told = f"{type(error).__name__}: {error}".removesuffix(": ")[:100]
-    wrong = "".join(letter for letter in told if letter.isprintable() and letter not in '"\\')
-    advice = "free memory, raise the limits that `ulimit -a` shows, or install it anew"
-    if "--json" in sys.argv:
-        fields = f'"code": 5, "given": "kappascope", "wrong": "{wrong}", "advice": "{advice}"'
-        sys.stdout.write(f'{{"error": {{{fields}}}}}\n')
-    sys.stderr.write(f"kappascope: error: kappascope: {wrong} ({advice})\n")
-    return 5
 
 
 if __name__ == "__main__":

@@ -193,6 +193,23 @@ def test_names_neither_colour_the_terminal_nor_break_the_page(run: Run, tmp_path
     assert "<img" not in (tmp_path / "a.html").read_text().lower()
 
 
+def test_names_that_are_paths_write_no_file_anywhere(run: Run, tmp_path: Path) -> None:
+    names = ["../above", "/tmp/absolute", "..", "nul", "a/b", "a\\b", "A", "a", "a ", "a."]
+    inside = tmp_path / "deep" / "model.pt"
+    inside.parent.mkdir()
+    torch.save({name: torch.randn(4, 4) for name in names}, inside)
+    out = tmp_path / "out"
+    out.mkdir()
+    code, output, errors = run(
+        inside, "--json", "--html", out / "a.html", "--table", out / "a.parquet"
+    )
+    assert code == 0, errors
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*")) == [
+        "deep/model.pt", "out/a.html", "out/a.parquet",
+    ]  # fmt: skip
+    assert sorted(row["name"] for row in json.loads(output)["matrices"]) == sorted(names)
+
+
 def test_input_is_never_executed_nor_changed(run: Run, tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self):
