@@ -190,7 +190,8 @@ def _block(experiment: Experiment, setting: Setting, stream: str, seeds: range, 
         seconds = experiment.seconds
         expected = seconds(setting) if callable(seconds) else seconds
         return Block(*about, expected / 0.016, code, alone=True)
-    return Block(*about, experiment.effort, code)
+    effort = experiment.effort
+    return Block(*about, effort(setting) if callable(effort) else effort, code)
 
 
 def survey(plan: RunPlan, store: Store) -> tuple[list[Block], list[str]]:
