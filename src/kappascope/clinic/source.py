@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
+from socket import gethostname
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from kappascope.checkpoints import open
 from kappascope.checkpoints.folders import resolved
 from kappascope.checkpoints.locations import MIRRORS, Stamp
 from kappascope.checkpoints.paths import NO_CHECKPOINT, advice_on_missing, is_remote
-from kappascope.checkpoints.remote import Mirror, in_hub_cache
+from kappascope.checkpoints.remote import Mirror, in_hub_cache, relocated
 from kappascope.clinic.examination import non_finite_entries
 from kappascope.clinic.moments import Moments, moments
 from kappascope.clinic.vectors import Vector
@@ -144,6 +145,7 @@ class OnDisk:
 
     path: str
     stamp: Stamps
+    host: str = field(default_factory=gethostname, compare=False, repr=False)
 
     @classmethod
     def at(cls, path: str | Path) -> OnDisk:
@@ -166,13 +168,24 @@ class OnDisk:
         """
         opened = _opened(self.path, self.stamp)
         try:
-            unchanged = _stamps(Path(self.path)) == self.stamp
+            unchanged = self._is_unchanged(_stamps(Path(self.path)))
         except OSError:
             unchanged = False
         if not unchanged:
             advice = "try again once nothing writes to it"
             raise Refusal(2, self.path, "changed while it was read", advice)
         return opened
+
+    def _is_unchanged(self, now: Stamps) -> bool:
+        """Tell whether these are the files that we first saw, perhaps from another machine."""
+        if self.host == gethostname():
+            return now == self.stamp
+        return OnDisk(self.path, now).identity == self.identity
+
+    @property
+    def identity(self) -> list[list[str | int]]:
+        """What tells the files from others on every machine that shares them."""
+        return [[name, stamp.size, stamp.modified] for name, stamp in self.stamp]
 
     def holds(self, path: str) -> bool:
         """Tell whether this is the very file at ``path``, whatever links lead to it."""
@@ -205,19 +218,30 @@ class Mirrored(OnDisk):
     def of(cls, url: str) -> Mirrored:
         """Look at what is at an address."""
         mirror = Mirror.of(url)
-        return cls(str(mirror.path), (), url, mirror)
+        return cls(str(mirror.path), (), url=url, mirror=mirror)
 
     def __str__(self) -> str:
         return self.url
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Mirrored, (self.path, (), self.url)  # the others ask for bytes, and fetch none
+        return Mirrored, (
+            self.path,
+            (),
+            self.host,
+            self.url,
+        )  # the others ask for bytes, and fetch none
 
     def opened(self) -> Opened:
         """Parse what was fetched of it; `Absent` says what is missing."""
-        path = Path(self.path)
+        path = Path(relocated(self.path))
         MIRRORS.add(str(path if path.is_dir() else path.parent))
-        return _opened(self.path, ())
+        return _opened(str(path), ())
+
+    @property
+    def identity(self) -> list[list[str | int]]:
+        """What tells the files from others: their address, their lengths, their versions."""
+        files = self.mirror.files.values() if self.mirror else ()
+        return [[self.url, *file] for file in files]
 
     def holds(self, path: str) -> bool:
         """Tell whether this is the file at ``path``: never, for it is elsewhere."""
@@ -265,6 +289,11 @@ class Adapted(OnDisk):
         assert self.base is not None, "an adapter is merged into a model"
         super().opened(), self.base.opened()  # refused if either changed meanwhile
         return _opened_adapted(self.path, self.stamp, self.base.path, self.base.stamp)
+
+    @property
+    def identity(self) -> list[list[str | int]]:
+        """What tells the files of both from others."""
+        return [*super().identity, *(self.base.identity if self.base else [])]
 
     @property
     def parse_seconds(self) -> float:
@@ -395,7 +424,7 @@ def located(source: Source, base: Source | None = None) -> Location:
             raise Refusal(
                 4, str(source), "merges what is on this disk alone", "download both first"
             )
-        return Adapted(adapter.path, adapter.stamp, model)
+        return Adapted(adapter.path, adapter.stamp, base=model)
     if isinstance(source, str) and is_remote(source):
         kept = in_hub_cache(source)
         return OnDisk.at(kept) if kept else Mirrored.of(source)
