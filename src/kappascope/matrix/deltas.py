@@ -27,6 +27,8 @@ class Delta:
     ``spikes`` are the singular values above ``chance_edge``, which is that of a random change with
     entries of the same size as those that the directions leave; ``rounding_edge`` is what rounding
     of both sides alone gives. ``limit`` is the rank that two factors allow.
+
+    >>> Delta(rank=2, spikes=3, energy=0.9, chance_edge=0.1, rounding_edge=0.2).limit
     """
 
     rank: int

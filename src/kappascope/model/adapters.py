@@ -44,7 +44,12 @@ PRODUCTS = {"lora": "lora_BA.weight", "loha": "hada_delta", "lokr": "lokr_delta"
 
 @dataclass(frozen=True)
 class AdapterPart:
-    """The change of one weight: where its tensors are, how they are multiplied, and the scale."""
+    """The change of one weight: where its tensors are, how they are multiplied, and the scale.
+
+    >>> shapes = {"lora_A": (2, 3), "lora_B": (4, 2)}
+    >>> AdapterPart("fc", "lora", {"lora_A": ("fc.lora_A.weight",)}, shapes, scale=0.5).rank
+    2
+    """
 
     module: str  # the path of the layer in the model
     form: str
@@ -197,7 +202,11 @@ def adapted_layer(name: str) -> str:
 
 @dataclass(frozen=True)
 class AdapterContents:
-    """The contents of an adapter with its changes in place of their factors, and their reader."""
+    """The contents of an adapter with its changes in place of their factors, and their reader.
+
+    >>> AdapterContents({}, read=lambda path: None, ranks={}).notes
+    ()
+    """
 
     contents: Mapping[Any, Any]
     read: Read
