@@ -477,7 +477,8 @@ def _answered(questions: Mapping[K, Sequence[Tensor]], replicas: Replicas | None
 
 def _are_good(tensors: Iterable[Tensor]) -> Tensor:
     """Whether all flags are set and all numbers finite."""
-    flags, numbers = [], []
+    flags: list[Tensor] = []
+    numbers: list[Tensor] = []
     for tensor in tensors:
         (flags if tensor.dtype == torch.bool else numbers).append(tensor.reshape(-1))
     if numbers:
