@@ -20,6 +20,7 @@ from torch import Tensor
 
 from kappascope.matrix import _blas, spectra
 from kappascope.matrix._gram import gram
+from kappascope.matrix.ends import Ends
 
 State = dict[str, Any]
 
@@ -482,24 +483,6 @@ def _preconditioned(x: Float[Tensor, "k p"], memory: State) -> Float[Tensor, "k 
 TOP_POWERS = 4  # of W'W in the Krylov space that sharpens the first vectors
 MAX_SHARPENING_STEPS = 4  # of the last vectors, each by the factorization of tracking
 SHARP_BELOW = 0.1  # of the estimate, which is five to ten times what a vector is off
-
-
-@dataclass(frozen=True)
-class Ends:
-    """The outermost singular triplets: some of the first, then as many of the last.
-
-    ``errors`` estimates the sine of the angle by which each right vector is off: its residual over
-    the distance to the nearest value that is not among those of its end.
-
-    >>> found = ends(torch.diag(torch.tensor([4.0, 3.0, 2.0, 1.0])), {}, count=1)
-    >>> found.values, found.errors
-    (tensor([4., 1.]), tensor([0., 0.]))
-    """
-
-    left: Float[Tensor, "out k"]
-    values: Float[Tensor, " k"]
-    right: Float[Tensor, "in k"]
-    errors: Float[Tensor, " k"]
 
 
 def ends(matrix: Float[Tensor, "out in"], memory: State, count: int = BLOCK_SIZE) -> Ends:
