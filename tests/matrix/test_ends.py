@@ -30,7 +30,10 @@ def check(a: torch.Tensor) -> None:
         assert math.isclose(value, exact, rel_tol=2e-8)
     assert extremes.below == (s <= THRESHOLD * s[0]).sum()
     for i in (0, -1):
-        right, left = abs(vt[i] @ found.right[:, i].numpy()), abs(u[:, i] @ found.left[:, i].numpy())
+        right, left = (
+            abs(vt[i] @ found.right[:, i].numpy()),
+            abs(u[:, i] @ found.left[:, i].numpy()),
+        )
         off = math.sqrt(max(0.0, 1 - min(right, left) ** 2))
         assert off <= float(found.errors[i]) + 1e-7 or _is_double(s, i)
         assert math.isclose(float(found.values[i]), s[i], rel_tol=2e-8)

@@ -49,6 +49,15 @@ class Ends:
     right: Float[Tensor, "in k"]
     errors: Float[Tensor, " k"]
 
+    def sliced(self, kept: slice) -> Ends:
+        """Return some of the triplets."""
+        return Ends(*(part[..., kept] for part in vars(self).values()))
+
+    def then(self, last: Ends) -> Ends:
+        """Return these triplets and some further ones of the same matrix."""
+        pairs = zip(vars(self).values(), vars(last).values(), strict=True)
+        return Ends(*(torch.cat(pair, -1) for pair in pairs))
+
     def scaled(self, exponent: int, dtype: torch.dtype) -> Ends:
         """Return the ends of ``2**exponent`` times the matrix, in a precision."""
         values = torch.ldexp(self.values, torch.tensor(exponent))
@@ -61,9 +70,7 @@ class Ends:
 
 
 @_krylov.failures_unresolved()
-def both_ends(
-    a: Float[Tensor, "q p"], threshold: float
-) -> tuple[_krylov.Extremes, Ends]:
+def both_ends(a: Float[Tensor, "q p"], threshold: float) -> tuple[_krylov.Extremes, Ends]:
     """Find both ends of a tall, scaled, finite matrix of float64, and count its small values.
 
     >>> a = torch.diag(torch.linspace(3, 1, 40)).double()
@@ -86,7 +93,10 @@ def both_ends(
     cut = threshold * largest
     below = 0 if smallest > cut * (1 + 1e-6) else _counted(form, rough, cut, blur)
     method = "tridiagonal float32, corrected"
-    return _krylov.Extremes(largest, second, smallest, below, False, method), _joined(top, bottom)
+    ends = _outer(top, slice(None, KEPT_VECTORS), innermost=-1).then(
+        _outer(bottom, slice(-KEPT_VECTORS, None), innermost=0)
+    )
+    return _krylov.Extremes(largest, second, smallest, below, False, method), ends
 
 
 def _counted(form: _blas.Tridiagonal, rough: Gram, cut: float, blur: float) -> int:
@@ -98,16 +108,8 @@ def _counted(form: _blas.Tridiagonal, rough: Gram, cut: float, blur: float) -> i
     return count_below(Gram(rough.matrix, torch.float64), cut) if below is None else below
 
 
-def _joined(top: _krylov.Triplets, bottom: _krylov.Triplets) -> Ends:
-    """Return the outer vectors of both blocks; the innermost stand for all values beyond them."""
-    outer = slice(None, KEPT_VECTORS), slice(-KEPT_VECTORS, None)
-    errors = []
-    for block, innermost, kept in zip((top, bottom), (-1, 0), outer, strict=True):
-        gaps = (block.values - block.values[innermost]).abs().clamp(min=1e-300)
-        errors.append((torch.linalg.vector_norm(block.rest, dim=0) / gaps).clamp(max=1.0)[kept])
-    return Ends(
-        left=torch.cat([block.left[:, kept] for block, kept in zip((top, bottom), outer)], 1),
-        values=torch.cat([block.values[kept] for block, kept in zip((top, bottom), outer)]),
-        right=torch.cat([block.right[:, kept] for block, kept in zip((top, bottom), outer)], 1),
-        errors=torch.cat(errors),
-    )
+def _outer(block: _krylov.Triplets, kept: slice, innermost: int) -> Ends:
+    """Return the kept triplets of a block; its innermost value stands for all beyond it."""
+    gaps = (block.values - block.values[innermost]).abs().clamp(min=1e-300)
+    errors = (torch.linalg.vector_norm(block.rest, dim=0) / gaps).clamp(max=1.0)
+    return Ends(block.left, block.values, block.right, errors).sliced(kept)

@@ -512,21 +512,9 @@ def ends(matrix: Float[Tensor, "out in"], memory: State, count: int = BLOCK_SIZE
         kept = memory["top"]
         _improved(a, memory)
         memory["top"] = kept
-    parts = [
-        torch.cat(pair, -1)
-        for pair in zip(
-            (top.left[:, :count], top.values[:count], top.right[:, :count], top.errors[:count]),
-            (
-                bottom.left[:, -count:],
-                bottom.values[-count:],
-                bottom.right[:, -count:],
-                bottom.errors[-count:],
-            ),
-            strict=True,
-        )
-    ]
-    left, values, right, errors = parts
-    return Ends(left, values, right, errors) if a is matrix else Ends(right, values, left, errors)
+    first, last = top.sliced(slice(None, count)), bottom.sliced(slice(-count, None))
+    found = first.then(last)
+    return found if a is matrix else found.transposed()
 
 
 def _sharpened_top(a: Float[Tensor, "q p"], block: Float[Tensor, "k p"]) -> Float[Tensor, "k p"]:

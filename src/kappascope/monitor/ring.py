@@ -138,7 +138,7 @@ def _norms(tensors: list[Tensor]) -> Tensor:
         # every step waits for this: the BLAS takes half the time of torch's norm
         single = [torch.dot(flat, flat).sqrt() for flat in (t.reshape(-1) for t in local)]
     else:
-        single = torch._foreach_norm(local, 2, dtype=torch.float32)
+        single = list(torch._foreach_norm(local, 2, dtype=torch.float32))
     device = single[0].device
     norms = torch.stack([norm.to(device, non_blocking=True) for norm in single])
     shards = [shard_count(t) for t in tensors]
