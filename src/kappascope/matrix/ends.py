@@ -91,7 +91,10 @@ def both_ends(a: Float[Tensor, "q p"], threshold: float) -> tuple[_krylov.Extrem
     bottom, _ = _krylov.corrected(rough, first)
     largest, second, smallest = (float(v) for v in (*top.values[:2], bottom.values[-1]))
     cut = threshold * largest
-    below = 0 if smallest > cut * (1 + 1e-6) else _counted(form, rough, cut, blur)
+    below = 0
+    if smallest <= cut * (1 + 1e-6):
+        seen = max(abs(last_squares[-1] - largest**2), abs(first_squares[0] - smallest**2))
+        below = _counted(form, rough, cut, 4 * seen + blur / 4)
     method = "tridiagonal float32, corrected"
     ends = _outer(top, slice(None, KEPT_VECTORS), innermost=-1).then(
         _outer(bottom, slice(-KEPT_VECTORS, None), innermost=0)
@@ -99,9 +102,13 @@ def both_ends(a: Float[Tensor, "q p"], threshold: float) -> tuple[_krylov.Extrem
     return _krylov.Extremes(largest, second, smallest, below, False, method), ends
 
 
-def _counted(form: _blas.Tridiagonal, rough: Gram, cut: float, blur: float) -> int:
-    """Count the singular values up to ``cut``: by the form, or where one is too near by inertia."""
-    least, most = (form.count_up_to(cut * cut + side * blur) for side in (-1, 1))
+def _counted(form: _blas.Tridiagonal, rough: Gram, cut: float, margin: float) -> int:
+    """Count the singular values up to ``cut``: by the form, or where one is too near by inertia.
+
+    The margin is four times the error seen at the ends, and some roundings: errors between are of
+    the same kind.
+    """
+    least, most = (form.count_up_to(cut * cut + side * margin) for side in (-1, 1))
     if least == most:
         return least
     below = count_below_in_float32(rough, cut)
