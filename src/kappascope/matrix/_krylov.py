@@ -424,7 +424,7 @@ def _bottom(square: Gram, exact: Gram, begun: Space | None, largest: float, cut:
     )
     if square is not exact:
         with contextlib.suppress(Unresolved):
-            triplets, below = corrected(square, start, cut if countable else None)
+            triplets, below = last_triplets(square, start, cut if countable else None)
             return _End([float(triplets.values[-1])], str(square), below)
         square.release()
     hopeless = _inverse_fails(exact)
@@ -476,7 +476,7 @@ def _null(exact: Gram, largest: float) -> _End | None:
     return _End([left], f"{exact}, null vector") if is_zero else None
 
 
-def corrected(
+def last_triplets(
     square: Gram, start: Float[Tensor, "p k"], cut: float | None = None
 ) -> tuple[Triplets, int | None]:
     """Return the last singular triplets in float64, by corrections through rougher factors.
@@ -487,7 +487,7 @@ def corrected(
     that is verified is the smallest.
 
     >>> square = Gram(torch.diag(torch.arange(1.0, 33.0)).double(), torch.float32)
-    >>> round(float(corrected(square, torch.eye(32)[:, :4] + 1e-3)[0].values[-1]), 6)
+    >>> round(float(last_triplets(square, torch.eye(32)[:, :4] + 1e-3)[0].values[-1]), 6)
     1.0
     """
     v, below, previous, waiting = start, None, math.inf, cut is not None

@@ -88,7 +88,7 @@ def both_ends(a: Float[Tensor, "q p"], threshold: float) -> tuple[_krylov.Extrem
     top = _krylov.Triplets.within(a, last)
     if not top.largest_squares.uncertainty(2) < 2 * TOLERANCE:
         raise Unresolved("residual of the largest singular values")
-    bottom, _ = _krylov.corrected(rough, first)
+    bottom, _ = _krylov.last_triplets(rough, first)
     largest, second, smallest = (float(v) for v in (*top.values[:2], bottom.values[-1]))
     cut = threshold * largest
     below = 0
