@@ -22,16 +22,9 @@ from kappascope.clinic import html
 from kappascope.clinic.diagnose import diagnose
 from kappascope.clinic.diagnosis import Diagnosis, trajectory_steps
 from kappascope.clinic.examination import Examination, Finding, Spread
-from kappascope.clinic.html import (
-    ERROR_LEVELS,
-    PLOT_LIMIT,
-    RATIO_LEVELS,
-    by_rule,
-    curves,
-    diagnosis_page,
-    heat_map,
-    ratio_level,
-)
+from kappascope.clinic.html import PLOT_LIMIT, by_rule, curves, diagnosis_page
+from kappascope.clinic.maps import heat_map, matrix_label
+from kappascope.clinic.metrics import ERROR_LEVELS, RATIO_LEVELS, metric
 from kappascope.matrix.components import Components
 from kappascope.matrix.status import OK, Outcome, Status
 from kappascope.model.attention import Product
@@ -361,15 +354,17 @@ def test_the_worst_come_first() -> None:
 def test_colours_are_symmetric_about_chance(side: int) -> None:
     null = math.exp(GaussianNull(30, 300).log_condition_number)
     levels = [
-        ratio_level(examination({"shape": [30, 300], "condition_number": null * times**side}))
+        metric("chance").level_of(
+            examination({"shape": [30, 300], "condition_number": null * times**side})
+        )
         for times in (1.01, *(1.01 * factor for factor in RATIO_LEVELS))
     ]
-    assert levels == [side * k for k in range(6)]
+    assert levels == [*range(6)]
 
 
 def test_a_singular_matrix_has_the_strongest_colour() -> None:
     row = examination({"shape": [3, 3], "reasons": {"condition_number": "infinite: zero row"}})
-    assert (row.kappa, ratio_level(row)) == (math.inf, 5)
+    assert (row.kappa, metric("chance").level_of(row)) == (math.inf, 5)
 
 
 def test_the_map_has_a_place_for_every_matrix() -> None:
@@ -381,16 +376,14 @@ def test_the_map_has_a_place_for_every_matrix() -> None:
     assert sorted(shown) == sorted(one["name"] for one in many)
 
 
-def test_a_cell_tells_what_it_stands_for() -> None:
-    one = {"shape": [1, 9], "condition_number": 1.0, "null_z": 0.0, "kind": "up", "depth": 3}
+def test_a_cell_shows_every_matrix_and_what_it_stands_for() -> None:
+    one = {"shape": [1, 9], "condition_number": 1.0, "null_z": 0.0, "kind": "query", "depth": 3}
     grid = heat_map(
         ranked([{**one, "name": "a"}, {**one, "name": "b", "findings": [finding("b")]}])
     )
-    label = grid.lines[0][1][0].label
-    assert label == (
-        "2 matrices, shown is b; κ 1.00, 1.0 times that of a random matrix of its shape (z 0); "
-        "1 finding"
-    )
+    labels = [matrix_label(row) for row in grid.lines[0][1][0].shown]
+    told = "κ 1.00, 1.0 times that of a random matrix of its shape (z 0)"
+    assert labels == [f"b; {told}; 1 finding", f"a; {told}"]
 
 
 def test_findings_are_told_once_gravest_first() -> None:
