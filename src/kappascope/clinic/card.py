@@ -11,6 +11,7 @@ from kappascope.clinic.examination import Examination
 from kappascope.clinic.judgement import urgency
 from kappascope.text import number, plural
 
+FEWEST_FACTS = 3
 MOST_FACTS = 5  # a reader takes in at a glance
 FINDINGS_FIRST = 3  # facts that findings may take before what is known of the model itself
 WIDE, HIGH = 132, 44  # pixels of a small spectrum
@@ -43,10 +44,12 @@ class Card:
         """
         status, severity, sentence = _state(diagnosis)
         facts: list[Fact] = []
+        spare: list[Fact] = []
         for fact in (*list(_from_findings(diagnosis))[:FINDINGS_FIRST], *_known(diagnosis)):
             again = sum(told.row is fact.row is not None for told in facts)
-            if len(facts) < MOST_FACTS and again < 2:  # two facts about one matrix are enough
-                facts.append(fact)
+            (facts if again < 2 else spare).append(fact)  # two about one matrix are enough
+        facts += spare[: max(0, FEWEST_FACTS - len(facts))]
+        facts = facts[:MOST_FACTS]
         return cls(status, severity, sentence, tuple(facts))
 
 

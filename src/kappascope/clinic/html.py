@@ -557,13 +557,13 @@ def _view(row: Examination, shared: _Shared, plotted: bool) -> dict[str, Any]:
         [shared.text(text) for text in (f.severity, f.rule, f.evidence, f.advice, f.snippet)]
         for f in row.findings
     ]
-    shown = [[one.text(row), one.level_of(row)] for one in METRICS]
+    shown = [part for one in METRICS for part in (one.text(row), one.level_of(row))]
     return {"name": one_line(row.name), "facts": known, "findings": findings, "plot": plot,
             "metrics": shown, "alarm": row.is_alarming}  # fmt: skip
 
 
 def _plot(row: Examination, shared: _Shared) -> dict[str, Any] | None:
-    """Return the plot with four digits; its indices and its random curve are shared."""
+    """Return the plot with three or four digits; its indices and its random curve are shared."""
     if not row.plot:
         return None
     bars = []
@@ -580,7 +580,7 @@ def _plot(row: Examination, shared: _Shared) -> dict[str, Any] | None:
     }
     if points := row.plot.get("spectrum"):
         indices, values = zip(*points, strict=True)
-        plot["spectrum"] = [shared.index(indices), [_digits(value) for value in values]]
+        plot["spectrum"] = [shared.index(indices), [_digits(value, 3) for value in values]]
     points = row.plot.get("null")
     if points and points[0][1]:
         # the shape of the curve, and the factor that makes it this matrix's
@@ -591,6 +591,7 @@ def _plot(row: Examination, shared: _Shared) -> dict[str, Any] | None:
     return plot
 
 
-def _digits(value: float | None) -> float | None:
-    rounded = math.inf if value is None else float(f"{value:.4g}")  # the largest may round to this
+def _digits(value: float | None, digits: int = 4) -> float | None:
+    # the largest may round to infinity
+    rounded = math.inf if value is None else float(f"{value:.{digits}g}")
     return rounded if math.isfinite(rounded) else None

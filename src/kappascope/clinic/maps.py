@@ -54,7 +54,7 @@ def matrix_label(row: Examination) -> str:
     """Return what hovering, focus and screen readers tell of a matrix.
 
     >>> matrix_label(Examination("w", (1, 9), "", "ok", condition_number=1.0, resolved=True))
-    'w; κ 1.00, 1.0 times that of a random matrix of its shape'
+    'w; κ 1.00, 1.0 × chance'
     """
     found = len(row.findings)
     parts = [
@@ -74,7 +74,7 @@ def _compared(row: Examination) -> str:
         return row.reasons.get("condition_number") or "κ unknown"
     least = "at least " if row.is_bounded else ""
     beside = "" if row.null_z is None or row.is_bounded else f" (z {number(row.null_z)})"
-    times = f"{least}{number(row.ratio, 2)} times that of a random matrix of its shape"
+    times = f"{least}{number(row.ratio, 2)} × chance"
     return f"κ {least}{number(row.kappa)}, {times}{beside}"
 
 

@@ -240,7 +240,7 @@ if (map) {
   choice.addEventListener("change", (event) => {
     const k = data.keys.findIndex(([key]) => key === event.target.value);
     for (const cell of cells) {
-      const [text, level] = data.matrices[cell.dataset.open].metrics[k];
+      const [text, level] = data.matrices[cell.dataset.open].metrics.slice(2 * k);
       cell.dataset.level = level ?? "";
       find("span", cell).textContent = text;
       cell.toggleAttribute("data-unresolved", k === 0 && cell.title.includes("not resolved by its dtype"));
