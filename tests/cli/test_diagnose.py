@@ -21,6 +21,7 @@ from kappascope.cli import app
 from kappascope.cli._errors import Interrupted
 from kappascope.clinic import symptoms
 from monitored_runs import write_example
+from processes import alive, members, until
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -192,6 +193,23 @@ def test_names_neither_colour_the_terminal_nor_break_the_page(run: Run, tmp_path
     assert "<img" not in (tmp_path / "a.html").read_text().lower()
 
 
+def test_names_that_are_paths_write_no_file_anywhere(run: Run, tmp_path: Path) -> None:
+    names = ["../above", "/tmp/absolute", "..", "nul", "a/b", "a\\b", "A", "a", "a ", "a."]
+    inside = tmp_path / "deep" / "model.pt"
+    inside.parent.mkdir()
+    torch.save({name: torch.randn(4, 4) for name in names}, inside)
+    out = tmp_path / "out"
+    out.mkdir()
+    code, output, errors = run(
+        inside, "--json", "--html", out / "a.html", "--table", out / "a.parquet"
+    )
+    assert code == 0, errors
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*")) == [
+        "deep/model.pt", "out/a.html", "out/a.parquet",
+    ]  # fmt: skip
+    assert sorted(row["name"] for row in json.loads(output)["matrices"]) == sorted(names)
+
+
 def test_input_is_never_executed_nor_changed(run: Run, tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self):
@@ -205,21 +223,29 @@ def test_input_is_never_executed_nor_changed(run: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "marker").exists() and path.read_bytes() == before
 
 
-def test_an_interrupt_leaves_nothing_running(saved: Path) -> None:
-    command = [sys.executable, "-m", "kappascope", "diagnose", str(saved), "--json"]
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("loaded", ["typer", "rich.console", "kappascope.clinic.atlas"])
+def test_an_interrupt_leaves_nothing_running(loaded: str, sent: int, saved: Path) -> None:
+    """It comes while a certain module is loaded, and not at a time: machines may be busy."""
+    program = f"""
+import os, sys
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == {loaded!r}:
+            os.kill(os.getpid(), {int(sent)})
+from kappascope.__main__ import main
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["kappascope", "diagnose", {str(saved)!r}, "--json"]
+main()
+"""
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    import signal
-    import time
-
-    time.sleep(1.5)
-    process.send_signal(signal.SIGTERM)
-    output, errors = process.communicate(timeout=60)
-    assert process.returncode in (0, 143)
-    if process.returncode:
-        one_line(errors)
-    json.loads(output or "{}")
+        [sys.executable, "-P", "-c", program],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == json.loads(output)["error"]["code"] == 128 + sent
+    assert errors.count("\n") == 1 and "stopped early" in one_line(errors)
+    until(lambda: not any(map(alive, members(process.pid))), seconds=10)
 
 
 def test_a_report_never_replaces_the_reference(run: Run, saved: Path, tmp_path: Path) -> None:

@@ -118,6 +118,40 @@ def test_no_name_is_a_formula_in_a_spreadsheet(name: str) -> None:
     assert row["name"].lstrip("'") == name
 
 
+def test_numbers_of_any_size_come_back_from_every_table() -> None:
+    """The faintest and the largest, what is infinite, and what is absent."""
+    import io
+
+    import pyarrow.parquet as pq
+
+    eye = torch.eye(3, dtype=torch.float64)
+    told = diagnose(
+        {"faint": 1e-300 * eye, "large": 1e300 * eye, "flat": torch.ones(3, 3), "bad": eye / 0}
+    )
+    names = "frobenius_norm", "condition_number"
+    as_json = {
+        row["name"]: [row[name] for name in names]
+        for row in json.loads(strict(document([told])))["matrices"]
+    }
+    assert as_json["faint"] == pytest.approx([3**0.5 * 1e-300, 1.0])
+    assert as_json["large"] == pytest.approx([3**0.5 * 1e300, 1.0])
+    assert as_json["flat"][1] is None and as_json["bad"] == [None, None]
+    sink = io.BytesIO()
+    pq.write_table(told.table(), sink)
+    as_parquet = {
+        row["name"]: [row[name] for name in names] for row in pq.read_table(sink).to_pylist()
+    }
+    rows = csv.DictReader(io.StringIO(spreadsheet(told.table()).decode()))
+    as_csv = {row["name"]: [float(row[name]) if row[name] else None for name in names]
+              for row in rows}  # fmt: skip
+    assert as_csv == as_parquet
+    finite = {
+        name: [value if value is None or math.isfinite(value) else None for value in values]
+        for name, values in as_parquet.items()
+    }
+    assert finite == as_json
+
+
 def test_a_defect_is_in_the_verdict_though_it_is_only_a_note() -> None:
     noted = Finding("untrained", "info", "w", "as drawn", "", concern="defect")
     seen = Finding("unresolved", "info", "w", "open", "")

@@ -28,12 +28,24 @@ Part: TypeAlias = tuple[str, float]
 """What a piece of work belongs to, and its share of the time."""
 
 
+_TOLD: list[bool] = []  # one for every result that was printed
+
+
+def told() -> bool:
+    """Tell whether a result was printed since this was last asked."""
+    any_result = bool(_TOLD)
+    _TOLD.clear()
+    return any_result
+
+
 def tell(text: str) -> None:
     """Print a result on the standard output."""
     try:
         typer.echo(text)
+        _TOLD.append(True)
     except BrokenPipeError:  # the reader has enough, and the work is done: no error
         _discard()
+        _TOLD.append(True)
     except OSError as error:
         _discard()
         wrong = f"cannot be written to: {error.strerror or type(error).__name__}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kappascope.cli._errors import refusal_of
-from kappascope.cli._options import Debug, EngineName
+from kappascope.cli._options import Debug, EngineName, Keep, ShardOption
 from kappascope.cli._terminal import draw, loading, progress, say, tell, waiting
 from kappascope.cli.diff import renames
 from kappascope.clinic import MODULES, Extent, Severity, blank_document
@@ -19,13 +19,14 @@ from kappascope.model.skipped import ReasonKind, Skipped
 from kappascope.monitor.record import is_run
 from kappascope.refusal import Refusal
 from kappascope.system.cluster import Cluster, engine_of
-from kappascope.system.files import strict, unwritable
+from kappascope.system.files import environment, source_digest, strict, unwritable
 from kappascope.system.memory import bytes_of
-from kappascope.system.workers import CORES, Processes
+from kappascope.system.store import Shard, Store
+from kappascope.system.workers import CORES, Done, Processes
 from kappascope.text import clean, plural
 
 if TYPE_CHECKING:  # what needs torch is loaded when there is work
-    from kappascope.clinic.diagnose import Case, Selection
+    from kappascope.clinic.diagnose import Case, Selection, Task
     from kappascope.clinic.diagnosis import Diagnosis
     from kappascope.clinic.training import Trainings
 
@@ -91,6 +92,8 @@ def diagnose(
         ),
     ] = None,
     engine: EngineName = "local",
+    shard: ShardOption = None,
+    out: Keep = None,
     debug: Debug = False,
 ) -> None:
     """Examine the weights in a checkpoint: no model code, no network, no trust in the file.
@@ -104,7 +107,7 @@ def diagnose(
       kappascope diagnose step100.pt step200.pt step300.pt
       kappascope diagnose model.pt --fail-on critical
     """
-    with _document_of_an_error(as_json, paths[-1]):
+    with _document_of_an_error(as_json, paths[-1]), kept_rows(out, shard) as store:
         place = start_place(jobs, engine)  # the workers load torch while we do
         with loading():
             from kappascope.clinic import trajectories
@@ -135,8 +138,13 @@ def diagnose(
                             trainings=trainings,
                             renames=pairs,
                             cluster=place,
+                            store=store,
+                            tell=say,
                         )
                     )
+            if store and shard:
+                examine_shard(cases, Shard.of(shard), store)
+                return
             diagnoses = [examined(each) for each in cases]
         unwritten = _write_files(diagnoses, html, table)
         empty = next(filter(None, map(_no_matrix, diagnoses)), None)
@@ -173,6 +181,40 @@ def start_place(jobs: int, engine: str) -> Cluster | None:
         return None
     place.warm()
     return place
+
+
+@contextmanager
+def kept_rows(out: str | None, shard: str | None = None) -> Iterator[Store | None]:
+    """Give the folder in which rows are kept, locked, if one was named."""
+    if out is None:
+        if shard:
+            wrong = "its rows would be lost"
+            raise Refusal(4, f"--shard {shard}", wrong, "name a folder for them with --out")
+        yield None
+        return
+    store = Store.at(out)
+    with store.lock() as notice:
+        say(notice)
+        study = {**environment(), "code of diagnose": source_digest("clinic", "matrix")[:16]}
+        for difference in list(store.differences(study))[:1]:
+            say(f"{store}: {difference}: older rows in it are kept apart and not used")
+        store.write("study.json", strict(study))
+        yield store
+
+
+def examine_shard(cases: Sequence[Case], shard: Shard, store: Store) -> None:
+    """Do the tasks of one shard, and say what comes next."""
+    tasks = [(case, task) for case in cases for task in case.tasks]
+    own = {id(task) for _, task in shard.part(tasks)}
+    failed = []
+    for case in cases:
+        part = case.part([task for task in case.tasks if id(task) in own])
+        failed += [done.failure for done in examined_tasks(part) if done.failure]
+    told = f"Shard {shard}: {len(own)} of {len(tasks)} tasks, rows in {clean(str(store))}."
+    tell(f"{told} When all shards are done: kappascope join")
+    if failed:
+        wrong = f"{plural(len(failed), 'task')} failed, first {failed[0]}"
+        raise Refusal(3, str(store), wrong, "run the same command to try them again")
 
 
 def memory_limit(given: str | None) -> int | None:
@@ -286,14 +328,18 @@ def _recorded(paths: Sequence[str], reference: str | None, selection: Selection)
 
 def examined(case: Case) -> Diagnosis:
     """Examine one checkpoint and show the progress."""
-    rows = []
+    rows = [row for done in examined_tasks(case) for row in done.result]
+    with waiting("Judging"):
+        return case.concluded(rows)
+
+
+def examined_tasks(case: Case) -> Iterator[Done[Task]]:
+    """Yield what becomes of the tasks of a checkpoint, and show the progress."""
     parts = [("matrices", task.effort) for task in case.tasks]
     with progress(parts) as advance, closing(case.examine()) as ended:
         for done in ended:
             advance(("matrices", done.item.effort), case.fetched)
-            rows += done.result
-    with waiting("Judging"):
-        return case.concluded(rows)
+            yield done
 
 
 def _write_files(

@@ -16,20 +16,22 @@ import fnmatch
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TypeAlias, final, get_args
+from typing import Any, TypeAlias, final, get_args
 
 import torch
 from torch import Tensor
 
-from kappascope.checkpoints.remote import Fetching
+from kappascope.checkpoints.remote import Fetching, FetchingThere
 from kappascope.clinic import MODULES, Extent
 from kappascope.clinic.atlas import Atlas
 from kappascope.clinic.diagnosis import Diagnosis
 from kappascope.clinic.examination import AUTO_LIMIT, Examination, Kernel, examine
+from kappascope.clinic.keeping import Keeping
 from kappascope.clinic.moments import Moments, SwallowedStep
 from kappascope.clinic.source import (
     GIGABYTE,
@@ -56,7 +58,7 @@ from kappascope.model.matrices import Logical, Plan, Unit
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, unreadable
 from kappascope.refusal import Refusal
 from kappascope.system.cluster import Cluster
-from kappascope.system.files import FileDigest
+from kappascope.system.files import FileDigest, digest, environment, source_digest
 from kappascope.system.memory import (
     LIBRARY_BYTES,
     available_bytes,
@@ -65,6 +67,7 @@ from kappascope.system.memory import (
     is_out_of_memory,
     megabytes,
 )
+from kappascope.system.store import Store
 from kappascope.system.workers import CORES, Done, Engine, Here, Processes
 from kappascope.text import error_text
 from kappascope.theory.beyond import answered
@@ -75,6 +78,8 @@ MIN_WORKER_BYTES = LIBRARY_BYTES + GIGABYTE  # to parse any file that people mak
 NO_COUNTERPARTS = Counterparts({})
 UNCHOSEN = Reason(ReasonKind.NOT_CHOSEN, "not chosen")
 MAX_TABLE_ENTRIES = 2**25  # of a table of tokens: a copy in float64 has 268 megabytes
+# of which code the numbers of a row depend on
+SOURCES = ("matrix", "model", "theory", "corrections", "checkpoints", "clinic")
 LEAST_FLOPS = 2e9  # floating point operations a second: any machine does more
 # Seconds of one core over long x short x short, for all singular values and for the ends of the
 # spectrum (benchmarks/results/vitals.json, diagnose.json), and for whatever else a tensor takes.
@@ -158,6 +163,11 @@ class Task(ABC):
         """The memory that it takes: its tensors as stored, beside which its products are small."""
         return Memory(_stored_bytes(self.units))
 
+    @property
+    def key(self) -> list[Any]:
+        """What tells it from the other tasks of a model, in the types of JSON."""
+        return [type(self).__name__, [part.name for unit in self.units for part in unit.parts]]
+
     @abstractmethod
     def rows(self, model: Opened, reference: Reference | None, spectrum: Extent) -> Iterator[Row]:
         """Measure it and yield its rows."""
@@ -180,6 +190,11 @@ class TensorTask(Task):
     def units(self) -> tuple[Unit, ...]:
         """The one tensor that is read."""
         return (self.unit,)
+
+    @property
+    def key(self) -> list[Any]:
+        """The chosen matrices, and what noise they are compared with."""
+        return [*super().key, sorted(self.chosen), repr(self.training)]
 
     @property
     def memory(self) -> Memory:
@@ -351,6 +366,11 @@ class ChainTask(Task):
         return self.layers.units
 
     @property
+    def key(self) -> list[Any]:
+        """The layers, and what is known of them."""
+        return [*super().key, repr(sorted(self.known.items()))]
+
+    @property
     def memory(self) -> Memory:
         """The tensors of its layers, which are read one after the other."""
         return Memory(max(_stored_bytes([unit]) for unit in self.units))
@@ -381,6 +401,11 @@ class MomentsTask(Task):
     def units(self) -> tuple[Unit, ...]:
         """The tensors of matrices that it reads: none by their plan."""
         return ()
+
+    @property
+    def key(self) -> list[Any]:
+        """The weight whose moments they are."""
+        return [*super().key, self.moments.name]
 
     @property
     def effort(self) -> float:
@@ -414,6 +439,11 @@ class DigestTask(Task):
     def units(self) -> tuple[Unit, ...]:
         """The tensors that are read for it: none, but all bytes of the file."""
         return ()
+
+    @property
+    def key(self) -> list[Any]:
+        """The file whose bytes are digested."""
+        return [*super().key, self.path]
 
     @property
     def effort(self) -> float:
@@ -565,6 +595,11 @@ class Case:
                 yield Done(chain, result=failed if done_here.failure else [done_here.result])
         yield from self._run(tuple(chain for chain in chains if chain.effort))
 
+    def part(self, tasks: Iterable[Task]) -> Case:
+        """Return the case with some of its tasks; chains, which need all layers, are left out."""
+        inventory = replace(self.inventory, links=())
+        return replace(self, tasks=tuple(tasks), inventory=inventory)
+
     def _run(self, tasks: tuple[Task, ...]) -> Generator[Done[Task]]:
         orders = []
         for task in tasks:
@@ -708,12 +743,15 @@ def case(
     trainings: Trainings | None = None,
     renames: Renames = (),
     cluster: Cluster | None = None,
+    store: Store | None = None,
+    tell: Callable[[str], None] = log.warning,
 ) -> Case:
     """Look at what there is to examine; a `Refusal` says why there is nothing.
 
     A worker may use ``memory`` bytes: by default what its tasks need, if the machine has that.
     ``renames`` say what names here have instead of what in the reference. With a ``cluster``
-    matrices of files are examined there.
+    matrices of files are examined there; with a ``store`` their rows are kept, and those that are
+    kept are not made again. ``tell`` takes lines about either.
 
     >>> import torch
     >>> [task.effort for task in case({"fc.weight": torch.eye(1000)}).tasks]
@@ -761,18 +799,23 @@ def case(
         if cluster:
             least = max((task.memory.at_least(copies) for task in tasks), default=0)
             reserved = memory or LIBRARY_BYTES + least
-            engine = replace(cluster, worker=workers, reserved=reserved)
+            there = _fetching_there(replace(workers, jobs=1), sides)
+            engine = replace(cluster, worker=workers, engine=there, reserved=reserved)
         else:
             engine = _fetching(workers, sides)
     beside: tuple[Vector, ...] = ()
     matched = NO_COUNTERPARTS
     if compared:
-        here, there = (_parts(side.plan) for side in (inventory, compared))
-        matched = counterparts(here, there, renames)
+        here, other_parts = (_parts(side.plan) for side in (inventory, compared))
+        matched = counterparts(here, other_parts, renames)
         named = {matched.there(vector.name): vector.name for vector in inventory.vectors}
         beside = tuple(
             replace(vector, name=named.get(vector.name, vector.name)) for vector in compared.vectors
         )
+    if store and len(on_disk) == len(sides):
+        files = [side.identity for side in on_disk]
+        made_of = [source_digest(*SOURCES), dict(environment()), selection.spectrum, files]
+        engine = Keeping(engine, store, partial(_kept_name, made_of), tell)
     return Case(
         model,
         other,
@@ -786,6 +829,13 @@ def case(
         compared,
         matched,
     )
+
+
+def _kept_name(made_of: list[Any], order: _Order) -> str:
+    """Name the file in which the rows of a task are kept."""
+    matched = sorted(order.reference.names.items()) if order.reference else None
+    kind = type(order.task).__name__.lower()
+    return f"{kind}-{digest([made_of, order.task.key, matched])[:32]}.unit"
 
 
 def _parts(plan: Plan) -> list[Logical]:
@@ -803,6 +853,13 @@ def _fetching(engine: Engine, sides: Sequence[Location]) -> Engine:
     """Return an engine that fetches what its tasks miss of checkpoints that lie elsewhere."""
     mirrors = [side.mirror for side in sides if isinstance(side, Mirrored) and side.mirror]
     return Fetching(engine, tuple(mirrors)) if mirrors else engine
+
+
+def _fetching_there(engine: Engine, sides: Sequence[Location]) -> Engine:
+    """Return an engine that does the same on a node, which has no mirrors of ours."""
+    mirrors = [side.mirror for side in sides if isinstance(side, Mirrored) and side.mirror]
+    listed = tuple((each.url, str(each.folder), tuple(each.files.values())) for each in mirrors)
+    return FetchingThere(engine, listed) if listed else engine
 
 
 def _inventory(model: Location, memory: int | None) -> Inventory:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
+from socket import gethostname
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from kappascope.checkpoints import open
 from kappascope.checkpoints.folders import resolved
 from kappascope.checkpoints.locations import MIRRORS, Stamp
-from kappascope.checkpoints.remote import Mirror, in_hub_cache, is_remote
+from kappascope.checkpoints.remote import Mirror, in_hub_cache, is_remote, relocated
 from kappascope.clinic.examination import non_finite_entries
 from kappascope.clinic.moments import Moments, moments
 from kappascope.clinic.vectors import Vector
@@ -141,6 +142,7 @@ class OnDisk:
 
     path: str
     stamp: Stamps
+    host: str = field(default_factory=gethostname, compare=False, repr=False)
 
     @classmethod
     def at(cls, path: str | Path) -> OnDisk:
@@ -161,13 +163,24 @@ class OnDisk:
         """
         opened = _opened(self.path, self.stamp)
         try:
-            unchanged = _stamps(Path(self.path)) == self.stamp
+            unchanged = self._is_unchanged(_stamps(Path(self.path)))
         except OSError:
             unchanged = False
         if not unchanged:
             advice = "try again once nothing writes to it"
             raise Refusal(2, self.path, "changed while it was read", advice)
         return opened
+
+    def _is_unchanged(self, now: Stamps) -> bool:
+        """Tell whether these are the files that we first saw, perhaps from another machine."""
+        if self.host == gethostname():
+            return now == self.stamp
+        return OnDisk(self.path, now).identity == self.identity
+
+    @property
+    def identity(self) -> list[list[str | int]]:
+        """What tells the files from others on every machine that shares them."""
+        return [[name, stamp.size, stamp.modified] for name, stamp in self.stamp]
 
     def holds(self, path: str) -> bool:
         """Tell whether this is the very file at ``path``, whatever links lead to it."""
@@ -200,19 +213,30 @@ class Mirrored(OnDisk):
     def of(cls, url: str) -> Mirrored:
         """Look at what is at an address."""
         mirror = Mirror.of(url)
-        return cls(str(mirror.path), (), url, mirror)
+        return cls(str(mirror.path), (), url=url, mirror=mirror)
 
     def __str__(self) -> str:
         return self.url
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Mirrored, (self.path, (), self.url)  # the others ask for bytes, and fetch none
+        return Mirrored, (
+            self.path,
+            (),
+            self.host,
+            self.url,
+        )  # the others ask for bytes, and fetch none
 
     def opened(self) -> Opened:
         """Parse what was fetched of it; `Absent` says what is missing."""
-        path = Path(self.path)
+        path = Path(relocated(self.path))
         MIRRORS.add(str(path if path.is_dir() else path.parent))
-        return _opened(self.path, ())
+        return _opened(str(path), ())
+
+    @property
+    def identity(self) -> list[list[str | int]]:
+        """What tells the files from others: their address, their lengths, their versions."""
+        files = self.mirror.files.values() if self.mirror else ()
+        return [[self.url, *file] for file in files]
 
     def holds(self, path: str) -> bool:
         """Tell whether this is the file at ``path``: never, for it is elsewhere."""
