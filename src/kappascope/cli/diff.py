@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kappascope.clinic.diff import Diff
 
 TABLE_ROWS = 40  # layers that are not the same, the gravest first
-SHORTEST_NAME, OTHER_COLUMNS = 24, 48  # characters: of a name that is cut, and beside it
+SHORTEST_NAME, OTHER_COLUMNS = 24, 53  # characters: of a name that is cut, and beside it
 COLOURS = {"damaged": "bold red", "missing": "red", "replaced": "yellow", "added": "yellow"}
 
 
@@ -147,6 +147,7 @@ def _show(found: Diff) -> None:
 
     changed = [layer for layer in found.ranked if layer.verdict != "same" or layer.text]
     drawn = ruled_table("layer", "verdict", "moved", "what", numbers=(2,))
+    drawn.columns[0].no_wrap = True
     for layer in changed[:TABLE_ROWS]:
         drawn.add_row(
             Text(plain(layer.name or layer.before, room)),
