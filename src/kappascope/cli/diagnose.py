@@ -79,8 +79,8 @@ def diagnose(
     optimizer: Annotated[
         str | None,
         typer.Option(
-            help="How it was trained from the reference on, like 'AdamW lr=0.001 weight_decay=0.1', "
-            "to tell what is learned from what noise alone does."
+            help="How it was trained from the reference, like 'AdamW lr=0.001 weight_decay=0.1': "
+            "tells what is learned from what noise alone does."
         ),
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of the optimizer.")] = None,
