@@ -914,3 +914,11 @@ def test_quick_values_of_products_are_those_of_the_slow_way(kappa: float) -> Non
     quick = spectra.quick_product_singular_values(left, right)
     slow, floor = spectra.product_singular_values(left, right)
     assert ((quick - slow).abs() <= 1e-7 * slow + 4 * floor[:, None]).all()
+
+
+def test_a_notebook_shows_what_the_storage_leaves_open() -> None:
+    weight = torch.diag(torch.tensor([1.0, 0.5, 1 / 64]))
+    assert "<td>64.00</td>" in vitals(weight)._repr_html_()
+    noisy = (torch.randn(64, 64, generator=torch.Generator().manual_seed(0)) + 10).bfloat16()
+    found = vitals(noisy)
+    assert found.resolved == ("not resolved" not in found._repr_html_())

@@ -89,14 +89,19 @@ def waiting(work: str) -> Iterator[None]:
         yield
 
 
+def refuse_lost_folder() -> None:
+    """Refuse a current folder that was removed: MKL, which torch loads, would end the process."""
+    try:
+        Path.cwd()
+    except OSError as error:
+        advice = "change to one that does"
+        raise Refusal(5, "the current folder", "does not exist any more", advice) from error
+
+
 @contextmanager
 def loading() -> Iterator[None]:
     """Show that torch is loaded, which takes seconds; a signal waits until that is done."""
-    try:
-        Path.cwd()
-    except OSError as error:  # MKL, which torch loads, would end the process
-        advice = "change to one that does"
-        raise Refusal(5, "the current folder", "does not exist any more", advice) from error
+    refuse_lost_folder()
     with waiting("Loading torch"), signals_held():
         yield
 

@@ -215,7 +215,15 @@ class TensorTask(Task):
             counterpart = counterparts.get(logical.name)
             other = counterpart if isinstance(counterpart, Tensor) else None
             kernel, rounding = kernel_of(self.unit, logical), roundings.get(logical.name)
-            row = _examined(logical, matrix, spectrum, other, kernel=kernel, rounding=rounding)
+            row = _examined(
+                logical,
+                matrix,
+                spectrum,
+                other,
+                kernel=kernel,
+                rounding=rounding,
+                limit=model.ranks.get(logical.name),
+            )
             if reference and row.errors is None:
                 if isinstance(counterpart, Reason):
                     row = replace(row, uncompared=counterpart)
@@ -275,6 +283,7 @@ def _examined(
     *,
     kernel: Kernel,
     rounding: Rounding | None,
+    limit: int | None,
 ) -> Examination:
     """Return the examination of a matrix.
 
@@ -282,7 +291,13 @@ def _examined(
     """
     try:
         return examine(
-            logical.name, matrix, spectrum, counterpart, rounding=rounding, kernel=kernel
+            logical.name,
+            matrix,
+            spectrum,
+            counterpart,
+            rounding=rounding,
+            kernel=kernel,
+            limit=limit,
         )
     except Exception as error:
         if is_out_of_memory(error):
@@ -719,6 +734,7 @@ def case(
     atlas: Atlas | None = None,
     trainings: Trainings | None = None,
     renames: Renames = (),
+    base: Source | None = None,
     cluster: Cluster | None = None,
     store: Store | None = None,
     tell: Callable[[str], None] = log.warning,
@@ -728,7 +744,8 @@ def case(
     A worker may use ``memory`` bytes: by default what its tasks need, if the machine has that.
     ``renames`` say what names here have instead of what in the reference. With a ``cluster``
     matrices of files are examined there; with a ``store`` their rows are kept, and those that are
-    kept are not made again. ``tell`` takes lines about either.
+    kept are not made again. ``tell`` takes lines about either. An adapter is merged into its
+    ``base`` and, without another reference, compared with that.
 
     >>> import torch
     >>> [task.effort for task in case({"fc.weight": torch.eye(1000)}).tasks]
@@ -736,7 +753,9 @@ def case(
     """
     selection = selection or Selection()
     workers = replace(WORKER, jobs=jobs)
-    model, other = located(source), None if reference is None else located(reference)
+    if base is not None and reference is None:
+        reference = base
+    model, other = located(source, base), None if reference is None else located(reference)
     inventory = _inventory(model, memory)
     # refused now if it cannot be opened, not once for each matrix
     compared = _inventory(other, memory) if other else None
@@ -872,6 +891,7 @@ def diagnose(
     atlas: Atlas | str | Path | None = None,
     trainings: Trainings | None = None,
     renames: Renames = (),
+    base: Source | None = None,
 ) -> Diagnosis:
     """Examine every matrix of a checkpoint, a model or a state dict, and apply all rules.
 
@@ -880,7 +900,8 @@ def diagnose(
     ``trainings`` what noise alone would have made of that one (see `kappascope.unlearned`). If
     either is a checkpoint, ``jobs`` processes read and examine; models in memory are examined here.
     Each process may use ``memory`` (bytes, or like ``"8G"``): by default what its matrices need, if
-    that is free. ``atlas`` is what trained matrices are like, by default that of the package.
+    that is free. ``atlas`` is what trained matrices are like, by default that of the package. An
+    adapter is merged into its ``base``, and compared with it.
 
     >>> import torch
     >>> found = diagnose({"a.weight": 2 * torch.eye(3)}, reference={"a.weight": torch.eye(3)})
@@ -902,5 +923,6 @@ def diagnose(
         atlas=known,
         trainings=trainings,
         renames=renames,
+        base=base,
     )
     return prepared.concluded(row for done in prepared.examine() for row in done.result)

@@ -61,6 +61,7 @@ from kappascope.matrix._krylov import (
 from kappascope.matrix.ends import Ends, both_ends
 from kappascope.matrix.status import OK, Outcome, Status
 from kappascope.system.memory import is_out_of_memory
+from kappascope.text import html_table, number
 
 # --- which method a matrix gets -------------------------------------------------------------------
 
@@ -211,6 +212,24 @@ class Vitals:
     storage: str = ""
     status: Status = OK
     method: str = ""
+
+    def _repr_html_(self) -> str:
+        """Return a table of what is known, with what the storage leaves open of kappa."""
+        ends = self.condition_number_low, self.condition_number_high
+        text = number(self.condition_number, 4)
+        if self.condition_number is not None and not self.resolved:
+            text = f"not resolved: between {number(ends[0])} and {number(ends[1])}"
+        numbers = {
+            "σ, the largest": self.sigma_max,
+            "σ, the second": self.sigma_2,
+            "σ, the smallest": self.sigma_min,
+            "spectral gap": self.spectral_gap,
+            "Frobenius norm": self.frobenius_norm,
+        }
+        rows = [("condition number κ", text)]
+        rows += [(label, number(value, 4)) for label, value in numbers.items()]
+        rows.append(("σ > 1 %", "–" if self.effective_rank is None else str(self.effective_rank)))
+        return html_table(f"Vitals: {self.status}", [*rows, ("method", self.method or "–")])
 
 
 def spectrum(matrix: Tensor | ArrayLike) -> Spectrum:
