@@ -18,17 +18,17 @@ from kappascope.lab.table import Floats, Table
 from kappascope.studies.unlearned.claims import (
     GROUPS,
     MATRICES,
-    OPTIMIZERS,
     PRODUCTS,
     WITHIN,
     by_seed,
+    cells,
     column,
-    decayed,
     gap,
     hypothesis,
     levels,
     loss_of_holding,
 )
+from kappascope.studies.unlearned.model import CENTRE, OPTIMIZERS
 from kappascope.theory.beyond import LEVEL, MARGIN
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def learned_share(optimizer: str, part: str, kind: str) -> Measure:
     """Measure the share of the matrices of a kind whose part is beyond noise, over seeds."""
 
     def measure(rows: Table) -> Estimate:
-        chosen = decayed(rows, optimizer, (part,), (*MATRICES, *PRODUCTS))
+        chosen = cells(rows, optimizer, (part,), (*MATRICES, *PRODUCTS), CENTRE)
         beyond = beyond_ghosts(chosen)
         kinds = np.asarray(chosen.rows["kind"].to_pylist())
         mine = Table.of(chosen.rows.filter((kinds == kind).tolist()))
@@ -145,7 +145,7 @@ def holding_table(rows: Table) -> Exhibit:
         }
         arms |= {
             f"free {held}": loss_of_holding(optimizer, held, 1.0, ("nothing", 1.0))
-            for held in ("multipliers", "values")
+            for held in ("multipliers", "values", "temperature")
         }
         for arm, measure in arms.items():
             found = measured(measure, rows)
