@@ -351,27 +351,32 @@ def centre(optimizer: str, **changes: Any) -> Setting:
     return cell(optimizer, DECAYS[optimizer][CENTRE], **changes)
 
 
-def rate_cells(optimizer: str) -> Iterator[Setting]:
-    """Yield half and twice the rate, at the same product with decay and at the same decay."""
+def rate_cells(optimizer: str, power: int) -> Iterator[Setting]:
+    """Yield half and twice the rate, at one product with decay (a power of 1) or one decay (0)."""
     decay = DECAYS[optimizer][CENTRE]
-    for power in (1, 0):
-        for factor in (0.5, 2.0):
-            yield cell(optimizer, decay / factor**power, factor, stage="rate")
+    for factor in (0.5, 2.0):
+        yield cell(optimizer, decay / factor**power, factor, stage="rate")
 
 
 def whole_grid() -> tuple[Setting, ...]:
     """List every run, those that tell most first: a run that is cut has whole parts."""
     found: list[Setting] = [{"stage": "file", "model": name} for name in CHECKPOINTS]
-    found += [cell(o, DECAYS[o][k]) for k in (2, 0, 3, 1) for o in OPTIMIZERS]
-    arms = [("nothing", 1.0), *(("norm", level) for level in LEVELS), *((f, 1.0) for f in FREED)]
-    for o in ("AdamW", "Muon"):
-        found += [centre(o, stage="matter", held=held, level=level) for held, level in arms]
-        found += rate_cells(o)
+    norms = [("norm", level) for level in LEVELS]
+    freed = [("nothing", 1.0), *((name, 1.0) for name in FREED)]
+    found += [centre(o) for o in OPTIMIZERS]
+    found += [centre("AdamW", stage="matter", held=held, level=level) for held, level in norms]
+    found += [cell(o, DECAYS[o][k]) for k in (3, 1) for o in OPTIMIZERS]
+    found += [centre("AdamW", stage="matter", held=held, level=level) for held, level in freed]
+    found += [cell for o in ("AdamW", "Muon") for cell in rate_cells(o, power=1)]
     found += [
         cell("AdamW", decay, factor, stage="data", text=text)
         for factor, decay in EQUAL_LOSS
         for text in TEXTS
     ]
+    arms = [*norms, *freed]
+    found += [centre("Muon", stage="matter", held=held, level=level) for held, level in arms]
+    found += [cell(o, DECAYS[o][0]) for o in OPTIMIZERS]
+    found += [cell for o in ("AdamW", "Muon") for cell in rate_cells(o, power=0)]
     found += [
         cell(o, DECAYS[o][LIGHT], stage="start", start_scale=scale)
         for scale in (0.5, 2.0)
