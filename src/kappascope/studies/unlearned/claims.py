@@ -281,6 +281,52 @@ def variance_components(table: Floats) -> tuple[float, float, float]:
     return rows, columns, residue
 
 
+def variance_shares(
+    rows: Table, parts: Sequence[str], kinds: Sequence[str] = MATRICES
+) -> tuple[float, float, float, float]:
+    """Return the shares that settings, texts, both together and seeds have in the variance.
+
+    Of a table of settings x texts with seeds in its cells, matrix by matrix and part by part.
+    """
+    chosen = final(select(rows, stage="data", component=tuple(parts), kind=tuple(kinds)))
+    total = np.zeros(4)
+    for matrix in chosen.by("matrix").values():
+        for part in matrix.by("component").values():
+            cells_ = {
+                (rate, text): cell
+                for rate, runs in part.by("rate").items()
+                for text, cell in runs.by("text").items()
+            }
+            rates, texts = (sorted({key[k] for key in cells_}, key=str) for k in (0, 1))
+            values = np.array(
+                [[column(cells_[rate, text], "value") for text in texts] for rate in rates]
+            )
+            total += crossed_components(values)
+    settings, texts_, both, rest = (float(each) for each in total / total.sum())
+    return settings, texts_, both, rest
+
+
+def crossed_components(values: Floats) -> Floats:
+    """Estimate the variances due to rows, columns, their interaction and repetition.
+
+    ``values`` has the shape rows x columns x repetitions; mean squares are those of the analysis
+    of variance, and what chance adds to each is taken away.
+
+    >>> table = np.array([[[0.0, 0.0], [0.0, 0.0]], [[2.0, 2.0], [2.0, 2.0]]])
+    >>> crossed_components(table).tolist()
+    [2.0, 0.0, 0.0, 0.0]
+    """
+    r, c, n = values.shape
+    cell, row, col = values.mean(2), values.mean((1, 2)), values.mean((0, 2))
+    mean = values.mean()
+    rest = float(((values - cell[..., None]) ** 2).sum() / (r * c * (n - 1)))
+    crossed = cell - row[:, None] - col[None] + mean
+    both = n * float((crossed**2).sum()) / ((r - 1) * (c - 1))
+    rows_ = n * c * float(row.var(ddof=1))
+    columns = n * r * float(col.var(ddof=1))
+    return np.array([(rows_ - both) / (n * c), (columns - both) / (n * r), (both - rest) / n, rest])
+
+
 def growth_with_width(scaling: str) -> Measure:
     """Measure how the mean distance of spectra from their ghosts changes by doubling of width."""
 
