@@ -335,7 +335,7 @@ PLAIN: Setting = {
 }  # fmt: skip
 LEVELS = (0.25, 0.5, 1.0, 2.0, 4.0)
 # factors of the rate, and decays: 2.27 to 2.29 nats a character in two runs of the pilot each
-EQUAL_LOSS = ((1.0, 0.5), (0.5, 0.8), (2.0, 0.25))
+EQUAL_LOSS = ((0.5, 0.8), (2.0, 0.25), (1.0, 0.5))
 WIDTHS = (32, 64, 128)
 SEEDS = 8
 
@@ -365,16 +365,19 @@ def whole_grid() -> tuple[Setting, ...]:
     freed = [("nothing", 1.0), *((name, 1.0) for name in FREED)]
     found += [centre(o) for o in OPTIMIZERS]
     found += [centre("AdamW", stage="matter", held=held, level=level) for held, level in norms]
+    found += [
+        centre(o, stage="matter", held=held, level=level)
+        for o in ("AdamW", "Muon")
+        for held, level in freed
+    ]
     found += [cell(o, DECAYS[o][k]) for k in (3, 1) for o in OPTIMIZERS]
-    found += [centre("AdamW", stage="matter", held=held, level=level) for held, level in freed]
     found += [cell for o in ("AdamW", "Muon") for cell in rate_cells(o, power=1)]
     found += [
         cell("AdamW", decay, factor, stage="data", text=text)
         for factor, decay in EQUAL_LOSS
         for text in TEXTS
     ]
-    arms = [*norms, *freed]
-    found += [centre("Muon", stage="matter", held=held, level=level) for held, level in arms]
+    found += [centre("Muon", stage="matter", held=held, level=level) for held, level in norms]
     found += [cell(o, DECAYS[o][0]) for o in OPTIMIZERS]
     found += [cell for o in ("AdamW", "Muon") for cell in rate_cells(o, power=0)]
     found += [
