@@ -66,3 +66,46 @@ def stops(marker: str) -> None:
     """Leave the numbers of this process and of its server, and stop for ever."""
     Path(marker).write_text(f"{os.getpid()} {os.getppid()}")
     os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def marks(item: tuple[str, float]) -> None:
+    """Leave the numbers of this process and of the one that its server is of, and rest."""
+    folder, seconds = item
+    (Path(folder) / f"{os.getpid()}").write_text(f"{os.getpid()} {_worker_of_ray()}")
+    time.sleep(seconds)
+
+
+def kills_ray(item: tuple[str, str]) -> None:
+    """Note one more try, and end the process of Ray that this one works for."""
+    name, marker = item
+    if name:
+        with Path(marker).open("a") as file:
+            file.write("x")
+        os.kill(_worker_of_ray(), signal.SIGKILL)
+        time.sleep(60)
+
+
+def kills_ray_once(marker: str) -> None:
+    if not Path(marker).exists():
+        kills_ray(("dies", marker))
+
+
+def stops_ray(marker: str) -> None:
+    """Stop the process of Ray that this one works for, and note which it was."""
+    with Path(marker).open("a") as file:
+        file.write(f"{_worker_of_ray()} ")
+    os.kill(_worker_of_ray(), signal.SIGSTOP)
+
+
+def _worker_of_ray() -> int:
+    """The parent of the server that this process was forked from."""
+    return int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def raylet(item: int) -> int:
+    """Tell the node by the one process of Ray that all others there descend from."""
+    time.sleep(0.2)
+    pid = os.getpid()
+    while not Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0].endswith(b"raylet"):
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return pid

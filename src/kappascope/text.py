@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # it takes a tenth of a second to load
+    from rich.table import Table
 
 Record = Mapping[str, Any]
 """A JSON object: a matrix, a claim or a printed figure as a document keeps it."""
@@ -108,6 +111,37 @@ def error_text(error: BaseException) -> str:
     """
     said = clean(" ".join(str(error).split()))[:LONGEST_ERROR]
     return f"{type(error).__name__}: {said}".removesuffix(": ")
+
+
+def duration(seconds: float) -> str:
+    """Write how long something takes, as exactly as an estimate deserves.
+
+    >>> [duration(seconds) for seconds in (0.4, 29, 100, 800, 9000)]
+    ['1 second', '29 seconds', '2 minutes', '13 minutes', '2.5 hours']
+    """
+    if seconds < 90:
+        return plural(max(1, round(seconds)), "second")
+    if seconds < 5400:
+        return plural(round(seconds / 60), "minute")
+    return f"{seconds / 3600:.1f} hours"
+
+
+def ruled_table(*columns: str, numbers: Iterable[int] = ()) -> Table:
+    """Begin a table for the terminal: a rule below its heads, nothing else drawn.
+
+    ``numbers`` are the columns, counted from 0, whose cells end at the right.
+
+    >>> table = ruled_table("claim", "n", numbers=(1,))
+    >>> [column.justify for column in table.columns]
+    ['left', 'right']
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(*columns, box=SIMPLE_HEAD, pad_edge=False)
+    for place in numbers:
+        table.columns[place].justify = "right"
+    return table
 
 
 def markdown_cell(text: str) -> str:

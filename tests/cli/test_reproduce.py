@@ -8,13 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from kappascope.lab import experiment
+from kappascope.lab import experiment, runs
 from kappascope.lab.store import Store
+from kappascope.lab.table import Table
+from kappascope.lab.verdicts import DECIDED
 from processes import alive, descendants, until
 from tiny_experiments import SLOW, TOY
 from tiny_runs import COMMAND, complete, sha
+
+FOLDERS = ("paper", "beyond")  # of committed results
 
 
 def test_reproduce_writes_what_it_promises_and_says_where(run, tmp_path: Path) -> None:
@@ -50,6 +55,28 @@ def test_trials_asked_for_are_run(run, tmp_path: Path) -> None:
     assert run(*arguments, 40)[0] == 0
     assert run(*arguments, 3)[0] == 0
     assert sha(tmp_path) == few
+
+
+def test_a_quick_run_decides_ten_claims_and_none_otherwise_than_the_full_run() -> None:
+    results = Path(__file__).parents[2] / "results"
+    whole = {e.id: e for e in experiment.Pages().values() if not e.beyond}
+    folders = [runs.published(results / name).rows.rows for name in FOLDERS]
+    rows = Table.of(pa.concat_tables(
+        [table.replace_schema_metadata(None) for table in folders], promote_options="permissive"
+    ))  # fmt: skip
+    quick = [e.quickly() for e in whole.values()]
+    parts = []
+    for block in runs.plan_runs(quick).blocks:
+        keys = {key for setting in whole[block.experiment].grid for key in setting}
+        setting = {key: block.setting.get(key) for key in keys}
+        where = {"experiment": block.experiment, "stream": block.stream, "seed": block.seeds}
+        parts.append(rows.where(**where).where(**setting).rows)
+        assert len(parts[-1]), block
+    judged = experiment.verdicts(quick, Table.of(pa.concat_tables(parts)))["claims"]
+    decided = {(claim["id"], claim["verdict"]) for claim in judged if claim["verdict"] in DECIDED}
+    full = [json.loads((results / name / "verdicts.json").read_bytes()) for name in FOLDERS]
+    assert len(decided) >= 10
+    assert decided <= {(claim["id"], claim["verdict"]) for page in full for claim in page["claims"]}
 
 
 def test_a_study_made_by_other_code_is_refused_unless_begun_anew(run, tmp_path: Path) -> None:

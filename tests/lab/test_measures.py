@@ -57,6 +57,10 @@ def test_rows_that_are_not_there_are_named(
     assert str(refused.value) == f"this run has no trials with {absent}"
 
 
+def test_a_column_that_no_row_has_is_null_in_every_row() -> None:
+    assert len(select(PAPER, size=32, intervention=None)) == 2
+
+
 def test_the_id_of_a_figure_tells_how_it_is_measured() -> None:
     figure = printed("e1/row_norms/d=32/mean", "0.53", "4.1", seed=range(2))
     assert figure.what == "row norms, d=32, mean (4.1)"

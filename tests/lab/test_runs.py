@@ -18,7 +18,7 @@ import torch
 from failing_disk import Faults
 from kappascope.lab import runs
 from kappascope.lab.experiment import Experiment, grid
-from kappascope.lab.store import Store
+from kappascope.lab.store import Store, unit_bytes
 from kappascope.refusal import Refusal
 from kappascope.system import files
 from kappascope.system.workers import Here, Processes
@@ -117,7 +117,8 @@ def test_a_unit_that_was_run_twice_counts_once(whole: Path, tmp_path: Path) -> N
     shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
     plan, kept = runs.plan_runs([TOY]), Store(tmp_path)
     own = next(block for block in plan.blocks if block.stream == "own")
-    runs.work(kept, replace(own, seeds=range(30, 90)))
+    again = replace(own, seeds=range(30, 90))
+    kept.put(again.name, runs.work(kept.resume_points, again))
     complete(TOY, tmp_path)
     assert sha(tmp_path) == sha(whole)
 
@@ -276,7 +277,7 @@ def test_trials_of_older_code_do_not_hide_those_of_this(whole: Path, tmp_path: P
     kept = Store(tmp_path)
     for name in kept.names()[1:]:
         header, rows = kept.take(name) or ({}, None)
-        kept.put(name, header | {"code": "older"}, rows)
+        kept.put(name, unit_bytes(header | {"code": "older"}, rows))
     assert len(list(runs.verify([TOY], kept, 1))) == 1
 
 
@@ -286,7 +287,8 @@ def test_kept_rows_that_are_not_what_the_trials_give_are_found(whole: Path, tmp_
     for name in kept.names():
         header, rows = kept.take(name) or ({}, None)
         place = rows.column_names.index("error")
-        kept.put(name, header, rows.set_column(place, "error", rows["value"]))
+        changed = rows.set_column(place, "error", rows["value"])
+        kept.put(name, unit_bytes(header, changed))
     assert not any(same for _, same in runs.verify([TOY], kept, 3))
 
 
@@ -318,7 +320,7 @@ def _of_no_columns(header: dict, rows: pa.Table) -> tuple[dict, pa.Table]:
 def test_sealed_units_with_wrong_content_are_run_again(change, whole: Path, tmp_path: Path) -> None:
     store, plan = Store(shutil.copytree(whole, tmp_path / "out")), runs.plan_runs([TOY])
     name = store.names()[0]
-    store.put(name, *change(*(store.take(name) or ({}, None))))
+    store.put(name, unit_bytes(*change(*(store.take(name) or ({}, None)))))
     blocks, damaged = runs.survey(plan, store)
     assert damaged == [name] and [block.name for block in blocks] == [name]
     assert len(list(runs.verify([TOY], store, 3))) == 3

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kappascope.lab import store
-from kappascope.lab.store import Store, parquet_bytes
+from kappascope.lab.store import Store, parquet_bytes, unit_bytes
 from kappascope.refusal import Refusal
 from kappascope.system.files import write_sealed
 
@@ -22,7 +22,7 @@ ROWS = pa.table({"seed": [0, 1], "error": [0.5, float("nan")]})
 def test_reading_a_unit_leaves_no_thread_that_could_outlive_the_program(tmp_path: Path) -> None:
     """Such threads of Arrow's ended one program in two with an abort."""
     Store(tmp_path).units.mkdir()
-    Store(tmp_path).put("a.unit", {}, ROWS)
+    Store(tmp_path).put("a.unit", unit_bytes({}, ROWS))
     here = Path(store.__file__).parents[2]
     program = "from kappascope.lab.store import Store, Path;"
     program += f"import torch; assert Store(Path({str(tmp_path)!r})).take('a.unit')"
@@ -34,7 +34,7 @@ def test_reading_a_unit_leaves_no_thread_that_could_outlive_the_program(tmp_path
 def test_what_is_put_is_what_is_taken(tmp_path: Path) -> None:
     kept = Store(tmp_path)
     kept.units.mkdir()
-    kept.put("a.unit", {"seeds": [0, 2]}, ROWS)
+    kept.put("a.unit", unit_bytes({"seeds": [0, 2]}, ROWS))
     header, rows = kept.take("a.unit") or ({}, None)
     assert header == {"seeds": [0, 2]}
     assert parquet_bytes(rows) == parquet_bytes(ROWS)
@@ -47,7 +47,7 @@ def test_a_damaged_unit_is_not_there(
 ) -> None:
     kept = Store(tmp_path_factory.mktemp("store"))
     kept.units.mkdir()
-    kept.put("a.unit", {"seeds": [0, 2]}, ROWS)
+    kept.put("a.unit", unit_bytes({"seeds": [0, 2]}, ROWS))
     data = bytearray((kept.units / "a.unit").read_bytes())
     where = int(place * len(data))
     data[where] ^= 1 << bit
@@ -143,7 +143,7 @@ def test_a_link_that_comes_later_is_refused_too(tmp_path: Path) -> None:
     with kept.lock():
         for name in ("study.json", "units/a.unit"):
             (kept.folder / name).symlink_to(outside)
-        for use in (lambda: kept.begin({}), lambda: kept.put("a.unit", {}, ROWS)):
+        for use in (lambda: kept.begin({}), lambda: kept.put("a.unit", unit_bytes({}, ROWS))):
             with pytest.raises(Refusal, match="is a symbolic link"):
                 use()
         with pytest.raises(Refusal, match="is a symbolic link"):

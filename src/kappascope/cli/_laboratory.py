@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from kappascope.cli._terminal import draw, loading, progress, say, tell, waiting
 from kappascope.refusal import Refusal
+from kappascope.system.cluster import Cluster, engine_of
 from kappascope.system.extras import optional
-from kappascope.system.workers import Done, Engine, Here, Processes
-from kappascope.text import clean, plural
+from kappascope.system.workers import CORES, Done, Engine, Here, Processes
+from kappascope.text import Record, clean, duration, plural, ruled_table
 
 if TYPE_CHECKING:  # what needs torch is loaded when there is work
     from kappascope.lab.experiment import Exhibit, Experiment
@@ -24,7 +25,7 @@ WORKER_MODULES = (  # torch's optimizers load its compiler, which takes a second
     "torch._dynamo", "kappascope.lab.drawing", "matplotlib.figure", "kappascope.lab.runs",
     "kappascope.lab.report",
 )  # fmt: skip
-QUICK_FIGURES = 12  # as many as fit a screen; the report has all
+LONG_RUN = 10.0  # seconds from which on a run says beforehand how long it may take
 OWN_MODULES = ("scipy.stats", "kappascope.lab.drawing", "matplotlib.figure", "kappascope.lab.runs")
 
 
@@ -34,11 +35,15 @@ def require_laboratory() -> None:
     optional("matplotlib", "lab")
 
 
-def start_engine(jobs: int) -> Processes | Here:
+def start_engine(jobs: int, name: str = "local") -> Processes | Cluster | Here:
     """Start the place where trials run; it and this process load their modules at one time."""
     require_laboratory()
-    engine = Processes(jobs, loaded=WORKER_MODULES) if jobs else Here()
-    if isinstance(engine, Processes):
+    if not jobs and name != "local":
+        raise Refusal(
+            4, f"--engine {name}", "--jobs 0 is this process alone", "leave one of them out"
+        )
+    engine = engine_of(name, Processes(jobs, loaded=WORKER_MODULES), say) if jobs else Here()
+    if not isinstance(engine, Here):
         engine.warm()
     with loading():
         for module in OWN_MODULES:
@@ -71,7 +76,7 @@ def locked(store: Store, plan: RunPlan, fresh: bool) -> Iterator[None]:
         yield
 
 
-def run_missing(plan: RunPlan, store: Store, engine: Processes | Here) -> list[Done[Block]]:
+def run_missing(plan: RunPlan, store: Store, engine: Engine) -> list[Done[Block]]:
     """Run the trials that the folder lacks, show the progress, and give those that failed."""
     from kappascope.lab import runs
 
@@ -79,6 +84,11 @@ def run_missing(plan: RunPlan, store: Store, engine: Processes | Here) -> list[D
     if damaged:
         count = plural(len(damaged), "stored unit is", "stored units are")
         say(f"{store.folder}: {count} damaged and run again, first {damaged[0]}")
+    at_once = min(engine.jobs, CORES) if isinstance(engine, Processes) else 1
+    seconds = sum(block.cost for block in blocks) / 1000 / at_once
+    if seconds > LONG_RUN:
+        trials = plural(sum(len(block.seeds) for block in blocks), "trial")
+        say(f"{trials} to run, about {duration(seconds)} if the machine has nothing else to do")
     failures = []
     parts = [(block.experiment, float(block.cost)) for block in blocks]
     with progress(parts) as advance, closing(runs.run(blocks, store, engine)) as ended:
@@ -109,7 +119,8 @@ def conclude(
         results = runs.gather(plan, store, failures)
         verdicts = experiment.verdicts(experiments, results.rows)
         runs.publish(results, store, verdicts)
-        files = report.files(experiments, results, verdicts, engine, ARTICLE)
+        drawn_by = engine.worker if isinstance(engine, Cluster) else engine
+        files = report.files(experiments, results, verdicts, drawn_by, ARTICLE)
         write_files(store.folder, files)
     if quick:
         _show_decided(verdicts)
@@ -140,14 +151,11 @@ def write_files(folder: Path, files: Iterable[tuple[str, bytes]]) -> None:
 
 def _show_verdicts(experiments: Sequence[Experiment], verdicts: dict[str, Any]) -> None:
     """Print how many claims of each experiment have which verdict."""
-    from rich.table import Table
-
     from kappascope.lab.verdicts import OUTCOMES, unmeasured, verdict_counts
 
     compared = ["figures matched"] if verdicts["figures"] else []
-    table = Table("experiment", *OUTCOMES, *compared)
-    for column in table.columns[1:]:
-        column.justify = "right"
+    columns = "experiment", *OUTCOMES, *compared
+    table = ruled_table(*columns, numbers=range(1, len(columns)))
     headings = {each.id: each.heading for each in experiments}
     if any(row["experiment"] == "all" for row in verdicts["claims"]):
         headings["all"] = "of several"
@@ -166,31 +174,31 @@ def _show_verdicts(experiments: Sequence[Experiment], verdicts: dict[str, Any]) 
 
 
 def _show_decided(verdicts: dict[str, Any]) -> None:
-    """Print the claims that are decided, some printed figures, and how many claims need more."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    """Print printed figures beside ours, the claims that are decided, and how many need more."""
     from rich.text import Text
 
-    from kappascope.lab.verdicts import DECIDED, measured, unmeasured
+    from kappascope.lab.verdicts import DECIDED, failures_first, measured, unmeasured
 
-    decided = [row for row in verdicts["claims"] if row["verdict"] in DECIDED]
-    if decided:
-        table = Table("claim", "verdict", "the paper says", box=SIMPLE_HEAD)
-        for row in decided:
-            table.add_row(*(Text(clean(row[name])) for name in ("id", "verdict", "sentence")))
-        draw(table)
     compared = [row for row in verdicts["figures"] if not unmeasured(row)]
     if compared:
-        table = Table("figure", "printed", "ours", "matches", box=SIMPLE_HEAD)
-        for row in compared[:QUICK_FIGURES]:
-            cells = row["id"], str(row["printed"]), measured(row), "yes" if row["matches"] else "no"
-            table.add_row(*map(Text, cells))
+        table = ruled_table("figure", "the paper prints", "we get", "match", numbers=(1, 2))
+        for row in _prominent(compared):
+            match = "yes" if row["matches"] else "no"
+            what = row["what"].rpartition(" (")[0].replace("condition number", "κ")
+            cells = f"{row['experiment']}: {what}", row["printed"], measured(row, 4), match
+            table.add_row(*(Text(clean(cell)) for cell in cells))
         draw(table)
         matched = sum(row["matches"] for row in compared)
-        tell(
-            f"{matched} of {len(compared)} printed figures that a quick run measures come out as "
-            f"printed; {len(verdicts['figures']) - len(compared)} need the full run."
-        )
+        left = len(verdicts["figures"]) - len(compared)
+        more = f"; {plural(left, 'needs', 'need')} the full run" if left else ""
+        told = f"{matched} of {plural(len(compared), 'printed figure')} come out as printed"
+        tell(f"{told}{more}. The report has all of them.")
+    decided = [row for row in verdicts["claims"] if row["verdict"] in DECIDED]
+    if decided:
+        table = ruled_table("claim", "verdict", "the paper says")
+        for row in failures_first(decided):
+            table.add_row(*(Text(clean(row[name])) for name in ("id", "verdict", "sentence")))
+        draw(table)
     left = len(verdicts["claims"]) - len(decided)
     tell(
         f"{plural(len(decided), 'claim is', 'claims are')} decided; "
@@ -198,13 +206,22 @@ def _show_decided(verdicts: dict[str, Any]) -> None:
     )
 
 
+def _prominent(figures: Sequence[Record]) -> list[Record]:
+    """Choose the figures of the abstract, and the first of each experiment that has none there."""
+    chosen = [row for row in figures if "abstract" in row["what"]]
+    known = {row["experiment"] for row in chosen}
+    first = {row["experiment"]: row for row in reversed(figures) if row["experiment"] not in known}
+    kept = [row["id"] for row in (*chosen, *first.values())]
+    return [row for row in figures if row["id"] in kept]
+
+
 def _show_exhibit(exhibit: Exhibit, more: int) -> None:
     """Print a table, and how many more there are in the report."""
-    from rich.table import Table
     from rich.text import Text
 
     if exhibit.rows:
-        table = Table(*exhibit.columns, title=clean(exhibit.title), title_justify="left")
+        table = ruled_table(*exhibit.columns)
+        table.title, table.title_justify = clean(exhibit.title), "left"
         for cells in exhibit.rows:
             table.add_row(*(Text(clean(text)) for text in cells))
         draw(table)

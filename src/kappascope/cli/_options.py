@@ -18,3 +18,11 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show where an error arose.
 """Every command takes it; ``app.run`` looks for it, since a command may not even begin."""
 Out = Annotated[Path, typer.Option(help="Folder of the results.", parser=_folder, metavar="PATH")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Forget what is in that folder.")]
+EngineName = Annotated[
+    str,
+    typer.Option(
+        "--engine",
+        metavar="local|ray|ray://ADDRESS",
+        help="Where to work: here, or where Ray says.",
+    ),
+]

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kappascope.cli._errors import refusal_of
-from kappascope.cli._options import Debug
-from kappascope.cli._terminal import draw, loading, progress, tell, waiting
+from kappascope.cli._options import Debug, EngineName
+from kappascope.cli._terminal import draw, loading, progress, say, tell, waiting
 from kappascope.cli.diff import renames
 from kappascope.clinic import MODULES, Extent, Severity, blank_document
 from kappascope.model.skipped import ReasonKind, Skipped
 from kappascope.monitor.record import is_run
 from kappascope.refusal import Refusal
+from kappascope.system.cluster import Cluster, engine_of
 from kappascope.system.files import strict, unwritable
 from kappascope.system.memory import bytes_of
 from kappascope.system.workers import CORES, Processes
@@ -89,6 +90,7 @@ def diagnose(
             help="Memory of each process, like 8G; by default what its matrices need.",
         ),
     ] = None,
+    engine: EngineName = "local",
     debug: Debug = False,
 ) -> None:
     """Examine the weights in a checkpoint: no model code, no network, no trust in the file.
@@ -103,7 +105,7 @@ def diagnose(
       kappascope diagnose model.pt --fail-on critical
     """
     with _document_of_an_error(as_json, paths[-1]):
-        Processes(jobs, loaded=MODULES).warm()  # the workers load torch while we do
+        place = start_place(jobs, engine)  # the workers load torch while we do
         with loading():
             from kappascope.clinic import trajectories
             from kappascope.clinic.atlas import Atlas
@@ -132,6 +134,7 @@ def diagnose(
                             atlas=known,
                             trainings=trainings,
                             renames=pairs,
+                            cluster=place,
                         )
                     )
             diagnoses = [examined(each) for each in cases]
@@ -159,6 +162,17 @@ def _trainings(reference: str | None, optimizer: str | None, steps: int | None) 
     from kappascope.clinic.training import Trainings
 
     return Trainings.of(optimizer, None, steps)
+
+
+def start_place(jobs: int, engine: str) -> Cluster | None:
+    """Start the processes of this machine, and the cluster that was named, if one was."""
+    here = Processes(jobs, retries=0, loaded=MODULES)
+    here.warm()  # files are opened here, wherever their matrices are examined
+    place = engine_of(engine, here, say)
+    if not isinstance(place, Cluster):
+        return None
+    place.warm()
+    return place
 
 
 def memory_limit(given: str | None) -> int | None:

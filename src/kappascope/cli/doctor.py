@@ -15,6 +15,7 @@ from kappascope.cli._terminal import draw, loading, tell
 from kappascope.refusal import Refusal
 from kappascope.system.memory import available_bytes
 from kappascope.system.workers import CORES, ONE_THREAD
+from kappascope.text import ruled_table
 
 if TYPE_CHECKING:  # the command starts without it
     from rich.table import Table
@@ -114,11 +115,9 @@ def _installed(name: str) -> str:
 
 
 def _table(title: str, rows: Iterator[tuple[str, ...]], heading: str, last: str = "") -> Table:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
     from rich.text import Text  # brackets in a name of an extra are no markup
 
-    table = Table(title, heading, *([last] if last else []), box=SIMPLE_HEAD)
+    table = ruled_table(title, heading, *([last] if last else []))
     table.columns[0].no_wrap = True
     for row in rows:
         table.add_row(*map(Text, row))

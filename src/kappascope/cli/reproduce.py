@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kappascope.cli._laboratory import conclude, locked, run_missing, start_engine
-from kappascope.cli._options import Debug, Fresh, Out
+from kappascope.cli._options import Debug, EngineName, Fresh, Out
 from kappascope.refusal import Refusal
 from kappascope.system.workers import CORES
 
@@ -30,6 +30,7 @@ def reproduce(
     jobs: Annotated[
         int, typer.Option(min=0, max=1024, help="Processes to run trials in; 0 uses this one.")
     ] = CORES,
+    engine: EngineName = "local",
     out: Out = Path("kappascope-report"),
     fresh: Fresh = False,
     debug: Debug = False,
@@ -44,7 +45,7 @@ def reproduce(
       kappascope reproduce 1 4 7 --trials 5000 --jobs 8 --out study
       kappascope reproduce --beyond
     """
-    engine = start_engine(jobs)
+    place = start_engine(jobs, engine)
     from kappascope.lab import experiment, runs
     from kappascope.lab.store import Store
 
@@ -60,5 +61,5 @@ def reproduce(
         experiments = [each.quickly() for each in experiments]
     plan, store = runs.plan_runs(experiments, trials), Store(out)
     with locked(store, plan, fresh):
-        failures = run_missing(plan, store, engine)
-        conclude(experiments, plan, store, failures, engine, quick=quick)
+        failures = run_missing(plan, store, place)
+        conclude(experiments, plan, store, failures, place, quick=quick)

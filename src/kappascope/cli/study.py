@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kappascope.cli._laboratory import conclude, locked, run_missing, set_text, start_engine
-from kappascope.cli._options import Debug, Fresh, Out
+from kappascope.cli._options import Debug, EngineName, Fresh, Out
 from kappascope.cli._terminal import say, waiting
 from kappascope.refusal import Refusal
 from kappascope.system.workers import CORES
@@ -32,6 +32,7 @@ def study(
     jobs: Annotated[
         int, typer.Option(min=0, max=1024, help="Processes to train in; 0 uses this one.")
     ] = CORES,
+    engine: EngineName = "local",
     out: Out = Path("kappascope-study"),
     fresh: Fresh = False,
     debug: Debug = False,
@@ -45,7 +46,7 @@ def study(
       kappascope study gpt --text my.txt
     """
     set_text(text)
-    engine = start_engine(jobs)
+    place = start_engine(jobs, engine)
     from kappascope.lab import downloads, experiment, runs
     from kappascope.lab.store import Store
 
@@ -63,13 +64,13 @@ def study(
     studies = _with_downloads(wanted)
     plan, store = runs.plan_runs(studies), Store(out)
     with locked(store, plan, fresh):
-        run_missing(plan, store, engine)
+        run_missing(plan, store, place)
         # now that the first stage is there, each study says what comes next
         rows = runs.gather(plan, store).rows
         studies = [each.continued(rows.where(experiment=each.id)) for each in studies]
         plan = runs.plan_runs(studies)
-        failures = run_missing(plan, store, engine)
-        conclude(studies, plan, store, failures, engine)
+        failures = run_missing(plan, store, place)
+        conclude(studies, plan, store, failures, place)
     ran = {each.name for each in studies}
     if absent := [each.name for each in wanted if each.name not in ran]:
         wrong = f"left out, for what {'they need' if len(absent) > 1 else 'it needs'} is not here"

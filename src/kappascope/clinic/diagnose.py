@@ -55,6 +55,7 @@ from kappascope.model.logits import LogitBound, logit_bounds
 from kappascope.model.matrices import Logical, Plan, Unit
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, unreadable
 from kappascope.refusal import Refusal
+from kappascope.system.cluster import Cluster
 from kappascope.system.files import FileDigest
 from kappascope.system.memory import (
     LIBRARY_BYTES,
@@ -683,11 +684,13 @@ def case(
     atlas: Atlas | None = None,
     trainings: Trainings | None = None,
     renames: Renames = (),
+    cluster: Cluster | None = None,
 ) -> Case:
     """Look at what there is to examine; a `Refusal` says why there is nothing.
 
     A worker may use ``memory`` bytes: by default what its tasks need, if the machine has that.
-    ``renames`` say what names here have instead of what in the reference.
+    ``renames`` say what names here have instead of what in the reference. With a ``cluster``
+    matrices of files are examined there.
 
     >>> import torch
     >>> [task.effort for task in case({"fc.weight": torch.eye(1000)}).tasks]
@@ -721,7 +724,7 @@ def case(
     on_disk = [side for side in sides if isinstance(side, OnDisk)]
     # what is sent from memory is held as sent, too; what stays where it is takes nothing more
     copies = 2 * len(sides) - len(on_disk) if on_disk else 0
-    free = available_bytes()
+    free = cluster.node_bytes if cluster and on_disk else available_bytes()
     room = Room(memory or free, copies, limited=memory is not None)
     if on_disk:
         needed = [task.memory.at_most(copies) for task in tasks]
@@ -731,7 +734,13 @@ def case(
             most = min(most, max(free, MIN_WORKER_BYTES))
             least = max((task.memory.at_least(copies) for task in tasks), default=0)
             workers = replace(workers, jobs=max(1, min(jobs, free // (LIBRARY_BYTES + least))))
-        engine = _fetching(replace(workers, limit=slowest, memory=memory or most), sides)
+        workers = replace(workers, limit=slowest, memory=memory or most)
+        if cluster:
+            least = max((task.memory.at_least(copies) for task in tasks), default=0)
+            reserved = memory or LIBRARY_BYTES + least
+            engine = replace(cluster, worker=workers, reserved=reserved)
+        else:
+            engine = _fetching(workers, sides)
     beside: tuple[Vector, ...] = ()
     matched = NO_COUNTERPARTS
     if compared:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from kappascope.clinic.atlas import MIN_MODELS, MIN_TRAINED, Atlas, atlas_of
@@ -15,7 +14,7 @@ from kappascope.clinic.diagnosis import Diagnosis, known_median, short_sources
 from kappascope.clinic.examination import Examination
 from kappascope.pages.rendering import fill
 from kappascope.system import files
-from kappascope.text import clean, number, plural
+from kappascope.text import clean, number, plural, ruled_table
 
 NEVER_TRAINED = ("untrained", "zero", "non-finite")  # rules that say a matrix is no trained one
 HEADS = "checkpoint", "matrices", "median κ × chance", "largest", "defects", "harms", "gravest"
@@ -93,9 +92,7 @@ class Surveyed:
 
     def table(self) -> RenderableType:
         """Return a row for each checkpoint."""
-        drawn = Table(*HEADS, box=None, pad_edge=False)
-        for column in drawn.columns[1:-1]:
-            column.justify = "right"
+        drawn = ruled_table(*HEADS, numbers=range(1, len(HEADS) - 1))
         for model in self.models:
             drawn.add_row(*(Text(clean(cell)) for cell in model.cells))
         return drawn

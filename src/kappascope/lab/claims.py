@@ -221,9 +221,10 @@ class Mended:
     """Marks a rule that was changed after its rows had been seen, with the verdict it gave before.
 
     Where a new control is part of the change, ``why`` says so: its own rule is older than its rows.
+    A claim that was first put when part of its rows had been seen was "not asked" before.
     """
 
-    before: Outcome
+    before: Outcome | Literal["not asked"]
     why: str
 
 

@@ -79,7 +79,8 @@ class Experiment:
     trials: Callable[..., Iterable[Rows]]
     paper: Count = 0  # trials on the paper's streams, seeds 0, 1, ...
     own: Count = 0  # trials on streams of our own, in the default run
-    effort: float = 1.0  # seconds of one trial, in those of 200 plain steps at its size
+    # seconds of one trial, in those of 200 plain steps at its size
+    effort: float | Callable[[Setting], float] = 1.0
     figures: tuple[Printed, ...] = ()
     claims: tuple[Claim, ...] = ()
     plot: Callable[[Table, Table], Figure] | None = None  # of the rows and the spectra

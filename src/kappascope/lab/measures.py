@@ -82,10 +82,15 @@ def _value(text: str) -> str | int | float:
 
 
 def select(rows: Table, **where: Any) -> Table:
-    """Select the rows that a figure or claim speaks of, and raise if they are not all there."""
+    """Select the rows that a figure or claim speaks of, and raise if they are not all there.
+
+    A column that no row has is null in every row.
+    """
+    known = set(rows.rows.column_names)
+    where = {name: wanted for name, wanted in where.items() if name in known or wanted is not None}
     chosen, so_far = rows, ""
     for name, wanted in where.items():
-        if name not in rows.rows.column_names:
+        if name not in known:
             raise LookupError(f"this run has no trials with any {name}")
         chosen = chosen.where(**{name: wanted})
         if absent := _absent(chosen, name, wanted):

@@ -38,7 +38,7 @@ import pyarrow.compute as pc
 from kappascope.lab.experiment import Experiment, Rows, Setting, Study, size_of
 from kappascope.lab.identity import trial_digest
 from kappascope.lab.resume import ResumePoint
-from kappascope.lab.store import Store, parquet_bytes, read_parquet
+from kappascope.lab.store import Store, parquet_bytes, read_parquet, unit_bytes
 from kappascope.lab.table import Table
 from kappascope.refusal import Refusal
 from kappascope.system.files import digest, environment, refuse_link, strict, write_own
@@ -190,7 +190,8 @@ def _block(experiment: Experiment, setting: Setting, stream: str, seeds: range, 
         seconds = experiment.seconds
         expected = seconds(setting) if callable(seconds) else seconds
         return Block(*about, expected / 0.016, code, alone=True)
-    return Block(*about, experiment.effort, code)
+    effort = experiment.effort
+    return Block(*about, effort(setting) if callable(effort) else effort, code)
 
 
 def survey(plan: RunPlan, store: Store) -> tuple[list[Block], list[str]]:
@@ -240,23 +241,30 @@ def _span(seeds: range) -> str:
 
 
 def run(todo: Sequence[Block], store: Store, engine: Engine) -> Generator[Done[Block]]:
-    """Run the trials and store them; one that fails leaves the others alone."""
-    with closing(engine.run(partial(work, store), todo)) as ended:
+    """Run the trials and store them; one that fails leaves the others alone.
+
+    Rows come back from wherever they are made, and only this process stores them.
+    """
+    with closing(engine.run(partial(work, store.resume_points), todo)) as ended:
         for done in ended:
-            if isinstance(done.error, Refusal):  # nothing more can be stored
+            if isinstance(done.error, Refusal):  # no other will do better
                 raise done.error
-            yield done
+            if not done.failure:
+                store.put(done.item.name, done.result)
+                if done.item.alone:
+                    ResumePoint(store.resume_points / done.item.name).forget()
+            yield replace(done, result=None)
 
 
-def work(store: Store, block: Block) -> None:
-    """Run a block of trials and store its rows."""
+def work(resume_points: Path, block: Block) -> bytes:
+    """Run a block of trials and return its rows as they are stored."""
     # a process may start, and load its modules, long after the plan was made
     if trial_digest(block.trials, *(ALONE if block.alone else STACKED)) != block.code:
         wrong, advice = "changed while trials were running", "give the same command again"
         raise Refusal(4, "the code", wrong, advice)
     start = time.perf_counter()
-    resume_point = ResumePoint(store.resume_points / block.name) if block.alone else None
-    rows = block.rows(resume_point)
+    lasting = block.alone and resume_points.is_dir()  # which a node far away may not have
+    rows = block.rows(ResumePoint(resume_points / block.name) if lasting else None)
     header = {
         "group": block.group,
         "setting": dict(block.setting),
@@ -265,9 +273,7 @@ def work(store: Store, block: Block) -> None:
         "code": block.code,
         "seconds": time.perf_counter() - start,
     }
-    store.put(block.name, header, rows)
-    if resume_point:
-        resume_point.forget()
+    return unit_bytes(header, rows)
 
 
 def tabulate(yielded: Iterable[Rows], block: Block) -> pa.Table:

@@ -54,13 +54,22 @@ def read_parquet(source: Path | pa.NativeFile) -> pa.Table:
         return file.read(use_threads=False)
 
 
+def unit_bytes(header: Mapping[str, Any], rows: pa.Table) -> bytes:
+    """Return the rows of a unit as they are kept: a line that says what they are, then Parquet.
+
+    >>> unit_bytes({"seeds": [0, 1]}, pa.table({"error": [0.5]})).splitlines()[0]
+    b'{"seeds": [0, 1]}'
+    """
+    return json.dumps(header).encode() + b"\n" + parquet_bytes(rows)
+
+
 @dataclass(frozen=True)
 class Store:
     """A folder of results: one file for every unit of work, and what is derived from them.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder, (store := Store(Path(folder))).lock():
-    ...     store.put("a.unit", {"seeds": [0, 1]}, pa.table({"error": [0.5]}))
+    ...     store.put("a.unit", unit_bytes({"seeds": [0, 1]}, pa.table({"error": [0.5]})))
     ...     store.names(), store.take("a.unit")[0], store.take("b.unit")
     (['a.unit'], {'seeds': [0, 1]}, None)
     """
@@ -158,9 +167,8 @@ class Store:
                 unit.unlink(missing_ok=True)
         (self.folder / "study.json").unlink(missing_ok=True)
 
-    def put(self, name: str, header: Mapping[str, Any], rows: pa.Table) -> None:
-        """Keep the rows of a unit: a line that says what they are, then a Parquet file."""
-        body = json.dumps(header).encode() + b"\n" + parquet_bytes(rows)
+    def put(self, name: str, body: bytes) -> None:
+        """Keep a unit, as :func:`unit_bytes` makes it, under a seal."""
         write_sealed(self.units / name, body)
 
     def take(self, name: str) -> tuple[dict[str, Any], pa.Table] | None:

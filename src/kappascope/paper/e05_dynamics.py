@@ -111,5 +111,5 @@ EXPERIMENT = Experiment(
     effort=3.0,
     claims=CLAIMS,
     plot=PLOT,
-    quick={"own": 24},
+    quick={"own": 96},  # decide both claims
 )

@@ -2,7 +2,7 @@
 
 An engine runs one function on many items and yields each as :class:`Done`, in the order in which
 they end. Nothing an item does ends the run: what it raised, or how its process ended, is its
-``failure``. A cluster would be one more class with a ``run``.
+``failure``. Machines of a cluster are in :mod:`kappascope.system.cluster`.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Processes:
                         try:  # pickled here, so that what cannot be unpickled fails alone
                             parcel = pickle.dumps((work, item))
                         except Exception as error:
-                            yield _failed(item, error, 0.0)
+                            yield failed(item, error, 0.0)
                             continue
                         try:
                             worker = self._worker(idle)
@@ -149,7 +149,7 @@ class Processes:
                 worker.end()
             else:
                 return worker
-        begin = partial(_enter, self.memory, _folder(), trusted(sys.path))
+        begin = partial(_enter, self.memory, working_folder(), trusted(sys.path))
         try:
             return Worker(started(self.loaded, ONE_THREAD), begin)
         except (BrokenPipeError, ChildProcessError):  # the server died, perhaps for its memory
@@ -198,7 +198,12 @@ def _how(code: int | None) -> str:
     return f": signal {known.get(-code, -code)}"
 
 
-def _folder() -> Path:
+def working_folder() -> Path:
+    """Return the current folder, by another name if it was removed.
+
+    >>> working_folder().is_absolute()
+    True
+    """
     try:
         return Path.cwd()
     except OSError:  # it was removed: on Linux another process can enter it nevertheless
@@ -236,7 +241,7 @@ def _answer(parcel: bytes) -> bytes:
         work, item = pickle.loads(parcel)
         return pickle.dumps(replace(_attempt(work, item), item=None))
     except BaseException as error:  # an exit is the item's alone
-        return pickle.dumps(_failed(None, error, 0.0))
+        return pickle.dumps(failed(None, error, 0.0))
 
 
 def _attempt(work: Callable[[T], object], item: T) -> Done[T]:
@@ -244,11 +249,16 @@ def _attempt(work: Callable[[T], object], item: T) -> Done[T]:
     try:
         result = work(item)
     except Exception as error:
-        return _failed(item, error, time.perf_counter() - start)
+        return failed(item, error, time.perf_counter() - start)
     return Done(item, time.perf_counter() - start, result=result)
 
 
-def _failed(item: T, error: BaseException, seconds: float) -> Done[T]:
+def failed(item: T, error: BaseException, seconds: float) -> Done[T]:
+    """Return an item that ended with an error, which another process can read.
+
+    >>> failed("item", ValueError("no"), 0.0).failure
+    'ValueError: no'
+    """
     text = f"{type(error).__name__}: {error}".removesuffix(": ")[:500]
     try:
         pickle.loads(pickle.dumps(error))

@@ -1,0 +1,314 @@
+"""Work on many machines: Ray says where an item is done, and its node does it as we would here.
+
+A task of Ray is one item, pickled: a path and names travel, never tensors. On its node the item is
+done by :class:`~kappascope.system.workers.Processes`, in a process of its own with limits of time
+and memory and one thread, so that an answer has the same bits as here and nothing of a stranger
+runs inside Ray. Nodes that would give other bits (another processor, another library) are found by
+their own account and not used.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import chdir, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, Generic, TypeVar, final
+
+from kappascope.refusal import Refusal
+from kappascope.system._server import START_SECONDS
+from kappascope.system.extras import optional
+from kappascope.system.files import MODES, environment
+from kappascope.system.imports import trusted
+from kappascope.system.workers import Done, Engine, Processes, failed, working_folder
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+LOSSES = 3  # nodes or processes of Ray that an item may lose before it is given up
+QUEUED = 2  # items for every core: one that runs, and one that waits beside it
+NODES_SECONDS = 2.0  # between two looks at which nodes there are
+STORE_BYTES = 10**8  # of Ray's object store where we start it: answers are rows
+NODE = "ray.io/node-id"  # the label by which Ray knows a node
+OURS = "KAPPASCOPE_"  # variables of this package, which workers need as the driver has them
+
+
+@dataclass(frozen=True)
+class _Errand:
+    """An item on its way to a node, and what the node has to be like."""
+
+    parcel: bytes
+    engine: Engine
+    kind: Mapping[str, str | int]
+    folder: str
+    path: tuple[str, ...]
+    variables: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class _Unfit:
+    """A node that would give other bits, and what is other there."""
+
+    node: str
+    why: str
+
+
+@dataclass
+class _Flight(Generic[T]):
+    """An item that Ray has, or that it lost so many times."""
+
+    item: T
+    losses: int = 0
+    since: float = 0.0
+
+
+@final
+@dataclass(frozen=True)
+class Cluster:
+    """The machines that Ray joins, or this one where it joins none.
+
+    ``worker`` does an item on its node. An item whose node or process of Ray is lost is given to
+    another, a bounded number of times. ``reserved`` bytes of a node's memory are kept for an item.
+    ``address`` is as ``ray.init`` takes it; without one it is that of the cluster we are in.
+    """
+
+    worker: Processes
+    address: str | None = None
+    engine: Engine | None = None  # of a node, where it is more than the worker alone
+    reserved: int = 0
+    patience: float = START_SECONDS  # beyond the time limit, for a node to load its libraries
+    tell: Callable[[str], None] = field(default=log.warning, compare=False)
+
+    def run(self, work: Callable[[T], object], items: Sequence[T]) -> Generator[Done[T]]:
+        """Yield items as they end, wherever that is; closing the iterator ends all work."""
+        if not items:
+            return
+        self.warm()
+        ray = optional("ray", "ray")
+        todo = deque(_Flight(item) for item in items)
+        flights: dict[Any, _Flight[T]] = {}
+        nodes = _Nodes(self.tell)
+        try:
+            while todo or flights:
+                while todo and len(flights) < QUEUED * max(1, nodes.cores):
+                    flight = todo.popleft()
+                    try:
+                        errand = self._errand(pickle.dumps((work, flight.item)))
+                    except Exception as error:
+                        yield failed(flight.item, error, 0.0)
+                        continue
+                    flight.since = time.monotonic()
+                    flights[self._sent(errand, nodes)] = flight
+                ready, _ = ray.wait(list(flights), timeout=1.0) if flights else ([], [])
+                for answer in (*ready, *self._overdue(flights)):
+                    flight = flights.pop(answer)
+                    done, again = _received(answer, flight)
+                    if isinstance(done.result, _Unfit):
+                        nodes.exclude(done.result)
+                        todo.appendleft(flight)
+                    elif again and flight.losses < LOSSES:
+                        todo.appendleft(replace(flight, losses=flight.losses + 1))
+                    else:
+                        yield done
+        finally:
+            for answer in flights:
+                _cancel(answer)
+
+    def warm(self) -> None:
+        """Join the cluster, or start Ray on this machine."""
+        ray = optional("ray", "ray")
+        if ray.is_initialized():
+            return
+        # this machine's own: nobody is told of it, and no page of it is served
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        quiet = {"log_to_driver": False, "logging_level": logging.FATAL}
+        address = self.address or os.environ.get("RAY_ADDRESS") or "auto"
+        # Ray puts the current folder, in which a stranger's files may lie, on its workers' path
+        with chdir("/"), _signals_kept():
+            try:
+                ray.init(address=address, **quiet)
+            except ConnectionError as error:
+                if address != "auto":
+                    wrong = str(error).partition("\n")[0].rstrip(".")[:160]
+                    advice = "see whether Ray runs there: ray status"
+                    raise Refusal(5, f"--engine {address}", wrong, advice) from error
+                cores = {"num_cpus": self.worker.jobs, "object_store_memory": STORE_BYTES}
+                ray.init(address="local", include_dashboard=False, **cores, **quiet)
+
+    @property
+    def node_bytes(self) -> int | None:
+        """Return the memory of the largest node; None where Ray does not tell."""
+        self.warm()
+        nodes = optional("ray", "ray").nodes()
+        return max((int(node["Resources"].get("memory", 0)) for node in nodes), default=0) or None
+
+    def _errand(self, parcel: bytes) -> _Errand:
+        variables = {
+            name: value
+            for name, value in os.environ.items()
+            if name in MODES or name.startswith(OURS)
+        }
+        engine = self.engine or replace(self.worker, jobs=1)
+        path = tuple(trusted(sys.path))
+        return _Errand(parcel, engine, dict(environment()), str(working_folder()), path, variables)
+
+    def _sent(self, errand: _Errand, nodes: _Nodes) -> Any:
+        ray = optional("ray", "ray")
+        where = {"label_selector": {NODE: f"!in({','.join(nodes.unfit)})"}} if nodes.unfit else {}
+        most = self.node_bytes if self.reserved else None
+        memory = {"memory": min(self.reserved, most)} if most else {}
+        # retried here, and not by Ray: an item has a bounded number of tries, whatever befalls it
+        options = {"num_cpus": 1, "max_retries": 0, "name": "kappascope"}
+        return ray.remote(done_there).options(**options, **where, **memory).remote(errand)
+
+    def _overdue(self, flights: Mapping[Any, _Flight[T]]) -> list[Any]:
+        """Return the answers that should have come: their process of Ray hangs."""
+        most = QUEUED * (self.worker.limit * (1 + self.worker.retries) + self.patience)
+        now = time.monotonic()
+        return [answer for answer, flight in flights.items() if now - flight.since > most]
+
+
+@dataclass
+class _Nodes:
+    """The nodes that are alive, and those that are not used."""
+
+    tell: Callable[[str], None]
+    unfit: dict[str, str] = field(default_factory=dict)
+    _cores: int = 0
+    _seen: float = -NODES_SECONDS
+
+    @property
+    def cores(self) -> int:
+        """Cores of the nodes that are used, as Ray counts them."""
+        if time.monotonic() - self._seen >= NODES_SECONDS:
+            self._seen = time.monotonic()
+            used = [node for node in self._alive() if node["NodeID"] not in self.unfit]
+            self._cores = int(sum(node["Resources"].get("CPU", 0) for node in used))
+        return self._cores
+
+    def exclude(self, unfit: _Unfit) -> None:
+        """Use a node no more and say so once; refused where no other is left."""
+        if unfit.node in self.unfit:
+            return
+        self.unfit[unfit.node] = unfit.why
+        self._seen = -NODES_SECONDS
+        if not self.cores:
+            wrong = f"no node would give the bits of this machine: {unfit.why}"
+            advice = "start the command on a node of the kind that shall do the work"
+            raise Refusal(4, "--engine ray", wrong, advice)
+        self.tell(f"node {unfit.node[:8]} of the cluster is not used: {unfit.why}")
+
+    def _alive(self) -> list[dict[str, Any]]:
+        return [node for node in optional("ray", "ray").nodes() if node["Alive"]]
+
+
+def _received(answer: Any, flight: _Flight[T]) -> tuple[Done[T], bool]:
+    """Return what came of an item, and whether another node may do it better."""
+    ray = optional("ray", "ray")
+    item, seconds, lost = flight.item, time.monotonic() - flight.since, ray.exceptions
+    try:
+        done = ray.get(answer, timeout=0)
+    except lost.GetTimeoutError:
+        _cancel(answer)
+        return Done(item, seconds, "its node does not answer", TimeoutError()), True
+    except lost.OutOfMemoryError:
+        return Done(item, seconds, "its node had no memory left", MemoryError()), True
+    except (
+        lost.WorkerCrashedError,
+        lost.NodeDiedError,
+        lost.ObjectLostError,
+        lost.LocalRayletDiedError,
+    ) as error:
+        wrong = f"its node was lost: {type(error).__name__}"
+        return Done(item, seconds, wrong, ChildProcessError(wrong)), True
+    except Exception as error:  # what is wrong with a node itself: it has no kappascope, say
+        wrong = f"its node cannot do it: {str(error).strip().rpartition(chr(10))[2]}"[:500]
+        return Done(item, seconds, wrong, RuntimeError(wrong)), True
+    if isinstance(done, _Unfit):
+        return Done(item, result=done), True
+    result = pickle.loads(done.result) if done.result is not None else None
+    return replace(done, item=item, result=result), False
+
+
+def _cancel(answer: Any) -> None:
+    """End what a node still does for us; its processes end with the worker of Ray."""
+    with suppress(Exception):  # the cluster may be gone
+        optional("ray", "ray").cancel(answer, force=True)
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Put the handlers of signals back that Ray replaces, and end as we would without it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
+# --- on a node ------------------------------------------------------------------------------------
+
+
+def done_there(errand: _Errand) -> Done[None] | _Unfit:
+    """Do an item on the node we are on, if that is of the kind that was asked for."""
+    os.environ.update(errand.variables)
+    sys.path += [entry for entry in errand.path if entry not in sys.path]
+    try:
+        os.chdir(errand.folder)
+    except OSError:
+        os.chdir("/")  # names from the root may be found nevertheless
+    node = optional("ray", "ray").get_runtime_context().get_node_id()
+    theirs = _kind()
+    other = [name for name, value in errand.kind.items() if theirs.get(name) != value]
+    if other:
+        whats = (f"its {name} is {theirs.get(name)}, here {errand.kind[name]}" for name in other)
+        return _Unfit(node, next(whats))
+    (done,) = errand.engine.run(_opened, [errand.parcel])
+    return Done(None, done.seconds, done.failure, done.error, done.result)
+
+
+def _opened(parcel: bytes) -> bytes:
+    """Do an item in its own process, whose answer Ray need not understand."""
+    work, item = pickle.loads(parcel)
+    return pickle.dumps(work(item))
+
+
+@cache
+def _kind() -> Mapping[str, str | int]:
+    """Return what the bits of a result depend on here, as a process that works here tells."""
+    (done,) = Processes(1, limit=START_SECONDS).run(_told, [None])
+    if done.error:
+        raise done.error
+    return done.result
+
+
+def _told(nothing: None) -> dict[str, str | int]:
+    return dict(environment())
+
+
+def engine_of(name: str, worker: Processes, tell: Callable[[str], None]) -> Processes | Cluster:
+    """Return the engine of a name: ``local``, ``ray``, or the address of a cluster of Ray.
+
+    >>> engine_of("local", Processes(2), print)
+    Processes(jobs=2, ...)
+    >>> engine_of("dask", Processes(2), print)
+    Traceback (most recent call last):
+    kappascope.refusal.Refusal: --engine dask: there is none (local, ray or ray://address)
+    """
+    if name == "local":
+        return worker
+    if name == "ray" or name.startswith("ray://"):
+        return Cluster(worker, None if name == "ray" else name, tell=tell)
+    raise Refusal(4, f"--engine {name}", "there is none", "local, ray or ray://address")

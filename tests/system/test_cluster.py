@@ -1,0 +1,187 @@
+"""Work on a cluster of three nodes: the same answers as here, whatever is lost on the way."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kappascope.clinic.diagnose import case, diagnose
+from kappascope.refusal import Refusal
+from kappascope.system import cluster as under_test
+from kappascope.system.cluster import Cluster, engine_of
+from kappascope.system.extras import optional
+from kappascope.system.workers import Processes
+from processes import alive, descendants, until
+from tiny_experiments import BAD, TOY
+from tiny_runs import COMMAND, complete, sha
+from worker_tasks import kills_ray, kills_ray_once, marks, raylet, stops_ray, task
+
+ray = pytest.importorskip("ray", reason="the extra kappascope[ray] is not installed")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of Ray's own
+WORKER = Processes(2, limit=5.0, retries=0, loaded=("torch",))
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
+    """Three machines as far as Ray can tell; the third would give other bits."""
+    from ray.cluster_utils import Cluster as Machines
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    machines = Machines(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
+    machines.add_node(num_cpus=1)
+    machines.add_node(num_cpus=1, env_vars={"NPY_DISABLE_CPU_FEATURES": "AVX512F"})
+    machines.wait_for_nodes()
+    os.environ["RAY_ADDRESS"] = machines.address
+    yield machines
+    del os.environ["RAY_ADDRESS"]
+    ray.shutdown()
+    machines.shutdown()
+
+
+@pytest.mark.usefixtures("nodes")
+class TestOnThreeNodes:
+    """What holds wherever an item is done."""
+
+    def test_every_misfortune_is_the_failure_that_it_is_here(self) -> None:
+        items = ["killed", "raises", "awkward", "exits", "memory", "ends", "threads", "fine"]
+        here, there = (
+            {done.item: (done.failure, type(done.error)) for done in engine.run(task, items)}
+            for engine in (WORKER, Cluster(WORKER))
+        )
+        assert here == there and sum(bool(failure) for failure, _ in there.values()) == 6
+
+    def test_an_item_that_hangs_is_ended_at_its_time_limit(self) -> None:
+        (done,) = Cluster(Processes(1, limit=1.0, loaded=("torch",))).run(task, ["hangs"])
+        assert done.failure == "timeout: more than 1 s"
+
+    def test_tables_are_those_of_one_machine_and_failures_too(self, tmp_path: Path) -> None:
+        quick = [setting for setting in BAD.grid if setting["kind"] != "hangs"]
+        for experiment in (TOY, replace(BAD, grid=quick)):
+            engines = {"here": Processes(2), "there": Cluster(Processes(2))}
+            results = [complete(experiment, tmp_path / n, e) for n, e in engines.items()]
+            assert sha(tmp_path / "here") == sha(tmp_path / "there")
+            assert results[0].provenance["failed"] == results[1].provenance["failed"]
+
+    def test_a_checkpoint_is_examined_to_the_same_document(self, tmp_path: Path) -> None:
+        weights = {f"layers.{k}.fc.weight": torch.randn(8, 8 + k) for k in range(4)}
+        torch.save(weights, tmp_path / "model.pt")
+        there = case(str(tmp_path / "model.pt"), cluster=Cluster(WORKER))
+        found = there.concluded(row for done in there.examine() for row in done.result)
+        assert found.document() == diagnose(tmp_path / "model.pt", jobs=1).document()
+
+    def test_a_node_that_would_give_other_bits_is_not_used_and_named_once(self) -> None:
+        told: list[str] = []
+        engine = Cluster(WORKER, tell=told.append)
+        places = {done.result for done in engine.run(raylet, range(12))}
+        assert len(places) == 2 and len(told) == 1
+        assert "is not used: its cpu modes is" in told[0]
+        assert "NPY_DISABLE_CPU_FEATURES=AVX512F, here" in told[0]
+
+    def test_a_cluster_of_another_kind_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(under_test, "environment", lambda: {"cpu": "of another make"})
+        with pytest.raises(Refusal, match="no node would give the bits of this machine: its cpu"):
+            list(Cluster(WORKER, tell=lambda text: None).run(task, ["fine"] * 4))
+
+    def test_a_worker_of_ray_that_dies_once_is_replaced(self, tmp_path: Path) -> None:
+        (done,) = Cluster(WORKER).run(kills_ray_once, [str(tmp_path / "marker")])
+        assert not done.failure
+
+    def test_one_that_always_dies_is_given_up_and_the_rest_is_done(self, tmp_path: Path) -> None:
+        marker = tmp_path / "marker"
+        items = [("dies", str(marker)), ("", "")]
+        done = {one.item: one.failure for one in Cluster(WORKER).run(kills_ray, items)}
+        assert done[items[0]].startswith("its node was lost") and not done[items[1]]
+        assert len(marker.read_text()) == 1 + under_test.LOSSES
+
+    def test_one_that_hangs_inside_ray_is_given_up(self, tmp_path: Path) -> None:
+        engine = Cluster(Processes(1, limit=1.0, retries=0, loaded=("torch",)), patience=2.0)
+        (done,) = engine.run(stops_ray, [str(tmp_path / "marker")])
+        stopped = [int(pid) for pid in (tmp_path / "marker").read_text().split()]
+        assert done.failure == "its node does not answer"
+        until(lambda: not any(map(alive, stopped)), 10)
+
+    def test_closing_the_iterator_ends_the_work_on_the_nodes(self, tmp_path: Path) -> None:
+        running = Cluster(WORKER).run(marks, [(str(tmp_path), 0.0), (str(tmp_path), 60.0)])
+        next(running)
+        running.close()
+        started = [int(marker.name) for marker in tmp_path.iterdir()]
+        until(lambda: not any(map(alive, started)), 10)
+
+    def test_what_cannot_be_pickled_fails_alone(self) -> None:
+        (done,) = Cluster(WORKER).run(lambda item: None, [1])
+        assert "pickle" in done.failure
+
+    def test_a_node_that_is_lost_costs_nothing_and_doubles_nothing(
+        self, nodes: Any, tmp_path: Path
+    ) -> None:
+        lost = nodes.add_node(num_cpus=2)
+        items = [(str(tmp_path), 0.5 + number / 1000) for number in range(12)]
+        killer = threading.Timer(3.0, nodes.remove_node, (lost, False))
+        killer.start()
+        done = list(Cluster(WORKER, tell=lambda text: None).run(marks, items))
+        killer.join()
+        assert sorted(one.item for one in done) == sorted(items)
+        assert not any(one.failure for one in done)
+
+
+def test_a_driver_that_is_killed_leaves_no_process_and_its_command_goes_on(tmp_path: Path) -> None:
+    command = [*COMMAND, "reproduce", "2", "--jobs", "2", "--out"]
+    there = [*command, str(tmp_path / "there"), "--engine", "ray"]
+    with subprocess.Popen(there, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as driver:
+        units = tmp_path / "there" / "units"
+        until(lambda: units.is_dir() and len(list(units.iterdir())) > 1, 60)
+        started = descendants(driver.pid)
+        second = subprocess.run(there, capture_output=True, text=True, check=False)
+        driver.kill()
+    assert second.returncode == 2 and "in use by process" in second.stderr
+    until(lambda: not any(map(alive, started)), 10)
+    for each in (there, [*command, str(tmp_path / "here")]):
+        assert subprocess.run(each, capture_output=True, check=False).returncode == 0
+    assert sha(tmp_path / "here") == sha(tmp_path / "there")
+
+
+def test_no_module_beside_a_model_is_imported(tmp_path: Path) -> None:
+    for name in ("torch", "ray", "numpy", "kappascope", "msgpack"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')")
+    ended = subprocess.run(
+        [*COMMAND, "reproduce", "1", "--jobs", "1", "--engine", "ray", "--out", "out"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert not (tmp_path / "imported").exists()
+
+
+def test_without_ray_the_refusal_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(Refusal, match=r"pip install 'kappascope\[ray\]'"):
+        list(Cluster(WORKER).run(task, ["fine"]))
+    assert optional("json", "ray")  # and what is there is found
+
+
+def test_an_address_where_nothing_is_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(**options: Any) -> None:
+        raise ConnectionError("ray client connection timeout\nand more")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", unreachable)
+    with pytest.raises(Refusal) as refusal:
+        Cluster(WORKER, "ray://127.0.0.1:1").warm()
+    expected = "--engine ray://127.0.0.1:1: ray client connection timeout (see whether"
+    assert str(refusal.value).startswith(expected) and refusal.value.code == 5
+
+
+def test_engines_have_names() -> None:
+    assert engine_of("local", WORKER, print) is WORKER
+    assert engine_of("ray://head:10001", WORKER, print) == Cluster(WORKER, "ray://head:10001")
