@@ -17,7 +17,7 @@ N is normal once many independent steps are in it: Adam's and SGD's from a few m
 Muon's steps have no freedom but their directions, and its momentum is long. Its N is drawn as what
 it is, a sum of the orthogonal factors of a momentum that is looked at several times while it
 changes. A sum of n independent factors departs from normal noise by its fourth cumulant, which
-falls as 1 / n, and slowly: with 48 of them singular values are still off by one per cent. So a long
+falls as 1 / n, and slowly: with 70 of them singular values are still off by one per cent. So a long
 sum is drawn as a shorter one of m factors and normal noise, in shares of sqrt(m / n) and the rest
 of the variance, whose fourth cumulant is the same; from `NORMAL` factors on it is normal.
 
@@ -54,7 +54,7 @@ MUON_SIDE = 128  # larger matrices are simulated with this longer side, of the s
 MUON_ENTRIES = 2**18  # of the factors that are simulated: their mean square is known to 0.2 %
 MAX_PIECES = 24  # independent orthogonal factors in a sum, up to which it is drawn as it is
 STAND_IN = 12  # of them in the sum that stands for a longer one
-NORMAL = 600  # of them from which on a sum is drawn as normal: it is, to a tenth of a per cent
+NORMAL = 600  # of them from which on a sum is drawn as normal: it is, to 0.2 per cent
 LOOKS = 6  # at the momentum, in the time in which it changes
 FADED = 0.01  # of the largest weight: orthogonal factors that weigh less are not drawn
 DRAW_ENTRIES = 2**22  # held at a time while matrices are drawn

@@ -491,12 +491,40 @@ def against_the_level(axes: Axes, rows: Table, spectra: Table) -> str:
     return f"{n} seeds"
 
 
+def against_a_public_model(axes: Axes, rows: Table, spectra: Table) -> str:
+    """Draw the norm of every kind of matrix against noise: this study's GPT, and a public Llama."""
+    drawing.entitle(axes, "Norm against noise, by kind", "", "log(trained / noise)")
+    sources: dict[str, dict[str, Measure]] = {
+        "this GPT, ghosts": {kind: gap("AdamW", GROUPS["norm"], (kind,)) for kind in MATRICES},
+        "stories15m, published settings": {
+            kind: file_gap("white", GROUPS["norm"], model="stories15m", kind=kind) for kind in KINDS
+        },
+    }
+    n = 0
+    for (label, measures), colour, shift in zip(sources.items(), SPARE, (-0.1, 0.1), strict=False):
+        found = {kind: measured(measure, rows) for kind, measure in measures.items()}
+        known = {kind: e for kind, e in found.items() if e and e.interval}
+        if known:
+            places = [KINDS.index(kind) + shift for kind in known]
+            values = np.array([e.value for e in known.values()])
+            ends = np.array([e.interval for e in known.values()])
+            reach = np.abs(ends - values[:, None]).T
+            axes.errorbar(places, values, reach, fmt="o", color=colour, label=label)
+            n = max(n, *(e.n for e in known.values()))
+    axes.axhspan(-MARGIN, MARGIN, color=INK, alpha=0.08)
+    axes.set_xticks(range(len(KINDS)), KINDS)
+    if n:
+        axes.legend()
+    return f"{n} seeds or matrices of a kind"
+
+
 plot = sheet(
     along_the_spectrum("AdamW", "Trained against noise, AdamW"),
     along_the_spectrum("Muon", "Trained against noise, Muon"),
     over_decays,
     over_time,
     against_the_level,
+    against_a_public_model,
     marks="Means over seeds, bands: 95 % intervals; grey: within ten per cent of noise. Dots: "
     "trained; squares, dashed: ghosts; crosses, dotted: the law of noise with measured "
     "covariances.",

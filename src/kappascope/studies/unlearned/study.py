@@ -370,13 +370,15 @@ def whole_grid() -> tuple[Setting, ...]:
         for o in ("AdamW", "Muon")
         for held, level in freed
     ]
-    found += [
+    texts = [
         cell("AdamW", decay, factor, stage="data", text=text)
         for factor, decay in EQUAL_LOSS
         for text in TEXTS
     ]
+    found += texts[: 2 * len(TEXTS)]  # two settings, the farthest apart, tell most of it
     found += [cell for o in ("AdamW", "Muon") for cell in rate_cells(o, power=1)]
     found += [cell(o, DECAYS[o][k]) for o in OPTIMIZERS for k in (3, 1)]
+    found += texts[2 * len(TEXTS) :]
     found += [centre("Muon", stage="matter", held=held, level=level) for held, level in norms]
     found += [cell(o, DECAYS[o][0]) for o in OPTIMIZERS]
     found += [cell for o in ("AdamW", "Muon") for cell in rate_cells(o, power=0)]
