@@ -300,6 +300,12 @@ def holding_table(rows: Table) -> Exhibit:
             f"free {held}": loss_of_holding(optimizer, held, 1.0, ("nothing", 1.0))
             for held in FREED
         }
+        arms |= {
+            f"norm, at {level:g}, against the optimizer alone": loss_of_holding(
+                optimizer, "norm", level, ("nothing", 1.0)
+            )
+            for level in (1.0, 2.0)
+        }
         for arm, measure in arms.items():
             found = measured(measure, rows)
             if found:
