@@ -8,10 +8,10 @@ from kappascope.lab.claims import Below, Claim
 from kappascope.lab.experiment import Experiment, Rows, grid
 from kappascope.lab.measures import typical
 from kappascope.lab.runs import gather, plan_runs, run
-from kappascope.lab.store import Store
 from kappascope.lab.tasks import Regression, Streams, heterogeneous, start
 from kappascope.lab.training import Matrix, descend, outcome
 from kappascope.matrix.components import Components
+from kappascope.system.store import Store
 from kappascope.system.workers import Here
 
 

@@ -16,6 +16,16 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
+def members(session: int) -> set[int]:
+    """Processes of a session, whose first process may have ended."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if int((entry / "stat").read_text().rpartition(")")[2].split()[3]) == session:
+                found.add(int(entry.name))
+    return found
+
+
 def alive(pid: int) -> bool:
     with suppress(OSError):
         return (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]) != "Z"

@@ -9,7 +9,7 @@ from kappascope.cli import app
 from kappascope.lab import experiment as lab
 from kappascope.lab import runs
 from kappascope.lab.experiment import Experiment
-from kappascope.lab.store import Store
+from kappascope.system.store import Store
 from kappascope.system.workers import Engine, Here
 
 # not this file as a script: no worker imports from the folder of one

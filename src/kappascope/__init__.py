@@ -3,6 +3,8 @@
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
+from kappascope.system.forks import LOADING
+
 if TYPE_CHECKING:
     from kappascope import corrections, theory
     from kappascope.clinic.diagnose import diagnose
@@ -40,7 +42,8 @@ def __getattr__(name: str) -> Any:
     """Load a public name when it is first asked for: the command starts without torch."""
     if name not in _HOMES:
         raise AttributeError(f"module 'kappascope' has no attribute {name!r}")
-    return resolve_name(_HOMES[name])
+    with LOADING:
+        return resolve_name(_HOMES[name])
 
 
 def __dir__() -> list[str]:

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kappascope.__main__ import main
 from kappascope.cli import app
 from kappascope.system.workers import Processes
 from tiny_runs import COMMAND
@@ -19,6 +21,7 @@ from tiny_runs import COMMAND
 def test_help_and_version_load_nothing_heavy() -> None:
     code = """
 import sys
+from kappascope.__main__ import main
 from kappascope.cli import app
 assert app.run(["-h"]) == app.run(["--version"]) == app.run(["reproduce", "--help"]) == 0
 assert not {"torch", "numpy", "scipy", "pyarrow", "matplotlib"} & set(sys.modules)
@@ -26,6 +29,38 @@ assert not {"torch", "numpy", "scipy", "pyarrow", "matplotlib"} & set(sys.module
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "reproduce" in done.stdout
+
+
+def test_what_cannot_be_used_is_refused_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("# Notes\n")
+    wrong = [
+        ["diagnose", "nowhere.pt"],
+        ["diagnose", "org/name"],
+        ["diagnose", "notes.txt"],
+        ["diagnose", "notes.txt", "--json"],
+        ["diagnose", "--nonsense", "model.pt"],
+        ["diagnose", "model.pt", "--sort", "colour"],
+        ["diagnose", str(tmp_path), "--reference", "nowhere.pt"],
+        ["diagnose", str(tmp_path), "--atlas", "nowhere.json"],
+        ["diagnose", str(tmp_path), "--memory", "much"],
+        ["diagnose", str(tmp_path), "--rename", "x"],
+        ["diagnose", str(tmp_path), "--json", "--csv"],
+        ["diff", "nowhere.pt", "notes.txt"],
+        ["survey", "nowhere.pt", "notes.txt"],
+    ]
+    code = f"""
+import sys
+from kappascope.cli import app
+for arguments in {wrong!r}:
+    assert app.run(arguments) in (2, 4), arguments
+    assert not {{"torch", "numpy", "scipy"}} & set(sys.modules), arguments
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    lines = done.stderr.splitlines()
+    assert (done.returncode, len(lines)) == (0, len(wrong)), done.stderr
+    assert "hf://org/name" in lines[1]
 
 
 def test_without_a_command_there_is_help(run) -> None:
@@ -101,7 +136,7 @@ def test_a_broken_pipe_inside_a_command_is_an_error(run, monkeypatch: pytest.Mon
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
     monkeypatch.setattr(Processes, "warm", broken)
-    code, output, errors = run("diagnose", "x.pt")
+    code, output, errors = run("diagnose", ".")
     assert (code, output) == (5, "") and errors.count("\n") == 1 and "Broken pipe" in errors
 
 
@@ -140,3 +175,82 @@ def test_a_removed_current_folder_is_one_line_and_one_document(tmp_path: Path) -
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 5 and json.loads(done.stdout)["error"]["code"] == 5
     assert done.stderr.count("\n") == 1 and "the current folder: does not exist" in done.stderr
+
+
+# --- limits under which little or nothing can be done ---------------------------------------------
+
+
+def limited(limits: list[str], *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = ["prlimit", *limits, sys.executable, "-P", "-m", "kappascope", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+
+
+needs_prlimit = pytest.mark.skipif(not shutil.which("prlimit"), reason="no prlimit here")
+
+
+@needs_prlimit
+@pytest.mark.parametrize("command", ["diagnose", "survey"])
+@pytest.mark.parametrize(
+    "limit", ["--as=64000000", "--as=600000000", "--data=14000000", "--data=60000000",
+              "--data=150000000", "--nofile=5", "--nofile=7"],
+)  # fmt: skip
+def test_json_is_one_document_where_nothing_can_be_loaded(
+    command: str, limit: str, tmp_path: Path
+) -> None:
+    """Libraries that lack memory while they are loaded print, and end the process."""
+    torch.save({"weight": torch.eye(3)}, tmp_path / "model.pt")
+    done = limited([limit], command, tmp_path / "model.pt", "--json", "--jobs", 1)
+    assert done.returncode == json.loads(done.stdout)["error"]["code"] == 5
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("kappascope: error: ") and "raise the limit" in last
+    assert "OpenBLAS" not in done.stderr and "terminate" not in done.stderr
+
+
+@needs_prlimit
+@pytest.mark.parametrize("most", [1, 3, 8])
+def test_few_processes_are_enough_or_one_line(most: int, tmp_path: Path) -> None:
+    torch.save({"weight": torch.eye(3)}, tmp_path / "model.pt")
+    arguments = "diagnose", tmp_path / "model.pt", "--json", "--jobs", 2
+    if os.geteuid():
+        done = limited([f"--nproc={most}"], *arguments)
+    else:  # the system does not limit its administrator: somebody else, who may read our files
+        if not shutil.which("setpriv"):
+            pytest.skip("no setpriv here, and root may have any number of processes")
+        reading = "-all,+dac_read_search"
+        somebody = ["setpriv", "--reuid=65533", "--regid=65533", "--clear-groups"]
+        somebody += [f"--{kind}={reading}" for kind in ("inh-caps", "ambient-caps", "bounding-set")]
+        if subprocess.run([*somebody, sys.executable, "-c", ""], check=False).returncode:
+            pytest.skip("nobody else may be impersonated here")
+        done = limited([f"--nproc={most}", *somebody], *arguments)
+    document = json.loads(done.stdout)
+    if done.returncode == 0:
+        assert most > 3 and document["summary"]["analysed"] == 1 and not done.stderr
+    else:
+        assert done.returncode == document["error"]["code"] == 5
+        assert done.stderr.count("\n") == 1 and "`ulimit -u`" in done.stderr
+
+
+def test_an_error_before_the_application_is_told_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unloadable() -> None:
+        raise OSError(errno.EMFILE, 'Too many "open"\n\\files')
+
+    monkeypatch.setattr(app, "main", unloadable)
+    monkeypatch.setattr("signal.pthread_sigmask", lambda *_: set())  # other tests take signals
+    monkeypatch.setattr(sys, "path", sys.path)
+    monkeypatch.setattr(sys, "argv", ["kappascope", "diff", "a", "b", "--json"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    output, errors = capsys.readouterr()
+    assert ended.value.code == json.loads(output)["error"]["code"] == 5
+    assert errors.startswith("kappascope: error: ") and errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["survey", "/nowhere"], ["survey", "--nope"], ["--nope"]])
+def test_a_command_without_a_document_of_its_own_for_errors_has_one(
+    arguments: list[str], run
+) -> None:
+    code, output, errors = run(*arguments, "--json")
+    assert code == json.loads(output)["error"]["code"]
+    assert errors.splitlines()[-1].startswith("kappascope: error: ")

@@ -21,6 +21,7 @@ from kappascope.cli import app
 from kappascope.cli._errors import Interrupted
 from kappascope.clinic import symptoms
 from monitored_runs import write_example
+from processes import alive, members, until
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -192,6 +193,23 @@ def test_names_neither_colour_the_terminal_nor_break_the_page(run: Run, tmp_path
     assert "<img" not in (tmp_path / "a.html").read_text().lower()
 
 
+def test_names_that_are_paths_write_no_file_anywhere(run: Run, tmp_path: Path) -> None:
+    names = ["../above", "/tmp/absolute", "..", "nul", "a/b", "a\\b", "A", "a", "a ", "a."]
+    inside = tmp_path / "deep" / "model.pt"
+    inside.parent.mkdir()
+    torch.save({name: torch.randn(4, 4) for name in names}, inside)
+    out = tmp_path / "out"
+    out.mkdir()
+    code, output, errors = run(
+        inside, "--json", "--html", out / "a.html", "--table", out / "a.parquet"
+    )
+    assert code == 0, errors
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*")) == [
+        "deep/model.pt", "out/a.html", "out/a.parquet",
+    ]  # fmt: skip
+    assert sorted(row["name"] for row in json.loads(output)["matrices"]) == sorted(names)
+
+
 def test_input_is_never_executed_nor_changed(run: Run, tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self):
@@ -205,21 +223,29 @@ def test_input_is_never_executed_nor_changed(run: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "marker").exists() and path.read_bytes() == before
 
 
-def test_an_interrupt_leaves_nothing_running(saved: Path) -> None:
-    command = [sys.executable, "-m", "kappascope", "diagnose", str(saved), "--json"]
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("loaded", ["typer", "rich.console", "kappascope.clinic.atlas"])
+def test_an_interrupt_leaves_nothing_running(loaded: str, sent: int, saved: Path) -> None:
+    """It comes while a certain module is loaded, and not at a time: machines may be busy."""
+    program = f"""
+import os, sys
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == {loaded!r}:
+            os.kill(os.getpid(), {int(sent)})
+from kappascope.__main__ import main
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["kappascope", "diagnose", {str(saved)!r}, "--json"]
+main()
+"""
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    import signal
-    import time
-
-    time.sleep(1.5)
-    process.send_signal(signal.SIGTERM)
-    output, errors = process.communicate(timeout=60)
-    assert process.returncode in (0, 143)
-    if process.returncode:
-        one_line(errors)
-    json.loads(output or "{}")
+        [sys.executable, "-P", "-c", program],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == json.loads(output)["error"]["code"] == 128 + sent
+    assert errors.count("\n") == 1 and "stopped early" in one_line(errors)
+    until(lambda: not any(map(alive, members(process.pid))), seconds=10)
 
 
 def test_a_report_never_replaces_the_reference(run: Run, saved: Path, tmp_path: Path) -> None:
@@ -264,7 +290,7 @@ def test_the_terminal_tells_what_moved_from_the_reference(run: Run, saved: Path)
     moved = {name: (1 + i) * weight for i, (name, weight) in enumerate(weights().items())}
     torch.save(moved, saved.with_name("moved.pt"))
     output = run(saved.with_name("moved.pt"), "--reference", saved)[1]
-    assert "2 of 2 matrices compared" in output.replace("\n", " ")
+    assert "2 of 2 matrices compared" in " ".join(output.split())
     assert "frobenius norm 0.500, 1.00 (layers.1.fc.weight)" in output
     assert "Against" not in run(saved)[1]
     torch.save({"other": torch.eye(3)}, saved.with_name("other.pt"))
@@ -615,3 +641,46 @@ def test_what_is_learned_is_told_where_the_optimizer_is(run: Run, tmp_path: Path
     assert norm["answer"] == "beyond noise"
     assert norm["null"] == "AdamW on white noise"
     assert run(*compared)[0] == 4  # how many steps?
+
+
+def test_top_and_sort_choose_the_rows_of_the_table(run: Run, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    sizes = {"a": 9, "b": 30, "c": 20}
+    path = tmp_path / "x.pt"
+    torch.save({f"{name}.weight": torch.randn(n, n) for name, n in sizes.items()}, path)
+
+    def listed(*options: str) -> list[str]:
+        _, output, _ = run(path, *options)
+        rows = (line.split() for line in output.splitlines())
+        return [row[0] for row in rows if row and row[0] in sizes]
+
+    assert listed("--sort", "size") == ["b", "c", "a"]
+    assert listed("--sort", "name", "--top", "2") == ["a", "b"]
+    assert listed("--top", "0") == []
+
+
+def test_csv_is_a_table_on_the_standard_output(run: Run, saved: Path) -> None:
+    code, output, errors = run(saved, "--csv", "--sort", "name")
+    names = [row["name"] for row in csv.DictReader(output.splitlines())]
+    assert code == 0 and not errors and names == sorted(names) and names
+    _, output, _ = run(saved, "--csv", "--top", "1")
+    assert len(list(csv.DictReader(output.splitlines()))) == 1
+
+
+def test_quiet_prints_nothing_of_a_healthy_file(run: Run, saved: Path, tmp_path: Path) -> None:
+    assert run(saved, "--quiet") == (0, "", "")
+    path = tmp_path / "dead.pt"
+    torch.save(weights(bad=torch.full((8, 8), math.nan)), path)
+    code, output, _ = run(path, "-q")
+    assert code == 3 and output.startswith("critical: non-finite in bad") and "κ" not in output
+
+
+def test_what_is_not_finite_is_told_once(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    weight = torch.eye(8)
+    weight[3, 4] = math.nan
+    torch.save({"fc.weight": weight, "other.weight": torch.randn(8, 8)}, path)
+    code, output, errors = run(path)
+    assert code == 3 and (output + errors).count("[3, 4]") == 1
+    code, output, errors = run(path, "--json")
+    assert "[3, 4]" in one_line(errors)  # where no table stands above it

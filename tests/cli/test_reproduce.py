@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from kappascope.lab import experiment, runs
-from kappascope.lab.store import Store
 from kappascope.lab.table import Table
 from kappascope.lab.verdicts import DECIDED
+from kappascope.system.store import Store
 from processes import alive, descendants, until
 from tiny_experiments import SLOW, TOY
 from tiny_runs import COMMAND, complete, sha

@@ -18,9 +18,10 @@ import torch
 from failing_disk import Faults
 from kappascope.lab import runs
 from kappascope.lab.experiment import Experiment, grid
-from kappascope.lab.store import Store, unit_bytes
+from kappascope.lab.store import unit_bytes, unit_of
 from kappascope.refusal import Refusal
 from kappascope.system import files
+from kappascope.system.store import Store
 from kappascope.system.workers import Here, Processes
 from tiny_experiments import BAD, SLOW, TOY, trials
 from tiny_runs import complete, sha
@@ -276,7 +277,7 @@ def test_trials_of_older_code_do_not_hide_those_of_this(whole: Path, tmp_path: P
     shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
     kept = Store(tmp_path)
     for name in kept.names()[1:]:
-        header, rows = kept.take(name) or ({}, None)
+        header, rows = unit_of(kept.take(name)) or ({}, None)
         kept.put(name, unit_bytes(header | {"code": "older"}, rows))
     assert len(list(runs.verify([TOY], kept, 1))) == 1
 
@@ -285,7 +286,7 @@ def test_kept_rows_that_are_not_what_the_trials_give_are_found(whole: Path, tmp_
     shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
     kept = Store(tmp_path)
     for name in kept.names():
-        header, rows = kept.take(name) or ({}, None)
+        header, rows = unit_of(kept.take(name)) or ({}, None)
         place = rows.column_names.index("error")
         changed = rows.set_column(place, "error", rows["value"])
         kept.put(name, unit_bytes(header, changed))
@@ -320,7 +321,7 @@ def _of_no_columns(header: dict, rows: pa.Table) -> tuple[dict, pa.Table]:
 def test_sealed_units_with_wrong_content_are_run_again(change, whole: Path, tmp_path: Path) -> None:
     store, plan = Store(shutil.copytree(whole, tmp_path / "out")), runs.plan_runs([TOY])
     name = store.names()[0]
-    store.put(name, unit_bytes(*change(*(store.take(name) or ({}, None)))))
+    store.put(name, unit_bytes(*change(*(unit_of(store.take(name)) or ({}, None)))))
     blocks, damaged = runs.survey(plan, store)
     assert damaged == [name] and [block.name for block in blocks] == [name]
     assert len(list(runs.verify([TOY], store, 3))) == 3

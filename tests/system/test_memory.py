@@ -1,6 +1,8 @@
 """Sizes as people write them, and how much memory is left."""
 
 import mmap
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,3 +65,16 @@ def test_what_a_process_holds_is_counted() -> None:
     # a mapping of its own: a bytearray may take pages that the allocator had kept from others
     with mmap.mmap(-1, 1 << 26, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as block:
         assert memory.held_bytes() >= before + len(block) // 2 or not before
+
+
+def test_room_is_what_the_limit_of_data_leaves() -> None:
+    """The limit is tried in a process of its own: it could not be raised again here."""
+    program = """
+import resource
+from kappascope.system.memory import has_room
+limit = 200 * 2**20
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+print(has_room(2**30, 100 * 2**20), has_room(2**30, limit), has_room(2**20, limit))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert done.stdout == b"True False False\n"

@@ -20,6 +20,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, NamedTuple, TypeVar
@@ -27,7 +28,7 @@ from urllib.parse import unquote, urlsplit
 
 from kappascope.checkpoints import folders
 from kappascope.checkpoints.formats import Malformed
-from kappascope.checkpoints.locations import MAP, Absent
+from kappascope.checkpoints.locations import Absent
 from kappascope.refusal import Refusal
 from kappascope.system.workers import Done, Engine
 
@@ -40,15 +41,6 @@ TRIES = 3  # of a request that is cut short or not answered
 MOST_FETCHES = 100  # for one task: each brings what the last was missing
 MOST_FILES = 10_000  # of a remote folder
 CHANGED = "try again once nothing writes to it"
-
-
-def is_remote(name: object) -> bool:
-    """Tell whether a name is an address.
-
-    >>> is_remote("hf://org/model"), is_remote("C:/model.pt"), is_remote("model.pt")
-    (True, False, False)
-    """
-    return isinstance(name, str) and re.match(r"[a-z][a-z0-9+.-]+://", name) is not None
 
 
 def in_hub_cache(url: str) -> Path | None:
@@ -325,9 +317,9 @@ class Mirror:
 
     def _write_map(self) -> None:
         """Say which bytes are there; by renaming, for somebody may be reading."""
-        new = self.folder / f"{MAP}.new"
+        new = self.folder / f"{folders.MAP}.new"
         new.write_text(json.dumps(self.ranges))
-        new.replace(self.folder / MAP)
+        new.replace(self.folder / folders.MAP)
 
 
 @dataclass(frozen=True)
@@ -359,3 +351,59 @@ class Fetching:
         for mirror in self.mirrors:
             if mirror.holds(absent.path):
                 mirror.bring(absent)
+
+
+RELOCATED: dict[str, str] = {}
+"""Where the folders of mirrors are that were made on another machine."""
+
+
+def relocated(path: str) -> str:
+    """Return where a mirrored file or folder is on the machine that we are on.
+
+    >>> relocated("model.pt")
+    'model.pt'
+    """
+    whole = Path(path)
+    for folder, here in RELOCATED.items():
+        if path == folder:
+            return here
+        if str(whole.parent) == folder:
+            return str(Path(here) / whole.name)
+    return path
+
+
+@dataclass(frozen=True)
+class FetchingThere:
+    """An engine of a node, which mirrors what the driver does: addresses, folders and files."""
+
+    engine: Engine
+    listed: tuple[tuple[str, str, tuple[Listing, ...]], ...]
+
+    def run(self, work: Callable[[T], object], items: Sequence[T]) -> Generator[Done[T]]:
+        """Yield every item once, with what it misses fetched to this node."""
+        folders: dict[str, str] = {}
+        mirrors = []
+        for url, folder, files in self.listed:
+            mirror = _mirror(url)
+            if tuple(mirror.files.values()) != files:
+                wrong = "changed while it was read"
+                for item in items:
+                    yield Done(item, 0.0, wrong, Refusal(2, url, wrong, CHANGED))
+                return
+            folders[folder] = str(mirror.folder)
+            mirrors.append(mirror)
+        yield from Fetching(self.engine, tuple(mirrors)).run(
+            partial(_relocating, work, folders), items
+        )
+
+
+@cache
+def _mirror(url: str) -> Mirror:
+    """Return the mirror of an address in this process, which lasts as long."""
+    return Mirror.of(url)
+
+
+def _relocating(work: Callable[[T], object], folders: dict[str, str], item: T) -> object:
+    """Do an item in a process that finds its mirrors where they are here."""
+    RELOCATED.update(folders)
+    return work(item)

@@ -56,6 +56,11 @@ def signals() -> Iterator[list[Interrupted]]:
             signal.signal(number, handler)
 
 
+def take_signals() -> None:
+    """Let signals come that have waited while the application was loaded."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+
+
 @contextmanager
 def signals_held() -> Iterator[None]:
     """Hold the first signal back: inside a library's C++ code an exception would end in a crash."""

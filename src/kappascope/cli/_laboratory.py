@@ -13,13 +13,13 @@ from kappascope.cli._terminal import draw, loading, progress, say, tell, waiting
 from kappascope.refusal import Refusal
 from kappascope.system.cluster import Cluster, engine_of
 from kappascope.system.extras import optional
+from kappascope.system.store import Shard, Store
 from kappascope.system.workers import CORES, Done, Engine, Here, Processes
 from kappascope.text import Record, clean, duration, plural, ruled_table
 
 if TYPE_CHECKING:  # what needs torch is loaded when there is work
     from kappascope.lab.experiment import Exhibit, Experiment
     from kappascope.lab.runs import Block, RunPlan
-    from kappascope.lab.store import Store
 
 WORKER_MODULES = (  # torch's optimizers load its compiler, which takes a second
     "torch._dynamo", "kappascope.lab.drawing", "matplotlib.figure", "kappascope.lab.runs",
@@ -76,17 +76,24 @@ def locked(store: Store, plan: RunPlan, fresh: bool) -> Iterator[None]:
         yield
 
 
-def run_missing(plan: RunPlan, store: Store, engine: Engine) -> list[Done[Block]]:
-    """Run the trials that the folder lacks, show the progress, and give those that failed."""
+def run_missing(
+    plan: RunPlan, store: Store, engine: Engine, shard: Shard | None = None
+) -> list[Done[Block]]:
+    """Run the trials that the folder lacks, show the progress, and give those that failed.
+
+    Of several shards only one's.
+    """
     from kappascope.lab import runs
 
     blocks, damaged = runs.survey(plan, store)
     if damaged:
         count = plural(len(damaged), "stored unit is", "stored units are")
-        say(f"{store.folder}: {count} damaged and run again, first {damaged[0]}")
+        say(f"{store}: {count} damaged and run again, first {damaged[0]}")
+    if shard:
+        blocks = runs.dealt(plan, blocks, shard)
     at_once = min(engine.jobs, CORES) if isinstance(engine, Processes) else 1
     seconds = sum(block.cost for block in blocks) / 1000 / at_once
-    if seconds > LONG_RUN:
+    if seconds > LONG_RUN and not isinstance(engine, Cluster):  # whose machines nobody knows
         trials = plural(sum(len(block.seeds) for block in blocks), "trial")
         say(f"{trials} to run, about {duration(seconds)} if the machine has nothing else to do")
     failures = []
@@ -97,6 +104,22 @@ def run_missing(plan: RunPlan, store: Store, engine: Engine) -> list[Done[Block]
             if done.failure:
                 failures.append(done)
     return failures
+
+
+def conclude_shard(
+    plan: RunPlan, store: Store, failures: Sequence[Done[Block]], shard: Shard
+) -> None:
+    """Say what is in the folder of a shard, and what comes next."""
+    from kappascope.lab import runs
+
+    missing = sum(len(block.seeds) for block in runs.survey(plan, store)[0])
+    trials = sum(len(block.seeds) for block in plan.blocks)
+    told = f"Shard {shard}: {trials - missing} of {trials} trials are in {clean(str(store))}."
+    tell(f"{told} When all shards are done: kappascope join")
+    if failures:
+        first = f"{failures[0].item}: {failures[0].failure}"
+        wrong = f"{plural(len(failures), 'block')} of trials failed, first {first}"
+        raise Refusal(3, str(store), wrong, "run the same command to try them again")
 
 
 def conclude(
@@ -121,7 +144,8 @@ def conclude(
         runs.publish(results, store, verdicts)
         drawn_by = engine.worker if isinstance(engine, Cluster) else engine
         files = report.files(experiments, results, verdicts, drawn_by, ARTICLE)
-        write_files(store.folder, files)
+        for name, data in files:
+            store.write(name, data)
     if quick:
         _show_decided(verdicts)
     else:
@@ -130,23 +154,17 @@ def conclude(
         rows = results.everything.where(experiment=each.id)
         if tables := list(report.exhibits(each, rows)):
             _show_exhibit(tables[0], len(tables) - 1)
-    tell(f"Report: {clean(str(store.folder / 'report.html'))}")
+    tell(f"Report: {clean(str(store))}/report.html")
     if failed := results.provenance["failed"]:
         first = f"{failed[0]['trials']}: {failed[0]['reason']}"
         wrong = f"{plural(len(failed), 'block')} of trials failed, first {first}"
-        raise Refusal(3, str(store.folder), wrong, "run the same command to try them again")
+        raise Refusal(3, str(store), wrong, "run the same command to try them again")
 
 
 def write_files(folder: Path, files: Iterable[tuple[str, bytes]]) -> None:
     """Write files below a folder; each has a path there and its bytes."""
-    from kappascope.system.files import refuse_link, write_own
-
     for name, data in files:
-        place = folder / name
-        if place.parent != folder:  # which the user named, and may be a link
-            refuse_link(place.parent)
-        place.parent.mkdir(exist_ok=True)
-        write_own(place, data)
+        Store(folder).write(name, data)
 
 
 def _show_verdicts(experiments: Sequence[Experiment], verdicts: dict[str, Any]) -> None:

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 
-def _folder(text: str) -> Path:
+def _folder(text: str) -> str:
     if not text:  # an unset variable of the shell; the current folder has a name
         raise typer.BadParameter("expected a folder, got nothing")
-    return Path(text)
+    return text
 
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show where an error arose.")]
 """Every command takes it; ``app.run`` looks for it, since a command may not even begin."""
-Out = Annotated[Path, typer.Option(help="Folder of the results.", parser=_folder, metavar="PATH")]
+Out = Annotated[
+    str,
+    typer.Option(
+        help="Folder of the results, here or in an object store.", parser=_folder, metavar="PATH"
+    ),
+]
+Keep = Annotated[
+    str | None,
+    typer.Option(
+        "--out",
+        help="Keep rows in this folder: a command that was stopped goes on from them.",
+        parser=_folder,
+        metavar="PATH",
+    ),
+]
+ShardOption = Annotated[
+    str | None,
+    typer.Option("--shard", metavar="I/N", help="Do one of N parts, to be joined by `join`."),
+]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Forget what is in that folder.")]
 EngineName = Annotated[
     str,

@@ -27,12 +27,24 @@ Part: TypeAlias = tuple[str, float]
 """What a piece of work belongs to, and its share of the time."""
 
 
+_TOLD: list[bool] = []  # one for every result that was printed
+
+
+def told() -> bool:
+    """Tell whether a result was printed since this was last asked."""
+    any_result = bool(_TOLD)
+    _TOLD.clear()
+    return any_result
+
+
 def tell(text: str) -> None:
     """Print a result on the standard output."""
     try:
         typer.echo(text)
+        _TOLD.append(True)
     except BrokenPipeError:  # the reader has enough, and the work is done: no error
         _discard()
+        _TOLD.append(True)
     except OSError as error:
         _discard()
         wrong = f"cannot be written to: {error.strerror or type(error).__name__}"
@@ -77,14 +89,19 @@ def waiting(work: str) -> Iterator[None]:
         yield
 
 
+def refuse_lost_folder() -> None:
+    """Refuse a current folder that was removed: MKL, which torch loads, would end the process."""
+    try:
+        Path.cwd()
+    except OSError as error:
+        advice = "change to one that does"
+        raise Refusal(5, "the current folder", "does not exist any more", advice) from error
+
+
 @contextmanager
 def loading() -> Iterator[None]:
     """Show that torch is loaded, which takes seconds; a signal waits until that is done."""
-    try:
-        Path.cwd()
-    except OSError as error:  # MKL, which torch loads, would end the process
-        advice = "change to one that does"
-        raise Refusal(5, "the current folder", "does not exist any more", advice) from error
+    refuse_lost_folder()
     with waiting("Loading torch"), signals_held():
         yield
 

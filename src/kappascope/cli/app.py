@@ -15,6 +15,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from inspect import signature
 from typing import Annotated
@@ -22,15 +23,16 @@ from typing import Annotated
 import typer
 
 from kappascope import cli
-from kappascope.cli._errors import error_line, refusal_of, signals, usage_error
+from kappascope.cli._errors import error_line, refusal_of, signals, take_signals, usage_error
 from kappascope.cli._help import command_page, overview
-from kappascope.cli._terminal import say, tell
+from kappascope.cli._terminal import say, tell, told
 from kappascope.refusal import Refusal
+from kappascope.system.files import strict
 from kappascope.system.workers import ONE_THREAD
 
 PANELS = {  # what the commands are for; one that is not named here is for maintainers
     "Look into weights": ("diagnose", "diff", "survey", "explain", "watch", "doctor"),
-    "The laboratory": ("reproduce", "study"),
+    "The laboratory": ("reproduce", "study", "join"),
 }
 FOR_MAINTAINERS = "For maintainers"
 
@@ -81,6 +83,7 @@ for _name, _command in COMMANDS.items():
     app.command(_name)(_command)
 
 
+SPARE_BYTES = 2**23  # more than an error and its document take
 HELP, VERBOSE = {"-h", "--help"}, {"-v", "--verbose"}  # every command takes them
 
 
@@ -89,24 +92,26 @@ def run(arguments: Sequence[str]) -> int:
     os.environ.update(ONE_THREAD)  # before numpy and torch are loaded, or it is too late
     _drop_sizes_of_nothing()
     gc.set_threshold(100_000)  # loading torch makes a million objects and no garbage
-    if HELP & {*arguments} and arguments[0] in HELP | {*COMMANDS}:
-        named = arguments[0]
-        known = named in COMMANDS
-        tell(command_page(named, COMMANDS[named]) if known else overview(panels(), COMMANDS))
-        return 0
     if VERBOSE & {*arguments}:
         logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
         logging.getLogger("kappascope").setLevel(logging.DEBUG)
         if "verbose" not in signature(COMMANDS.get(arguments[0], root)).parameters:
             arguments = [argument for argument in arguments if argument not in VERBOSE]
-    command = typer.main.get_command(app)
+    told()  # what an earlier command of this process printed
+    spare = bytearray(SPARE_BYTES)  # never touched, so that it costs addresses alone
     with signals() as came:
         try:
+            take_signals()
+            if HELP & {*arguments} and arguments[0] in HELP | {*COMMANDS}:
+                tell(_help(arguments[0]))
+                return 0
+            command = typer.main.get_command(app)
             code = command.main(list(arguments), "kappascope", standalone_mode=False)
             if came:  # in a callback, where Python drops exceptions
                 raise came[0]
             return int(code or 0)
         except BaseException as error:
+            spare.clear()  # where memory is out, there is some for the error
             if isinstance(error, SystemExit):
                 if _only_help(arguments):  # rich found that nobody reads it
                     return 0
@@ -117,8 +122,16 @@ def run(arguments: Sequence[str]) -> int:
                 refusal = _wrong_usage(usage_error(error), arguments)
             else:
                 refusal = refusal_of(came[0] if came else error, arguments)
+            if "--json" in arguments and not told():
+                with suppress(Refusal):  # an output that takes nothing may be the error
+                    tell(strict({"error": vars(refusal)}).decode())
             say(error_line(refusal))
             return refusal.code
+
+
+def _help(named: str) -> str:
+    known = named in COMMANDS
+    return command_page(named, COMMANDS[named]) if known else overview(panels(), COMMANDS)
 
 
 def _drop_sizes_of_nothing() -> None:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from kappascope.checkpoints.paths import refuse_unreadable
 from kappascope.cli._errors import refusal_of
 from kappascope.cli._options import Debug
-from kappascope.cli._terminal import draw, loading, progress, tell, waiting
+from kappascope.cli._terminal import draw, loading, progress, refuse_lost_folder, tell, waiting
 from kappascope.clinic import MODULES
 from kappascope.refusal import Refusal
 from kappascope.system.files import strict
@@ -62,17 +63,20 @@ def diff(
       kappascope diff base/ tuned/ --fail-on damaged
     """
     try:
+        refuse_lost_folder()
+        limit, pairs = None if memory is None else _bytes(memory), renames(rename or ())
+        if not (before and after):
+            raise Refusal(4, "''", "a path without a name", "name a checkpoint")
+        for given in (before, after):
+            refuse_unreadable(given)
         Processes(jobs, loaded=MODULES).warm()
         with loading():
             from kappascope.clinic.diagnose import Selection, case
             from kappascope.clinic.diff import DiffCase
 
-        if not (before and after):
-            raise Refusal(4, "''", "a path without a name", "name a checkpoint")
         selection = Selection(tuple(include or ()), tuple(exclude or ()), "none")
-        limit = None if memory is None else _bytes(memory)
         with waiting(f"Opening {after}"):
-            opened = case(after, before, selection, jobs, limit, renames=renames(rename or ()))
+            opened = case(after, before, selection, jobs, limit, renames=pairs)
         found = _compared(DiffCase.of(opened))
     except BaseException as error:
         if as_json:

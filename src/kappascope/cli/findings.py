@@ -33,10 +33,10 @@ def findings(
     with loading():
         from kappascope.lab import markdown
         from kappascope.lab.report import publications_of
-        from kappascope.lab.store import Store
         from kappascope.paper import docs as pages_of
         from kappascope.paper.article import ARTICLE
         from kappascope.system.files import write
+        from kappascope.system.store import Store
 
     for folder in folders:
         if not (folder / "trials.parquet").is_file():

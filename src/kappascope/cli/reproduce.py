@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kappascope.cli._laboratory import conclude, locked, run_missing, start_engine
-from kappascope.cli._options import Debug, EngineName, Fresh, Out
+from kappascope.cli._laboratory import conclude, conclude_shard, locked, run_missing, start_engine
+from kappascope.cli._options import Debug, EngineName, Fresh, Out, ShardOption
 from kappascope.refusal import Refusal
 from kappascope.system.workers import CORES
 
@@ -31,7 +30,8 @@ def reproduce(
         int, typer.Option(min=0, max=1024, help="Processes to run trials in; 0 uses this one.")
     ] = CORES,
     engine: EngineName = "local",
-    out: Out = Path("kappascope-report"),
+    shard: ShardOption = None,
+    out: Out = "kappascope-report",
     fresh: Fresh = False,
     debug: Debug = False,
 ) -> None:
@@ -47,7 +47,7 @@ def reproduce(
     """
     place = start_engine(jobs, engine)
     from kappascope.lab import experiment, runs
-    from kappascope.lab.store import Store
+    from kappascope.system.store import Shard, Store
 
     every = experiment.discover()
     for number in numbers or ():
@@ -59,7 +59,11 @@ def reproduce(
     experiments = [every[number] for number in sorted(wanted)]
     if quick:
         experiments = [each.quickly() for each in experiments]
-    plan, store = runs.plan_runs(experiments, trials), Store(out)
+    plan, store = runs.plan_runs(experiments, trials), Store.at(out)
+    part = Shard.of(shard) if shard else None
     with locked(store, plan, fresh):
-        failures = run_missing(plan, store, place)
+        failures = run_missing(plan, store, place, part)
+        if part:
+            conclude_shard(plan, store, failures, part)
+            return
         conclude(experiments, plan, store, failures, place, quick=quick)

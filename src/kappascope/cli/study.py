@@ -8,8 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kappascope.cli._laboratory import conclude, locked, run_missing, set_text, start_engine
-from kappascope.cli._options import Debug, EngineName, Fresh, Out
+from kappascope.cli._laboratory import (
+    conclude,
+    conclude_shard,
+    locked,
+    run_missing,
+    set_text,
+    start_engine,
+)
+from kappascope.cli._options import Debug, EngineName, Fresh, Out, ShardOption
 from kappascope.cli._terminal import say, waiting
 from kappascope.refusal import Refusal
 from kappascope.system.workers import CORES
@@ -33,7 +40,8 @@ def study(
         int, typer.Option(min=0, max=1024, help="Processes to train in; 0 uses this one.")
     ] = CORES,
     engine: EngineName = "local",
-    out: Out = Path("kappascope-study"),
+    shard: ShardOption = None,
+    out: Out = "kappascope-study",
     fresh: Fresh = False,
     debug: Debug = False,
 ) -> None:
@@ -48,7 +56,7 @@ def study(
     set_text(text)
     place = start_engine(jobs, engine)
     from kappascope.lab import downloads, experiment, runs
-    from kappascope.lab.store import Store
+    from kappascope.system.store import Shard, Store
 
     every = experiment.studies()
     if name and name not in every:
@@ -62,14 +70,21 @@ def study(
     if quick:
         wanted = [each.quickly() for each in wanted]
     studies = _with_downloads(wanted)
-    plan, store = runs.plan_runs(studies), Store(out)
+    plan, store = runs.plan_runs(studies), Store.at(out)
+    part = Shard.of(shard) if shard else None
     with locked(store, plan, fresh):
-        run_missing(plan, store, place)
+        failures = run_missing(plan, store, place, part)
+        if part and runs.survey(plan, store)[0]:  # what comes next depends on all of this
+            conclude_shard(plan, store, failures, part)
+            return
         # now that the first stage is there, each study says what comes next
         rows = runs.gather(plan, store).rows
         studies = [each.continued(rows.where(experiment=each.id)) for each in studies]
         plan = runs.plan_runs(studies)
-        failures = run_missing(plan, store, place)
+        failures = run_missing(plan, store, place, part)
+        if part:
+            conclude_shard(plan, store, failures, part)
+            return
         conclude(studies, plan, store, failures, place)
     ran = {each.name for each in studies}
     if absent := [each.name for each in wanted if each.name not in ran]:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kappascope.checkpoints.paths import refuse_unreadable
 from kappascope.cli._errors import refusal_of
-from kappascope.cli._options import Debug
-from kappascope.cli._terminal import draw, loading, say, tell, waiting
-from kappascope.cli.diagnose import examined, memory_limit, refuse_unwritable
-from kappascope.clinic import MODULES
+from kappascope.cli._options import Debug, EngineName, Keep, ShardOption
+from kappascope.cli._terminal import draw, loading, refuse_lost_folder, say, tell, waiting
+from kappascope.cli.diagnose import (
+    examined,
+    kept_rows,
+    memory_limit,
+    refuse_unwritable,
+    start_place,
+)
 from kappascope.refusal import Refusal
 from kappascope.system.files import strict
-from kappascope.system.workers import CORES, Processes
+from kappascope.system.store import Shard
+from kappascope.system.workers import CORES
 from kappascope.text import clean, plural
 
 if TYPE_CHECKING:
@@ -23,7 +31,10 @@ if TYPE_CHECKING:
 
 def survey(
     paths: Annotated[
-        list[str], typer.Argument(metavar="PATH...", help="Checkpoints, each a model of its own.")
+        list[str],
+        typer.Argument(
+            metavar="PATH...", help="Checkpoints, each a model of its own: files, folders, hf://…"
+        ),
     ],
     *,
     atlas: Annotated[
@@ -35,6 +46,9 @@ def survey(
     memory: Annotated[
         str | None, typer.Option(help="Memory of each process, like 8G; by default as needed.")
     ] = None,
+    engine: EngineName = "local",
+    shard: ShardOption = None,
+    out: Keep = None,
     debug: Debug = False,
 ) -> None:
     """Put many checkpoints into one table, and learn what trained matrices are like.
@@ -42,25 +56,40 @@ def survey(
     The atlas has quantiles of each quantity by kind and shape of matrix; give it to diagnose with
     --atlas. What was never trained, and what could not be read, is left out and named.
 
+    With --out the rows of every checkpoint are kept: a survey that was stopped goes on.
+
     For example:
       kappascope survey models/* --atlas ours.json --html survey.html
+      kappascope survey hf://org/one hf://org/two --out rows --engine ray
     """
-    Processes(jobs, loaded=MODULES).warm()
-    with loading():
-        from kappascope.clinic.diagnose import case
-        from kappascope.clinic.surveys import Surveyed
-
+    refuse_lost_folder()
     limit = memory_limit(memory)
     refuse_unwritable(paths, atlas, html)
-    models, refused = [], []
-    for path in paths:
-        try:
-            with waiting(f"Opening {path}"):
-                prepared = case(path, None, None, jobs, limit)
-            models.append(examined(prepared))
-        except Refusal as refusal:  # one bad file costs no other
-            refused.append(refusal)
-            say(f"left out: {clean(str(refusal))}")
+    _refuse_hopeless(paths)
+    with kept_rows(out, shard) as store:
+        place = start_place(jobs, engine)
+        with loading():
+            from kappascope.clinic.diagnose import case
+            from kappascope.clinic.surveys import Surveyed
+
+        models, refused = [], []
+        for number, path in enumerate(paths):
+            if shard and not Shard.of(shard).part(range(len(paths))).count(number):
+                continue
+            try:
+                with waiting(f"Opening {path}"):
+                    prepared = case(
+                        path, None, None, jobs, limit, cluster=place, store=store, tell=say
+                    )
+                models.append(examined(prepared))
+            except Refusal as refusal:  # one bad file costs no other
+                refused.append(refusal)
+                say(f"left out: {clean(str(refusal))}")
+    if shard:
+        told = f"Shard {shard}: {plural(len(models), 'checkpoint')} of {len(paths)}, rows in {out}."
+        tell(f"{told} When all shards are done: kappascope join")
+        _refuse_left_out(refused)
+        return
     if not models:
         raise refused[0]
     found = Surveyed.of(models)
@@ -76,9 +105,25 @@ def survey(
                 tell(f"Written: {clean(str(written))}")
     if unwritten:
         raise unwritten
+    _refuse_left_out(refused)
+
+
+def _refuse_left_out(refused: Sequence[Refusal]) -> None:
     if refused:
         wrong = f"{plural(len(refused), 'checkpoint')} left out"
         raise Refusal(3, refused[0].given, wrong, refused[0].advice)
+
+
+def _refuse_hopeless(paths: Sequence[str]) -> None:
+    """Refuse paths of which none can be a checkpoint, before torch is loaded."""
+    refused = []
+    for path in paths:
+        try:
+            refuse_unreadable(path)
+        except Refusal as refusal:
+            refused.append(refusal)
+    if len(refused) == len(paths):
+        raise refused[0]
 
 
 def _write(found: Surveyed, atlas: Path | None, html: Path | None) -> Refusal | None:

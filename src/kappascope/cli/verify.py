@@ -31,7 +31,7 @@ def verify(
         raise Refusal(2, str(folder), "holds no results", "name a folder reproduce has filled")
     with loading():
         from kappascope.lab import runs
-        from kappascope.lab.store import Store
+        from kappascope.system.store import Store
 
     differing, compared = [], 0
     for block, same in runs.verify(every_experiment(), Store(folder), trials):

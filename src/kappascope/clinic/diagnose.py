@@ -16,20 +16,22 @@ import fnmatch
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TypeAlias, final, get_args
+from typing import Any, TypeAlias, final, get_args
 
 import torch
 from torch import Tensor
 
-from kappascope.checkpoints.remote import Fetching
+from kappascope.checkpoints.remote import Fetching, FetchingThere
 from kappascope.clinic import MODULES, Extent
 from kappascope.clinic.atlas import Atlas
 from kappascope.clinic.diagnosis import Diagnosis
 from kappascope.clinic.examination import Examination, Kernel, examine
+from kappascope.clinic.keeping import Keeping
 from kappascope.clinic.moments import Moments, SwallowedStep
 from kappascope.clinic.source import (
     GIGABYTE,
@@ -56,7 +58,7 @@ from kappascope.model.matrices import Logical, Plan, Unit
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, unreadable
 from kappascope.refusal import Refusal
 from kappascope.system.cluster import Cluster
-from kappascope.system.files import FileDigest
+from kappascope.system.files import FileDigest, digest, environment, source_digest
 from kappascope.system.memory import (
     LIBRARY_BYTES,
     available_bytes,
@@ -65,6 +67,7 @@ from kappascope.system.memory import (
     is_out_of_memory,
     megabytes,
 )
+from kappascope.system.store import Store
 from kappascope.system.workers import CORES, Done, Engine, Here, Processes
 from kappascope.text import error_text
 from kappascope.theory.beyond import answered
@@ -75,6 +78,8 @@ MIN_WORKER_BYTES = LIBRARY_BYTES + GIGABYTE  # to parse any file that people mak
 NO_COUNTERPARTS = Counterparts({})
 UNCHOSEN = Reason(ReasonKind.NOT_CHOSEN, "not chosen")
 MAX_TABLE_ENTRIES = 2**25  # of a table of tokens: a copy in float64 has 268 megabytes
+# of which code the numbers of a row depend on
+SOURCES = ("matrix", "model", "theory", "corrections", "checkpoints", "clinic")
 LEAST_FLOPS = 2e9  # floating point operations a second: any machine does more
 WORKER = Processes(1, retries=0, loaded=MODULES)  # what fails on a file will fail again
 
@@ -155,6 +160,11 @@ class Task(ABC):
         """The memory that it takes: its tensors as stored, beside which its products are small."""
         return Memory(_stored_bytes(self.units))
 
+    @property
+    def key(self) -> list[Any]:
+        """What tells it from the other tasks of a model, in the types of JSON."""
+        return [type(self).__name__, [part.name for unit in self.units for part in unit.parts]]
+
     @abstractmethod
     def rows(self, model: Opened, reference: Reference | None, spectrum: Extent) -> Iterator[Row]:
         """Measure it and yield its rows."""
@@ -179,6 +189,11 @@ class TensorTask(Task):
         return (self.unit,)
 
     @property
+    def key(self) -> list[Any]:
+        """The chosen matrices, and what noise they are compared with."""
+        return [*super().key, sorted(self.chosen), repr(self.training)]
+
+    @property
     def memory(self) -> Memory:
         """The tensor as stored, and what its largest matrix needs beside it."""
         parts = [part for part in self.unit.parts if part.name in self.chosen]
@@ -200,7 +215,15 @@ class TensorTask(Task):
             counterpart = counterparts.get(logical.name)
             other = counterpart if isinstance(counterpart, Tensor) else None
             kernel, rounding = kernel_of(self.unit, logical), roundings.get(logical.name)
-            row = _examined(logical, matrix, spectrum, other, kernel=kernel, rounding=rounding)
+            row = _examined(
+                logical,
+                matrix,
+                spectrum,
+                other,
+                kernel=kernel,
+                rounding=rounding,
+                limit=model.ranks.get(logical.name),
+            )
             if reference and row.errors is None:
                 if isinstance(counterpart, Reason):
                     row = replace(row, uncompared=counterpart)
@@ -260,6 +283,7 @@ def _examined(
     *,
     kernel: Kernel,
     rounding: Rounding | None,
+    limit: int | None,
 ) -> Examination:
     """Return the examination of a matrix.
 
@@ -267,7 +291,13 @@ def _examined(
     """
     try:
         return examine(
-            logical.name, matrix, spectrum, counterpart, rounding=rounding, kernel=kernel
+            logical.name,
+            matrix,
+            spectrum,
+            counterpart,
+            rounding=rounding,
+            kernel=kernel,
+            limit=limit,
         )
     except Exception as error:
         if is_out_of_memory(error):
@@ -348,6 +378,11 @@ class ChainTask(Task):
         return self.layers.units
 
     @property
+    def key(self) -> list[Any]:
+        """The layers, and what is known of them."""
+        return [*super().key, repr(sorted(self.known.items()))]
+
+    @property
     def memory(self) -> Memory:
         """The tensors of its layers, which are read one after the other."""
         return Memory(max(_stored_bytes([unit]) for unit in self.units))
@@ -378,6 +413,11 @@ class MomentsTask(Task):
     def units(self) -> tuple[Unit, ...]:
         """The tensors of matrices that it reads: none by their plan."""
         return ()
+
+    @property
+    def key(self) -> list[Any]:
+        """The weight whose moments they are."""
+        return [*super().key, self.moments.name]
 
     @property
     def effort(self) -> float:
@@ -411,6 +451,11 @@ class DigestTask(Task):
     def units(self) -> tuple[Unit, ...]:
         """The tensors that are read for it: none, but all bytes of the file."""
         return ()
+
+    @property
+    def key(self) -> list[Any]:
+        """The file whose bytes are digested."""
+        return [*super().key, self.path]
 
     @property
     def effort(self) -> float:
@@ -541,6 +586,11 @@ class Case:
                 failed = list(chain.failed(failure))
                 yield Done(chain, result=failed if done_here.failure else [done_here.result])
         yield from self._run(tuple(chain for chain in chains if chain.effort))
+
+    def part(self, tasks: Iterable[Task]) -> Case:
+        """Return the case with some of its tasks; chains, which need all layers, are left out."""
+        inventory = replace(self.inventory, links=())
+        return replace(self, tasks=tuple(tasks), inventory=inventory)
 
     def _run(self, tasks: tuple[Task, ...]) -> Generator[Done[Task]]:
         orders = []
@@ -684,13 +734,18 @@ def case(
     atlas: Atlas | None = None,
     trainings: Trainings | None = None,
     renames: Renames = (),
+    base: Source | None = None,
     cluster: Cluster | None = None,
+    store: Store | None = None,
+    tell: Callable[[str], None] = log.warning,
 ) -> Case:
     """Look at what there is to examine; a `Refusal` says why there is nothing.
 
     A worker may use ``memory`` bytes: by default what its tasks need, if the machine has that.
     ``renames`` say what names here have instead of what in the reference. With a ``cluster``
-    matrices of files are examined there.
+    matrices of files are examined there; with a ``store`` their rows are kept, and those that are
+    kept are not made again. ``tell`` takes lines about either. An adapter is merged into its
+    ``base`` and, without another reference, compared with that.
 
     >>> import torch
     >>> [task.effort for task in case({"fc.weight": torch.eye(1000)}).tasks]
@@ -698,7 +753,9 @@ def case(
     """
     selection = selection or Selection()
     workers = replace(WORKER, jobs=jobs)
-    model, other = located(source), None if reference is None else located(reference)
+    if base is not None and reference is None:
+        reference = base
+    model, other = located(source, base), None if reference is None else located(reference)
     inventory = _inventory(model, memory)
     # refused now if it cannot be opened, not once for each matrix
     compared = _inventory(other, memory) if other else None
@@ -738,18 +795,23 @@ def case(
         if cluster:
             least = max((task.memory.at_least(copies) for task in tasks), default=0)
             reserved = memory or LIBRARY_BYTES + least
-            engine = replace(cluster, worker=workers, reserved=reserved)
+            there = _fetching_there(replace(workers, jobs=1), sides)
+            engine = replace(cluster, worker=workers, engine=there, reserved=reserved)
         else:
             engine = _fetching(workers, sides)
     beside: tuple[Vector, ...] = ()
     matched = NO_COUNTERPARTS
     if compared:
-        here, there = (_parts(side.plan) for side in (inventory, compared))
-        matched = counterparts(here, there, renames)
+        here, other_parts = (_parts(side.plan) for side in (inventory, compared))
+        matched = counterparts(here, other_parts, renames)
         named = {matched.there(vector.name): vector.name for vector in inventory.vectors}
         beside = tuple(
             replace(vector, name=named.get(vector.name, vector.name)) for vector in compared.vectors
         )
+    if store and len(on_disk) == len(sides):
+        files = [side.identity for side in on_disk]
+        made_of = [source_digest(*SOURCES), dict(environment()), selection.spectrum, files]
+        engine = Keeping(engine, store, partial(_kept_name, made_of), tell)
     return Case(
         model,
         other,
@@ -763,6 +825,13 @@ def case(
         compared,
         matched,
     )
+
+
+def _kept_name(made_of: list[Any], order: _Order) -> str:
+    """Name the file in which the rows of a task are kept."""
+    matched = sorted(order.reference.names.items()) if order.reference else None
+    kind = type(order.task).__name__.lower()
+    return f"{kind}-{digest([made_of, order.task.key, matched])[:32]}.unit"
 
 
 def _parts(plan: Plan) -> list[Logical]:
@@ -780,6 +849,13 @@ def _fetching(engine: Engine, sides: Sequence[Location]) -> Engine:
     """Return an engine that fetches what its tasks miss of checkpoints that lie elsewhere."""
     mirrors = [side.mirror for side in sides if isinstance(side, Mirrored) and side.mirror]
     return Fetching(engine, tuple(mirrors)) if mirrors else engine
+
+
+def _fetching_there(engine: Engine, sides: Sequence[Location]) -> Engine:
+    """Return an engine that does the same on a node, which has no mirrors of ours."""
+    mirrors = [side.mirror for side in sides if isinstance(side, Mirrored) and side.mirror]
+    listed = tuple((each.url, str(each.folder), tuple(each.files.values())) for each in mirrors)
+    return FetchingThere(engine, listed) if listed else engine
 
 
 def _inventory(model: Location, memory: int | None) -> Inventory:
@@ -815,6 +891,7 @@ def diagnose(
     atlas: Atlas | str | Path | None = None,
     trainings: Trainings | None = None,
     renames: Renames = (),
+    base: Source | None = None,
 ) -> Diagnosis:
     """Examine every matrix of a checkpoint, a model or a state dict, and apply all rules.
 
@@ -823,7 +900,8 @@ def diagnose(
     ``trainings`` what noise alone would have made of that one (see `kappascope.unlearned`). If
     either is a checkpoint, ``jobs`` processes read and examine; models in memory are examined here.
     Each process may use ``memory`` (bytes, or like ``"8G"``): by default what its matrices need, if
-    that is free. ``atlas`` is what trained matrices are like, by default that of the package.
+    that is free. ``atlas`` is what trained matrices are like, by default that of the package. An
+    adapter is merged into its ``base``, and compared with it.
 
     >>> import torch
     >>> found = diagnose({"a.weight": 2 * torch.eye(3)}, reference={"a.weight": torch.eye(3)})
@@ -845,5 +923,6 @@ def diagnose(
         atlas=known,
         trainings=trainings,
         renames=renames,
+        base=base,
     )
     return prepared.concluded(row for done in prepared.examine() for row in done.result)

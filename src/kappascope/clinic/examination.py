@@ -25,6 +25,7 @@ from kappascope.clinic import SEVERITIES, Concern, Extent, Null, Severity
 from kappascope.matrix import components, powerlaw, precision, spectra
 from kappascope.matrix.components import Components
 from kappascope.matrix.convolutions import MOST_OPERATIONS, operator_norm
+from kappascope.matrix.deltas import Delta, delta_between, delta_of_product
 from kappascope.matrix.fingerprints import Fingerprints, fingerprints, likeness
 from kappascope.matrix.precision import Rounding
 from kappascope.matrix.rounding import Int8Errors, int8_errors, unchanged_share
@@ -186,6 +187,7 @@ class Examination:
     unchanged: Mapping[str, float] = field(default_factory=dict)
     likeness: str = ""
     fingerprints: Fingerprints | None = None
+    delta: Delta | None = None
     unlearned: tuple[PartComparison, ...] | None = None
     reasons: Mapping[str, str] = field(default_factory=dict)
     plot: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -262,6 +264,11 @@ class Examination:
         return self.kappa / (usual or math.exp(GaussianNull(*self.shape).log_condition_number))
 
     @property
+    def moved(self) -> float | None:
+        """How far it is from its counterpart in the reference, over the norm of that one."""
+        return (self.errors or {}).get("overall_matrix")
+
+    @property
     def severity(self) -> str:
         """The severity of the worst finding, or nothing."""
         return max(
@@ -269,19 +276,27 @@ class Examination:
         )
 
     @property
+    def is_alarming(self) -> bool:
+        """Whether it failed, or a rule found something to act on or to warn of."""
+        found = any(one.concern != "observation" or one.severity != "info" for one in self.findings)
+        return found or self.failure is not None
+
+    @property
     def gravity(self) -> int:
         """The severity of the worst finding as a number, 0 without findings."""
         return max((SEVERITIES.index(finding.severity) + 1 for finding in self.findings), default=0)
 
     @property
-    def badness(self) -> tuple[bool, int, float]:
+    def badness(self) -> tuple[bool, int, bool, float]:
         """The key that sorts by failure, then by the worst finding, then by distance from chance.
+
+        What the stored digits resolve comes before what they leave open.
 
         >>> sick = Examination.failed("a", (2, 2), "float32", unreadable("timeout"))
         >>> sick.badness > Examination("b", (2, 2), "", "ok", condition_number=1e9).badness
         True
         """
-        return self.failure is not None, self.gravity, self.ratio or 0.0
+        return self.failure is not None, self.gravity, not self.is_unresolved, self.ratio or 0.0
 
     def document(self, plots: bool = False) -> dict[str, Any]:
         """Return the row as strict JSON values.
@@ -301,7 +316,7 @@ class Examination:
 
 # What only some matrices have, with no reason to be given for the others.
 OPTIONAL = ("taps", "lines", "int8", "sinusoidal", "energy_ranks", "operator_norm", "unchanged",
-            "likeness", "fingerprints")  # fmt: skip
+            "likeness", "fingerprints", "delta")  # fmt: skip
 
 
 def json_value(value: Any) -> Any:
@@ -310,7 +325,7 @@ def json_value(value: Any) -> Any:
     >>> json_value({"kappa": math.inf, "values": (1.0, math.nan)})
     {'kappa': None, 'values': [1.0, None]}
     """
-    if isinstance(value, Spread | Finding | Int8Errors | Fingerprints | PartComparison):
+    if isinstance(value, Spread | Finding | Int8Errors | Fingerprints | Delta | PartComparison):
         value = asdict(value)
     if isinstance(value, Mapping):
         return {str(name): json_value(item) for name, item in value.items()}
@@ -329,10 +344,12 @@ def examine(
     *,
     rounding: Rounding | None = None,
     kernel: Kernel = NO_KERNEL,
+    limit: int | None = None,
 ) -> Examination:
     """Measure one matrix, and its errors against a reference of its shape if there is one.
 
-    ``rounding`` tells how well a matrix is known that was decoded.
+    ``rounding`` tells how well a matrix is known that was decoded, ``limit`` the rank that the
+    factors of a product allow.
 
     >>> found = examine("eye", torch.eye(4))
     >>> found.condition_number, found.effective_rank, found.stable_rank, found.spectral_gap
@@ -364,10 +381,14 @@ def examine(
         **_guarded(("int8", "fingerprints"), faults, _stored, matrix, norms.get("apart")),
         **_guarded((), faults, _operator, matrix, kernel, spectrum),
         **_guarded((), faults, _unchanged, matrix, vitals, reference),
+        **_guarded((), faults, _delta, matrix, values, reference, limit),
     }
     if kernel.depthwise:
         numbers |= dict.fromkeys((*MAPS, *ENDS[1:]), DEPTHWISE) | {"resolved": True}
         numbers |= {"effective_ranks": {}, "energy_ranks": {}}
+    if limit is not None and limit < min(shape):
+        numbers |= dict.fromkeys((*KAPPAS, *NULL, *SPECTRUM, "sigma_min"), LOW_RANK)
+        numbers |= {"resolved": True}
     errors = numbers["errors"]
     return Examination(
         name=name,
@@ -443,6 +464,7 @@ ZERO = _Absent("zero matrix")
 SINGULAR = _Absent("infinite: the smallest singular value cannot be told from zero")
 OUTLYING = _Absent("nothing but zeros beside outlying lines")
 PARTIAL = _Absent("needs all singular values: --spectrum full")
+LOW_RANK = _Absent("a product of factors, of low rank by design")
 DEPTHWISE = _Absent("a depthwise kernel is a filter for each channel, no map of this shape")
 
 
@@ -549,6 +571,19 @@ def _unchanged(matrix: Tensor, vitals: spectra.Vitals, reference: Tensor | None)
     coarse = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
     shares = unchanged_share(reference, matrix, coarse)
     return {"unchanged": dict(zip(("share", "expected"), shares, strict=True))} if shares else {}
+
+
+def _delta(
+    matrix: Tensor, values: Tensor | None, reference: Tensor | None, limit: int | None
+) -> dict[str, Any]:
+    """Count the directions of a change: of a product of factors, or since the reference."""
+    if limit is not None and values is not None and len(values):
+        return {"delta": delta_of_product(values, (matrix.shape[0], matrix.shape[1]), limit)}
+    if reference is None or reference.shape != matrix.shape or values is None:
+        return {}
+    if non_finite_entries(reference) or min(matrix.shape) < 2:
+        return {}
+    return {"delta": delta_between(reference, matrix)}
 
 
 def _scaled(values: Tensor) -> tuple[Tensor, int]:

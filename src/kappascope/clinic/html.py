@@ -31,6 +31,8 @@ from kappascope.clinic.diagnosis import (
 )
 from kappascope.clinic.examination import Examination, Finding, Spread
 from kappascope.clinic.judgement import urgency
+from kappascope.clinic.maps import HeatMap, flow_order, heat_map, one_line, ratio_level
+from kappascope.clinic.metrics import ERROR_LEVELS, RATIO_LEVELS
 from kappascope.matrix.components import Components
 from kappascope.model.skipped import ReasonKind
 from kappascope.pages.rendering import fill, legible
@@ -40,13 +42,6 @@ PLOT_LIMIT = 1000  # spectra on one page: 2 kB each, and a page beyond 5 MB open
 FINDING_LIMIT = 200  # of one rule: nobody reads more, and the table has them all
 ROWS_IN_VIEW = 13  # rows of a list with a scroll bar that are seen at once, by the style's height
 ROWS_AT_ONCE = 100  # of the table that are laid out at once: a thousand take a phone a second
-RATIO_LEVELS = (1.5, 3, 10, 100, 1000)  # of kappa over its null; chance alone gives a square one 3
-ERROR_LEVELS = (1e-3, 1e-2, 0.1, 1)  # relative; below the first even bfloat16 hides a move
-KINDS = (
-    "embedding", "query", "key", "value", "fused", "output", "gate", "up", "down", "expert",
-    "convolution", "other", "head",
-)  # fmt: skip
-"""Columns in the order in which data flow; kinds not named here come after these."""
 LABELS = {
     "status": "Status", "method": "Method", "shape": "Shape", "dtype": "Stored as",
     "storage": "Values lie on the grid of", "kind": "Kind", "depth": "Layer",
@@ -119,15 +114,6 @@ def short(text: str, most: int = 100) -> str:
     """
     text, half = text if text.isprintable() else legible(text), most // 2
     return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
-
-
-def one_line(name: str) -> str:
-    r"""Return a name on one line, and something to press where there is none.
-
-    >>> one_line("two\nlines"), one_line("")
-    ('two\\nlines', '(no name)')
-    """
-    return legible(name).replace("\n", "\\n") or "(no name)"
 
 
 def breakable(name: str) -> Markup:
@@ -256,111 +242,6 @@ def _listed(causes: Sequence[str]) -> str:
     return first_few([short(cause, 160).rstrip(".") for cause in causes], mark="; ")
 
 
-# --- the map of the model -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class HeatMap:
-    """Columns, and for every line its head and cells (None where there is nothing)."""
-
-    columns: tuple[str, ...]
-    lines: tuple[tuple[Any, tuple[Any, ...]], ...]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """The matrices of one kind in one layer; one that failed or is farthest above chance is shown.
-
-    >>> from kappascope.model.skipped import unreadable
-    >>> Cell((Examination.failed("w", (1, 2), "float32", unreadable("NaN")),)).text
-    '✗'
-    """
-
-    rows: tuple[Examination, ...]
-
-    @property
-    def worst(self) -> Examination:
-        """The matrix that is shown."""
-        return max(self.rows, key=lambda row: (row.failure is not None, row.ratio or 0.0))
-
-    @property
-    def severity(self) -> str:
-        """The severity of the worst finding in it, or nothing."""
-        return max(self.rows, key=lambda row: row.gravity).severity
-
-    @property
-    def text(self) -> str:
-        """What is written in the cell."""
-        if self.worst.ratio is None:
-            return "✗" if self.worst.failure else "·"
-        return f"×{number(self.worst.ratio, 2)}"
-
-    @property
-    def label(self) -> str:
-        """What hovering, focus and screen readers tell."""
-        row, many = self.worst, len(self.rows)
-        findings, name = sum(len(each.findings) for each in self.rows), one_line(row.name)
-        parts = [
-            f"{many} matrices, shown is {name}" if many > 1 else name,
-            _compared(row),
-            "not resolved by its dtype" if row.is_unresolved else "",
-            f"{findings} finding{'s' * (findings != 1)}" if findings else "",
-        ]
-        return "; ".join(part for part in parts if part)
-
-
-def _compared(row: Examination) -> str:
-    """Return the condition number beside that of a random matrix, in words."""
-    if row.failure is not None:
-        return row.status
-    if row.ratio is None:
-        return row.reasons.get("condition_number") or "κ unknown"
-    least = "at least " if row.is_bounded else ""
-    beside = "" if row.null_z is None or row.is_bounded else f" (z {number(row.null_z)})"
-    times = f"{least}{number(row.ratio, 2)} times that of a random matrix of its shape"
-    return f"κ {least}{number(row.kappa)}, {times}{beside}"
-
-
-def ratio_level(row: Examination) -> int | None:
-    """Tell how many of RATIO_LEVELS a matrix's ratio exceeds, or (negative) its inverse does.
-
-    What is only bounded is not shown below chance, where it need not be.
-
-    >>> ratio_level(Examination("w", (1, 9), "", "ok", condition_number=1.0, resolved=True))
-    0
-    """
-    if row.ratio is None:
-        return None
-    if row.ratio >= 1:
-        return bisect_right(RATIO_LEVELS, row.ratio)
-    return 0 if row.is_bounded else -bisect_right(RATIO_LEVELS, 1 / row.ratio)
-
-
-def heat_map(rows: Iterable[Examination]) -> HeatMap:
-    """Return the matrices by depth and kind.
-
-    >>> kinds = ("up", "query")
-    >>> rows = [Examination(k, (2, 2), "", "ok", kind=k, depth=d) for d in (0, 1) for k in kinds]
-    >>> heat_map(rows).columns, [depth for depth, _ in heat_map(rows).lines]
-    (('query', 'up'), [0, 1])
-    """
-    cells: dict[tuple[int | None, str], list[Examination]] = {}
-    for row in rows:
-        cells.setdefault((row.depth, row.kind), []).append(row)
-    depths = sorted({depth for depth, _ in cells}, key=lambda d: (d is None, d or 0))
-    columns = tuple(sorted({kind for _, kind in cells}, key=_flow))
-    lines = []
-    for depth in depths:
-        groups = (cells.get((depth, kind)) for kind in columns)
-        lines.append((depth, tuple(Cell(tuple(those)) if those else None for those in groups)))
-    return HeatMap(columns, tuple(lines))
-
-
-def _flow(kind: str) -> tuple[int, str]:
-    """Return the key that sorts kinds in the order in which data flow."""
-    return (KINDS.index(kind) if kind in KINDS else len(KINDS)), kind
-
-
 # --- what moved since the reference ---------------------------------------------------------------
 
 
@@ -404,7 +285,7 @@ def change(rows: Sequence[Examination]) -> Change | None:
         )
         return HeatMap(columns, tuple(lines))
 
-    kinds = sorted({row.kind for row in compared}, key=_flow)
+    kinds = sorted({row.kind for row in compared}, key=flow_order)
     depths = sorted({row.depth for row in compared if row.depth is not None})
     [(_, total)] = medians({"all": compared}).lines
     return Change(
@@ -430,7 +311,7 @@ def curves(steps: Sequence[Diagnosis]) -> dict[str, HeatMap]:
     >>> curves([Diagnosis("1.pt", (row,)), Diagnosis("2.pt", (row,))])["frobenius_norm"].lines
     (('up', (2.0, 2.0)),)
     """
-    kinds = sorted({row.kind for step in steps for row in step.matrices}, key=_flow)
+    kinds = sorted({row.kind for step in steps for row in step.matrices}, key=flow_order)
     fields: dict[str, Callable[[Examination], float | None]] = {
         "condition_number": lambda row: row.kappa,
         "frobenius_norm": lambda row: row.frobenius_norm,

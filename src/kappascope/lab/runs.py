@@ -38,10 +38,11 @@ import pyarrow.compute as pc
 from kappascope.lab.experiment import Experiment, Rows, Setting, Study, size_of
 from kappascope.lab.identity import trial_digest
 from kappascope.lab.resume import ResumePoint
-from kappascope.lab.store import Store, parquet_bytes, read_parquet, unit_bytes
+from kappascope.lab.store import parquet_bytes, read_parquet, unit_bytes, unit_of
 from kappascope.lab.table import Table
 from kappascope.refusal import Refusal
-from kappascope.system.files import digest, environment, refuse_link, strict, write_own
+from kappascope.system.files import digest, environment, refuse_link, strict
+from kappascope.system.store import Shard, Store
 from kappascope.system.workers import Done, Engine
 
 if TYPE_CHECKING:
@@ -106,9 +107,19 @@ class Block:
 
         return Paper(self.seeds) if self.stream == "paper" else Own(self.seeds, self.key)
 
+    @property
+    def _side(self) -> int:
+        """How many trials are run at once."""
+        return 1 if self.alone else min(64, max(1, STACK // size_of(self.setting) ** 2))
+
+    @property
+    def cell(self) -> tuple[str, int]:
+        """The trials that are run at once and of which these are some, whatever others are done."""
+        return self.group, self.seeds.start // self._side
+
     def without(self, done: set[int]) -> Iterator[Block]:
         """Yield the trials whose seeds are not done, in blocks of one and the same size."""
-        side = 1 if self.alone else min(64, max(1, STACK // size_of(self.setting) ** 2))
+        side = self._side
         for first in range(self.seeds.start, self.seeds.stop, side):
             left = [k for k in range(first, min(first + side, self.seeds.stop)) if k not in done]
             if left:
@@ -200,6 +211,13 @@ def survey(plan: RunPlan, store: Store) -> tuple[list[Block], list[str]]:
     return sorted(_unfinished(plan, stored), key=lambda block: -block.cost), damaged
 
 
+def dealt(plan: RunPlan, blocks: Sequence[Block], shard: Shard) -> list[Block]:
+    """Return those of the missing trials that one of several shards runs: every trial is in one."""
+    every = [part for block in plan.blocks for part in block.without(set())]
+    own = {block.cell for block in shard.part(sorted(every, key=lambda block: -block.cost))}
+    return [block for block in blocks if block.cell in own]
+
+
 def _unfinished(plan: RunPlan, stored: Mapping[str, Sequence[StoredBlock]]) -> Iterator[Block]:
     for block in plan.blocks:
         yield from block.without({seed for part in stored[block.group] for seed in part.seeds})
@@ -221,7 +239,7 @@ def _stored(plan: RunPlan, store: Store) -> tuple[dict[str, list[StoredBlock]], 
 
 def _read_back(name: str, group: str, store: Store) -> StoredBlock | None:
     """Read a unit if it is what its name says: a seal proves only that it was written whole."""
-    header, rows = store.take(name) or ({}, EMPTY)
+    header, rows = unit_of(store.take(name)) or ({}, EMPTY)
     try:
         seeds = range(*header["seeds"])
         part = StoredBlock(seeds, rows, float(header["seconds"]))
@@ -393,11 +411,10 @@ def publish(results: Results, store: Store, verdicts: Mapping[str, Any]) -> None
     if len(results.times):
         tables["times"] = results.times
     for name, table in tables.items():
-        data = parquet_bytes(table.rows.replace_schema_metadata(about))
-        write_own(store.folder / f"{name}.parquet", data)
+        store.write(f"{name}.parquet", parquet_bytes(table.rows.replace_schema_metadata(about)))
     document = {**verdicts, "provenance": results.provenance}
-    write_own(store.folder / "verdicts.json", strict(document))
-    write_own(store.folder / "timings.json", strict(results.seconds))
+    store.write("verdicts.json", strict(document))
+    store.write("timings.json", strict(results.seconds))
 
 
 def published(folder: Path) -> Results:
@@ -428,7 +445,7 @@ def verify(
     for name in random.sample(names, len(names)):
         if compared == count:
             break
-        header, rows = store.take(name) or ({}, EMPTY)
+        header, rows = unit_of(store.take(name)) or ({}, EMPTY)
         experiment, code = known[name.split("-")[0]]
         if header.get("code") == code and _read_back(name, name.rsplit("-", 2)[0], store):
             # else it is damaged or old, and no part of the study

@@ -114,20 +114,41 @@ def write_sealed(path: Path, body: bytes) -> None:
     ...     read_sealed(Path(folder) / "file")
     b'whole'
     """
-    write_own(path, _seal(body) + b"\n" + body)
+    write_own(path, seal(body))
 
 
 def read_sealed(path: Path) -> bytes | None:
     """Return what :func:`write_sealed` wrote; None if the file is absent or damaged."""
     try:
-        seal, _, body = read_own(path).partition(b"\n")
+        return sealed_body(read_own(path))
     except OSError:
         return None
-    return body if seal == _seal(body) else None
 
 
-def _seal(body: bytes) -> bytes:
-    return hashlib.sha256(body).hexdigest().encode()
+def seal(body: bytes) -> bytes:
+    """Return the bytes of a sealed file: a line with the digest of the rest, and the rest.
+
+    >>> sealed_body(seal(b"whole")), sealed_body(seal(b"whole")[:-1])
+    (b'whole', None)
+    """
+    return hashlib.sha256(body).hexdigest().encode() + b"\n" + body
+
+
+def sealed_body(data: bytes) -> bytes | None:
+    """Return what was sealed; None if the bytes are not what they were."""
+    _, _, body = data.partition(b"\n")
+    return body if data == seal(body) else None
+
+
+def source_digest(*rooms: str) -> str:
+    """Return the digest of the source of some folders of the package.
+
+    >>> source_digest("matrix") == source_digest("matrix") != source_digest("model")
+    True
+    """
+    package = Path(__file__).parents[1]
+    files = [file for room in rooms for file in sorted((package / room).rglob("*.py"))]
+    return digest([[file.name, hashlib.sha256(file.read_bytes()).hexdigest()] for file in files])
 
 
 @dataclass(frozen=True)

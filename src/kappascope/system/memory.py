@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
 from collections.abc import Iterable
@@ -9,6 +10,8 @@ from pathlib import Path
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 LIBRARY_BYTES = UNITS["G"] // 2  # what torch and scipy hold before any tensor is read
+# What torch and scipy take while they are loaded. With less some of them print and end the process.
+LOADING_ADDRESSES, LOADING_DATA = 700 * UNITS["M"], 240 * UNITS["M"]
 MEMINFO, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
@@ -67,6 +70,22 @@ def held_bytes() -> int:
     True
     """
     return 1024 * _numbers(Path("/proc/self/status")).get("VmData:", 0)
+
+
+def has_room(addresses: int, data: int) -> bool:
+    """Tell whether the limits of this process leave so many bytes of addresses, and of data.
+
+    >>> has_room(2**20, 2**20), has_room(2**62, 2**20)
+    (True, False)
+    """
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    wanted = (addresses, mmap.PROT_READ), (data, mmap.PROT_READ | mmap.PROT_WRITE)
+    try:
+        for size, access in wanted:  # mapped and never touched: it costs nothing
+            mmap.mmap(-1, size, private, access).close()
+    except (OSError, MemoryError):
+        return False
+    return True
 
 
 def _of_the_machine() -> int | None:

@@ -25,7 +25,14 @@ from typing import Any, Generic, Protocol, TypeVar, final
 from kappascope.refusal import Refusal
 from kappascope.system._server import END_SECONDS, Worker, started
 from kappascope.system.imports import trusted
-from kappascope.system.memory import LIBRARY_BYTES, held_bytes
+from kappascope.system.memory import (
+    LIBRARY_BYTES,
+    LOADING_ADDRESSES,
+    LOADING_DATA,
+    gigabytes,
+    has_room,
+    held_bytes,
+)
 
 T = TypeVar("T")
 
@@ -134,6 +141,8 @@ class Processes:
 
     def warm(self) -> None:
         """Start the server that processes are forked from; it loads while we do something else."""
+        if "torch" in self.loaded and "torch" not in sys.modules:
+            _refuse_without_room()
         try:
             started(self.loaded, ONE_THREAD)
         except OSError as error:
@@ -175,6 +184,15 @@ class Processes:
                 worker.end()
                 late = f"timeout: more than {self.limit:g} s"
                 yield worker, Done(None, self.limit, late, TimeoutError())
+
+
+def _refuse_without_room() -> None:
+    """Refuse limits under which a library would end this process while it is loaded."""
+    if not has_room(LOADING_ADDRESSES, LOADING_DATA):
+        needs = f"{gigabytes(LOADING_ADDRESSES)} of addresses and {gigabytes(LOADING_DATA)} of data"
+        wrong = f"there is no room for it: it needs {needs}"
+        advice = "free some memory, or raise the limits that `ulimit -v` and `-d` show"
+        raise Refusal(5, "torch", wrong, advice)
 
 
 def _unstartable(error: OSError) -> Refusal:
