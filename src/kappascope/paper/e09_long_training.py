@@ -279,7 +279,8 @@ CLAIMS = (
         mended=Mended(
             "undecided",
             "96 and 48 trained trials at d = 64 and 128 did not tell a factor of two; now the 300 "
-            "trials of experiment 8 at rate 0.05 stand for d = 64, and those are told.",
+            "trials of experiment 8 at rate 0.05 stand for d = 64, and those are told. Draws at "
+            "d = 64 were doubled as well: 1536 had left a tenth too much open.",
         ),
         answers=("W9(b)", "Q2", "W3(c)"),
     ),
