@@ -19,7 +19,7 @@ from processes import alive, descendants, until
 from tiny_experiments import SLOW, TOY
 from tiny_runs import COMMAND, complete, sha
 
-FOLDERS = ("paper", "beyond")  # of committed results
+FOLDERS = ("reproduce",)  # of committed results
 
 
 def test_reproduce_writes_what_it_promises_and_says_where(run, tmp_path: Path) -> None:
