@@ -17,12 +17,13 @@ import typer
 
 from kappascope.cli._errors import signals_held
 from kappascope.refusal import Refusal
-from kappascope.text import clean
+from kappascope.text import clean, duration
 
 if TYPE_CHECKING:  # the command starts without it
     from rich.console import RenderableType
 
 SECONDS_BETWEEN_LINES = 10.0  # of progress, where no bar can be drawn
+LONG_RUN = 10.0  # seconds from which on a run says beforehand how long it may take
 Part: TypeAlias = tuple[str, float]
 """What a piece of work belongs to, and its share of the time."""
 
@@ -62,6 +63,12 @@ def say(text: str) -> None:
     if text:
         with suppress(OSError):  # a line that nobody can read costs no result
             typer.echo(clean(text), err=True)
+
+
+def announce(work: str, seconds: float) -> None:
+    """Say how long some work may take, if it is long."""
+    if seconds > LONG_RUN:
+        say(f"{work}, about {duration(seconds)} if the machine has nothing else to do")
 
 
 def draw(result: RenderableType) -> None:

@@ -15,6 +15,7 @@ from kappascope.checkpoints.paths import refuse_unreadable
 from kappascope.cli._errors import refusal_of
 from kappascope.cli._options import Debug, EngineName, Keep, ShardOption
 from kappascope.cli._terminal import (
+    announce,
     draw,
     loading,
     progress,
@@ -61,7 +62,7 @@ def diagnose(
     ] = None,
     spectrum: Annotated[
         Extent,
-        typer.Option(help="All singular values: up to size 2048, always, or where they come free."),
+        typer.Option(help="All singular values up to size 2048, all always, or the ends alone."),
     ] = "auto",
     reference: Annotated[
         str | None,
@@ -73,13 +74,13 @@ def diagnose(
     ] = None,
     rename: Annotated[
         list[str] | None,
-        typer.Option(help="A=B: what names have here, and what instead in the reference."),
+        typer.Option(help="A=B: A in names here is B in names of the reference."),
     ] = None,
     optimizer: Annotated[
         str | None,
         typer.Option(
-            help="What trained it from the reference on, like 'AdamW lr=0.001 weight_decay=0.1': "
-            "what is learned, and what would noise alone have done?"
+            help="How it was trained from the reference, like 'AdamW lr=0.001 weight_decay=0.1': "
+            "tells what is learned from what noise alone does."
         ),
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of the optimizer.")] = None,
@@ -405,6 +406,9 @@ def examined(case: Case, quiet: bool = False) -> Diagnosis:
 
 def examined_tasks(case: Case, quiet: bool = False) -> Iterator[Done[Task]]:
     """Yield what becomes of the tasks of a checkpoint, and show the progress, unless ``quiet``."""
+    if not quiet:
+        tensors = plural(len(case.inventory.plan.units), "tensor")
+        announce(f"{case.model}: {tensors} to examine", case.seconds)
     parts = [("matrices", task.effort) for task in case.tasks]
     silent: AbstractContextManager[Callable[..., None]] = nullcontext(_ignored)
     shown = silent if quiet else progress(parts)

@@ -17,13 +17,13 @@ from kappascope.refusal import Refusal
 from kappascope.system.files import strict
 from kappascope.system.memory import bytes_of
 from kappascope.system.workers import CORES, Processes
-from kappascope.text import clean, number, plural
+from kappascope.text import clean, number, plural, ruled_table
 
 if TYPE_CHECKING:
     from kappascope.clinic.diff import Diff
 
 TABLE_ROWS = 40  # layers that are not the same, the gravest first
-LONGEST_NAME = 60  # characters
+SHORTEST_NAME, OTHER_COLUMNS = 24, 53  # characters: of a name that is cut, and beside it
 COLOURS = {"damaged": "bold red", "missing": "red", "replaced": "yellow", "added": "yellow"}
 
 
@@ -39,7 +39,7 @@ def diff(
     ] = None,
     rename: Annotated[
         list[str] | None,
-        typer.Option(help="NEW=OLD: what names have in B, and what instead in A."),
+        typer.Option(help="NEW=OLD: NEW in names of B is OLD in names of A."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document, no table.")] = False,
     fail_on: Annotated[
@@ -142,17 +142,19 @@ def print_failed_diff(refusal: Refusal, before: str = "", after: str = "") -> No
 
 def _show(found: Diff) -> None:
     """Print a row for every layer that is not the same, and a sentence that counts all."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    from rich.console import Console
     from rich.text import Text
 
     from kappascope.clinic.terminal import plain
 
+    room = max(SHORTEST_NAME, Console().width - OTHER_COLUMNS)
+
     changed = [layer for layer in found.ranked if layer.verdict != "same" or layer.text]
-    drawn = Table("layer", "verdict", "moved", "what", box=SIMPLE_HEAD, pad_edge=False)
+    drawn = ruled_table("layer", "verdict", "moved", "what", numbers=(2,))
+    drawn.columns[0].no_wrap = True
     for layer in changed[:TABLE_ROWS]:
         drawn.add_row(
-            Text(plain(layer.name or layer.before, LONGEST_NAME)),
+            Text(plain(layer.name or layer.before, room)),
             Text(layer.verdict, COLOURS.get(layer.verdict, "")),
             Text(number(layer.distance, 2)),
             Text(plain(layer.text)),

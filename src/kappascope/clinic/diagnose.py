@@ -30,7 +30,7 @@ from kappascope.checkpoints.remote import Fetching, FetchingThere
 from kappascope.clinic import MODULES, Extent
 from kappascope.clinic.atlas import Atlas
 from kappascope.clinic.diagnosis import Diagnosis
-from kappascope.clinic.examination import Examination, Kernel, examine
+from kappascope.clinic.examination import AUTO_LIMIT, Examination, Kernel, examine
 from kappascope.clinic.keeping import Keeping
 from kappascope.clinic.moments import Moments, SwallowedStep
 from kappascope.clinic.source import (
@@ -81,6 +81,9 @@ MAX_TABLE_ENTRIES = 2**25  # of a table of tokens: a copy in float64 has 268 meg
 # of which code the numbers of a row depend on
 SOURCES = ("matrix", "model", "theory", "corrections", "checkpoints", "clinic")
 LEAST_FLOPS = 2e9  # floating point operations a second: any machine does more
+# Seconds of one core over long x short x short, for all singular values and for the ends of the
+# spectrum (benchmarks/results/vitals.json, diagnose.json), and for whatever else a tensor takes.
+ALL_VALUES_RATE, ENDS_RATE, EACH_TENSOR = 6e-11, 3e-11, 0.02
 WORKER = Processes(1, retries=0, loaded=MODULES)  # what fails on a file will fail again
 
 
@@ -548,6 +551,26 @@ class Case:
     atlas: Atlas | None = None
     compared: Inventory | None = None  # what is in the reference
     counterparts: Counterparts = NO_COUNTERPARTS
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that an idle machine takes, about; 0 where others' machines do the work.
+
+        >>> import torch
+        >>> round(case({"a.weight": torch.empty(2000, 2000)}).seconds, 1)
+        0.5
+        """
+        if not isinstance(self.engine, Processes | Here):
+            return 0.0
+        seconds = 0.0
+        for part in (part for task in self.tasks for unit in task.units for part in unit.parts):
+            short, long = sorted(part.shape)
+            complete = self.selection.spectrum == "full" or (
+                self.selection.spectrum == "auto" and short <= AUTO_LIMIT
+            )
+            rate = ALL_VALUES_RATE if complete else ENDS_RATE
+            seconds += EACH_TENSOR + rate * long * short * short
+        return seconds / (min(self.engine.jobs, CORES) if isinstance(self.engine, Processes) else 1)
 
     @property
     def fetched(self) -> str:
