@@ -9,7 +9,7 @@ from rich.console import Console
 from kappascope.clinic import terminal
 from kappascope.clinic.diagnose import diagnose
 from kappascope.clinic.diagnosis import Diagnosis
-from kappascope.clinic.html import ratio_level
+from kappascope.clinic.metrics import metric
 from kappascope.clinic.terminal import lines, matrix_table, plain, trajectory_table
 from kappascope.model.skipped import Skipped, unreadable
 
@@ -34,7 +34,7 @@ def test_terminal_and_page_agree_on_what_the_dtype_leaves_open() -> None:
     bounds = {row.name: row.condition_number_low for row in found.matrices if not row.resolved}
     assert {row.name: row.kappa for row in rows if row.is_bounded} == bounds
     assert bounds.keys() == {"a.weight", "c.weight"}
-    assert {ratio_level(row) for row in rows if row.is_bounded} == {0}
+    assert {metric("chance").level_of(row) for row in rows if row.is_bounded} == {0}
 
 
 def test_the_terminal_tells_every_failure_up_to_a_number() -> None:

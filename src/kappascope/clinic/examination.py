@@ -400,7 +400,7 @@ def examine(
         taps=kernel.taps,
         **_present(numbers),
         reasons=dict(_reasons(numbers)),
-        plot=_guarded(("plot",), faults, _plot, shape, vitals, values),
+        plot=_guarded(("plot",), faults, _plot, shape, vitals, values, kernel),
         uncompared=Reason(errors.kind, errors.reason) if isinstance(errors, _Absent) else None,
         is_singular=numbers["condition_number"] is SINGULAR,
         faults=tuple(faults),
@@ -502,10 +502,7 @@ def _norms(vitals: spectra.Vitals, kernel: Kernel) -> dict[str, Any]:
     The columns of a convolution are its inputs: the taps of one are taken together. A depthwise
     kernel has one input, so that its columns have nothing to be compared with.
     """
-    rows, columns = vitals.row_norms, vitals.column_norms
-    if columns is not None and kernel.size > 1 and len(columns):
-        scaled, exponent = _scaled(columns.unflatten(0, (-1, kernel.size)))
-        columns = spectra.ldexp(torch.linalg.vector_norm(scaled, dim=1), exponent)
+    rows, columns = vitals.row_norms, _input_norms(vitals.column_norms, kernel)
     numbers: dict[str, Any] = {}
     lines: dict[str, tuple[int, ...]] = {}
     apart = {}
@@ -525,6 +522,14 @@ def _norms(vitals: spectra.Vitals, kernel: Kernel) -> dict[str, Any]:
             lines |= {name: _indices_of(mask, norms) for name, mask in listed.items() if mask.any()}
             apart[side] = beyond.repeat_interleave(kernel.size) if side == "column" else beyond
     return numbers | {"lines": lines, "apart": apart if len(apart) == 2 else None}
+
+
+def _input_norms(columns: Tensor | None, kernel: Kernel) -> Tensor | None:
+    """Return the norms of columns, those of the taps of one input taken together."""
+    if columns is None or kernel.size < 2 or not len(columns):
+        return columns
+    scaled, exponent = _scaled(columns.unflatten(0, (-1, kernel.size)))
+    return spectra.ldexp(torch.linalg.vector_norm(scaled, dim=1), exponent)
 
 
 def _indices_of(mask: Tensor, norms: Tensor) -> tuple[int, ...]:
@@ -777,12 +782,15 @@ def _as_components(matrix: Tensor, vitals: spectra.Vitals) -> Components:
     return result
 
 
-def _plot(shape: tuple[int, int], vitals: spectra.Vitals, values: Tensor | None) -> dict[str, Any]:
-    """Return what the page draws: spectrum, random curve, floor, and bars of row norms."""
+def _plot(
+    shape: tuple[int, int], vitals: spectra.Vitals, values: Tensor | None, kernel: Kernel
+) -> dict[str, Any]:
+    """Return what the page draws: spectrum, random curve, floor, and bars of both norms."""
     drawn: dict[str, Any] = {"spectrum": [], "null": [], "floor": vitals.resolution, "rows": None}
-    rows = vitals.row_norms
-    if rows is not None and len(rows):
-        drawn["rows"] = _bars(rows.numpy(force=True))
+    columns = _input_norms(vitals.column_norms, kernel)
+    for name, norms in (("rows", vitals.row_norms), ("columns", columns)):
+        if norms is not None and len(norms):
+            drawn[name] = _bars(norms.numpy(force=True))
     if values is None or not vitals.frobenius_norm:
         return drawn
     indices = _indices(len(values))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kappascope.clinic.examination import Examination
-from kappascope.clinic.metrics import RATIO_LEVELS
+from kappascope.model.adapters import adapted_layer
 from kappascope.pages.rendering import legible
 from kappascope.text import number
 
@@ -17,6 +17,8 @@ KINDS = (
     "convolution", "other", "head",
 )  # fmt: skip
 """Columns in the order in which data flow; kinds not named here come after these."""
+ATTENTION = {"query", "key", "value", "fused", "output"}  # kinds that make a model a transformer
+MOST_IN_CELL = 24  # matrices of one kind in one layer that are shown one by one
 
 
 def one_line(name: str) -> str:
@@ -38,44 +40,30 @@ class HeatMap:
 
 @dataclass(frozen=True)
 class Cell:
-    """The matrices of one kind in one layer; one that failed or is farthest above chance is shown.
-
-    >>> from kappascope.model.skipped import unreadable
-    >>> Cell((Examination.failed("w", (1, 2), "float32", unreadable("NaN")),)).text
-    '✗'
-    """
+    """The matrices that do the same in one layer, the worst of them first."""
 
     rows: tuple[Examination, ...]
 
     @property
-    def worst(self) -> Examination:
-        """The matrix that is shown."""
-        return max(self.rows, key=lambda row: (row.failure is not None, row.ratio or 0.0))
+    def shown(self) -> tuple[Examination, ...]:
+        """The matrices that have a place of their own in the cell."""
+        return self.rows[:MOST_IN_CELL]
 
-    @property
-    def severity(self) -> str:
-        """The severity of the worst finding in it, or nothing."""
-        return max(self.rows, key=lambda row: row.gravity).severity
 
-    @property
-    def text(self) -> str:
-        """What is written in the cell."""
-        if self.worst.ratio is None:
-            return "✗" if self.worst.failure else "·"
-        return f"×{number(self.worst.ratio, 2)}"
+def matrix_label(row: Examination) -> str:
+    """Return what hovering, focus and screen readers tell of a matrix.
 
-    @property
-    def label(self) -> str:
-        """What hovering, focus and screen readers tell."""
-        row, many = self.worst, len(self.rows)
-        findings, name = sum(len(each.findings) for each in self.rows), one_line(row.name)
-        parts = [
-            f"{many} matrices, shown is {name}" if many > 1 else name,
-            _compared(row),
-            "not resolved by its dtype" if row.is_unresolved else "",
-            f"{findings} finding{'s' * (findings != 1)}" if findings else "",
-        ]
-        return "; ".join(part for part in parts if part)
+    >>> matrix_label(Examination("w", (1, 9), "", "ok", condition_number=1.0, resolved=True))
+    'w; κ 1.00, 1.0 × chance'
+    """
+    found = len(row.findings)
+    parts = [
+        one_line(row.name),
+        _compared(row),
+        "not resolved by its dtype" if row.is_unresolved else "",
+        f"{found} finding{'s' * (found != 1)}" if found else "",
+    ]
+    return "; ".join(part for part in parts if part)
 
 
 def _compared(row: Examination) -> str:
@@ -86,43 +74,53 @@ def _compared(row: Examination) -> str:
         return row.reasons.get("condition_number") or "κ unknown"
     least = "at least " if row.is_bounded else ""
     beside = "" if row.null_z is None or row.is_bounded else f" (z {number(row.null_z)})"
-    times = f"{least}{number(row.ratio, 2)} times that of a random matrix of its shape"
+    times = f"{least}{number(row.ratio, 2)} × chance"
     return f"κ {least}{number(row.kappa)}, {times}{beside}"
 
 
-def ratio_level(row: Examination) -> int | None:
-    """Tell how many of RATIO_LEVELS a matrix's ratio exceeds, or (negative) its inverse does.
-
-    What is only bounded is not shown below chance, where it need not be.
-
-    >>> ratio_level(Examination("w", (1, 9), "", "ok", condition_number=1.0, resolved=True))
-    0
-    """
-    if row.ratio is None:
-        return None
-    if row.ratio >= 1:
-        return bisect_right(RATIO_LEVELS, row.ratio)
-    return 0 if row.is_bounded else -bisect_right(RATIO_LEVELS, 1 / row.ratio)
-
-
-def heat_map(rows: Iterable[Examination]) -> HeatMap:
-    """Return the matrices by depth and kind.
+def heat_map(rows: Sequence[Examination]) -> HeatMap:
+    """Return the matrices by layer and kind or, where there is no attention, by their own names.
 
     >>> kinds = ("up", "query")
     >>> rows = [Examination(k, (2, 2), "", "ok", kind=k, depth=d) for d in (0, 1) for k in kinds]
     >>> heat_map(rows).columns, [depth for depth, _ in heat_map(rows).lines]
     (('query', 'up'), [0, 1])
+    >>> names = "conv1.weight", "conv2.weight", "blocks.0.conv1.weight"
+    >>> grid = heat_map([Examination(name, (2, 2), "", "ok") for name in names])
+    >>> grid.columns, [head for head, _ in grid.lines]
+    (('conv1', 'conv2'), [None, 'blocks.0'])
     """
-    cells: dict[tuple[int | None, str], list[Examination]] = {}
-    for row in rows:
-        cells.setdefault((row.depth, row.kind), []).append(row)
-    depths = sorted({depth for depth, _ in cells}, key=lambda d: (d is None, d or 0))
-    columns = tuple(sorted({kind for _, kind in cells}, key=flow_order))
+    is_transformer = any(row.kind in ATTENTION for row in rows)
+    places = [(row.depth, row.kind) if is_transformer else own_place(row.name) for row in rows]
+    cells: dict[tuple[Any, str], list[Examination]] = {}
+    for place, row in zip(places, rows, strict=True):
+        cells.setdefault(place, []).append(row)
+    heads = list(dict.fromkeys(head for head, _ in places))
+    columns = list(dict.fromkeys(column for _, column in places))
+    if is_transformer:
+        heads.sort(key=lambda depth: (depth is None, depth or 0))
+        columns.sort(key=flow_order)
     lines = []
-    for depth in depths:
-        groups = (cells.get((depth, kind)) for kind in columns)
-        lines.append((depth, tuple(Cell(tuple(those)) if those else None for those in groups)))
-    return HeatMap(columns, tuple(lines))
+    for head in heads:
+        groups = (cells.get((head, column)) for column in columns)
+        lines.append((head, tuple(_cell(those) if those else None for those in groups)))
+    return HeatMap(tuple(columns), tuple(lines))
+
+
+def _cell(rows: Sequence[Examination]) -> Cell:
+    return Cell(tuple(sorted(rows, key=lambda row: row.badness, reverse=True)))
+
+
+def own_place(name: str) -> tuple[str | None, str]:
+    """Return the numbered block that a matrix stands in, if any, and its name there.
+
+    >>> own_place("layer1.0.conv2.weight"), own_place("classifier.weight"), own_place("2.weight")
+    (('layer1.0', 'conv2'), (None, 'classifier'), ('2', 'weight'))
+    """
+    path = adapted_layer(name).split(".")
+    last = max((k for k, part in enumerate(path) if re.fullmatch(r"\d+", part)), default=-1)
+    block, inside = path[: last + 1], path[last + 1 :]
+    return ".".join(block) or None, ".".join(inside) or "weight"
 
 
 def flow_order(kind: str) -> tuple[int, str]:

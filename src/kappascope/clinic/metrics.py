@@ -54,7 +54,10 @@ class Metric:
     def level_of(self, row: Examination) -> int | None:
         """Return how unusual a matrix is by this number, up to 5; nothing where there is none."""
         value = self.of(row)
-        return None if value is None else self.level(value)
+        if value is None:
+            return None
+        is_open = self.key == "chance" and row.is_bounded and value < 1  # it may well be above
+        return 0 if is_open else self.level(value)
 
 
 def usual_stable_rank(shape: tuple[int, int]) -> float:

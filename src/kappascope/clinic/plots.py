@@ -24,7 +24,7 @@ def map_axes(rows: Sequence[Examination], shown: Metric, axes: Axes | None) -> A
         for x, cell in enumerate(cells):
             if cell is None:
                 continue
-            row = max(cell.rows, key=lambda one: shown.level_of(one) or 0)
+            row = max(cell.rows, key=lambda one: (one.is_alarming, shown.level_of(one) or 0))
             share = 0.12 + 0.15 * (shown.level_of(row) or 0)
             alarm = any(one.is_alarming for one in cell.rows)
             colour = ("#b3360b" if alarm else "#17609c", share)
