@@ -109,3 +109,14 @@ def raylet(item: int) -> int:
     while not Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0].endswith(b"raylet"):
         pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return pid
+
+
+def rests(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def computes(size: int) -> float:
+    """Factorize a matrix of this size; return the seconds of CPU that it took."""
+    began = time.process_time()
+    torch.linalg.svdvals(torch.randn(size, size, generator=torch.Generator().manual_seed(0)))
+    return time.process_time() - began

@@ -520,7 +520,7 @@ def _not_found(error: Exception) -> Reason:
 
 @dataclass(frozen=True)
 class Case:
-    """A model to be examined: the tasks, the largest first, and where they are done."""
+    """A model to be examined: tasks, one short and then the longest, and where they are done."""
 
     model: Location
     reference: Location | None
@@ -533,6 +533,12 @@ class Case:
     atlas: Atlas | None = None
     compared: Inventory | None = None  # what is in the reference
     counterparts: Counterparts = NO_COUNTERPARTS
+
+    @property
+    def parameters(self) -> int:
+        """The number of entries of all stored tensors that are examined."""
+        units = [task.unit for task in self.tasks if isinstance(task, TensorTask)]
+        return sum(math.prod(unit.parts[0].shape) for unit in units)
 
     @property
     def fetched(self) -> str:
@@ -756,7 +762,9 @@ def case(
         tasks += [MomentsTask(one) for one in inventory.moments if selection.takes(one.name)]
     if isinstance(model, OnDisk) and not isinstance(model, Mirrored):  # which has holes
         tasks += [DigestTask(path, Path(path).stat().st_size) for path in inventory.files]
-    tasks.sort(key=lambda task: task.effort, reverse=True)
+    # no long one is left for the end, but a short one comes first: its row can be shown soon
+    shortest = min(weights, key=lambda task: task.effort, default=None)
+    tasks.sort(key=lambda task: (task is shortest, task.effort), reverse=True)
     engine: Engine = Here()
     sides = [side for side in (model, other) if side is not None]
     on_disk = [side for side in sides if isinstance(side, OnDisk)]

@@ -24,7 +24,7 @@ from functools import cache
 from typing import Any, Generic, TypeVar, final
 
 from kappascope.refusal import Refusal
-from kappascope.system._server import START_SECONDS
+from kappascope.system._server import START_SECONDS, Worker
 from kappascope.system.extras import optional
 from kappascope.system.files import MODES, environment
 from kappascope.system.imports import trusted
@@ -261,6 +261,10 @@ def _signals_kept() -> Iterator[None]:
 # --- on a node ------------------------------------------------------------------------------------
 
 
+_IDLE: dict[Processes, list[Worker]] = {}
+"""Processes of a node that have nothing to do; they end with the worker of Ray that has them."""
+
+
 def done_there(errand: _Errand) -> Done[None] | _Unfit:
     """Do an item on the node we are on, if that is of the kind that was asked for."""
     os.environ.update(errand.variables)
@@ -275,7 +279,12 @@ def done_there(errand: _Errand) -> Done[None] | _Unfit:
     if other:
         whats = (f"its {name} is {theirs.get(name)}, here {errand.kind[name]}" for name in other)
         return _Unfit(node, next(whats))
-    (done,) = errand.engine.run(_opened, [errand.parcel])
+    engine = errand.engine
+    if isinstance(engine, Processes):  # whose process may have the next item, too
+        idle = _IDLE.setdefault(engine, [])
+        (done,) = engine.run_with(idle, _opened, [errand.parcel])
+    else:
+        (done,) = engine.run(_opened, [errand.parcel])
     return Done(None, done.seconds, done.failure, done.error, done.result)
 
 
