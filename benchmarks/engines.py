@@ -186,7 +186,7 @@ class Peak:
     def _look(self) -> None:
         while not self.over.wait(0.02):
             for pid in descendants(os.getpid()) - {os.getpid()}:
-                with suppress(OSError, IndexError, ValueError):
+                with suppress(OSError, LookupError, ValueError):  # it may be gone
                     status = Path(f"/proc/{pid}/status").read_text()
                     lines = dict(line.split(":", 1) for line in status.splitlines())
                     resident = 1024 * int(lines["RssAnon"].split()[0])

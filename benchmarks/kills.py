@@ -49,7 +49,8 @@ def processes(kind: str, started: set[int]) -> list[int]:
         with suppress(OSError):
             commands[pid] = Path(f"/proc/{pid}/cmdline").read_bytes()
     if kind == "worker of ray":
-        return [pid for pid, command in commands.items() if command.startswith(b"ray::")]
+        titles = (b"ray::kappascope", b"ray::IDLE")  # not its agents, without which a node is lost
+        return [pid for pid, command in commands.items() if command.startswith(titles)]
     servers = {pid for pid, command in commands.items() if b"kappascope.system._server" in command}
     forked = {pid for pid in servers if descendants(pid) and parent(pid) in servers}
     return sorted(forked if "worker" in kind else servers - forked)
@@ -89,7 +90,7 @@ def killed(engine: str, count: int, seed: int) -> dict[str, Any]:
         subprocess.run(run(whole, "local"), capture_output=True, check=True)
         folder = Path(place) / "0"
         for number in range(count):
-            if (folder / "trials.parquet").exists():  # it came to its end: begin another
+            if points and points[-1]["code"] == 0:  # it came to its end: begin another
                 points[-1]["same"] = sha(folder) == sha(whole)
                 folder = Path(place) / str(number)
             victim = VICTIMS[engine][number % len(VICTIMS[engine])]

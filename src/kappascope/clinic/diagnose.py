@@ -208,7 +208,7 @@ class TensorTask(Task):
         """Examine each chosen matrix, and compare it with its counterpart if there is one."""
         wanted = [part.name for part in self.unit.parts if part.name in self.chosen]
         counterparts, fault = _counterparts(reference, wanted)
-        roundings = model.roundings(self.unit)
+        roundings, one_code = model.roundings(self.unit), model.holds_one_code(self.unit)
         for logical, matrix in self.unit.matrices(model.read):
             if logical.name not in self.chosen:
                 continue
@@ -222,7 +222,7 @@ class TensorTask(Task):
                 elif row.failure is not None:
                     row = replace(row, uncompared=unreadable(row.status))
                 row = replace(row, reasons={"errors": str(row.uncompared), **row.reasons})
-            row = replace(row, faults=(*row.faults, *fault))
+            row = replace(row, faults=(*row.faults, *fault), one_code=one_code)
             if self.training is not None and row.failure is None:
                 row = _against_noise(row, self.training, matrix, other)
             yield _described(row, logical, rounding.code if rounding else "")
