@@ -256,20 +256,34 @@ class AffineIntegers(Code):
 
     def decode(self, *stored: Tensor) -> Float[Tensor, "out in"]:
         """Return code * scale + offset."""
-        words, scales, offsets = stored
-        group = torch.arange(self.columns) // (self.columns // scales.shape[1])
-        result = torch.empty(len(words), self.columns)
-        for rows in panels(len(result), self.columns):
-            codes = unpacked(words[rows].T, self.bits).T
-            scale, offset = (part[rows].float()[:, group] for part in (scales, offsets))
-            result[rows] = codes * scale + offset
-        return result
+        return self._by_rows(
+            stored, torch.float32, lambda codes, scale, offset: codes * scale + offset
+        )
 
     def half_steps(self, *stored: Tensor) -> Float[Tensor, "out in"]:
-        """Return half the scale of every entry."""
-        _, scales, _ = stored
-        each = enlarged(scales.float().abs() / 2)
-        return each.repeat_interleave(self.columns // scales.shape[1], 1)
+        """Return half the scale of every entry, and all of it at the ends, where MLX clips.
+
+        It makes one end of a group exact, and what is beyond the other is cut by up to a step.
+        """
+        last = (1 << self.bits) - 1
+
+        def half_step(codes: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
+            is_end = (codes == 0) | (codes == last)
+            return enlarged(scale.abs() * torch.where(is_end, 1.0, 0.5))
+
+        return self._by_rows(stored, torch.bfloat16, half_step)
+
+    def _by_rows(
+        self, stored: tuple[Tensor, ...], dtype: torch.dtype, of: Callable[..., Tensor]
+    ) -> Tensor:
+        """Return a function of code, scale and offset of every entry, a panel at a time."""
+        words, scales, offsets = stored
+        group = torch.arange(self.columns) // (self.columns // scales.shape[1])
+        result = torch.empty(len(words), self.columns, dtype=dtype)
+        for rows in panels(len(result), self.columns):
+            codes = unpacked(words[rows].T, self.bits).T
+            result[rows] = of(codes, *(part[rows].float()[:, group] for part in (scales, offsets)))
+        return result
 
 
 MLX_GROUP = 64  # columns that share a scale, where no config tells
