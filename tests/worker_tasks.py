@@ -69,9 +69,9 @@ def stops(marker: str) -> None:
 
 
 def marks(item: tuple[str, float]) -> None:
-    """Leave the numbers of this process and of the one that its server is of, and rest."""
+    """Leave the number of this process and the seconds of its rest, and rest."""
     folder, seconds = item
-    (Path(folder) / f"{os.getpid()}").write_text(f"{os.getpid()} {_worker_of_ray()}")
+    (Path(folder) / f"{os.getpid()} {seconds}").touch()
     time.sleep(seconds)
 
 
