@@ -11,7 +11,7 @@ export OMP_NUM_THREADS := 1
 export OMP_WAIT_POLICY := passive
 export HF_HUB_OFFLINE := 1
 
-.PHONY: reproduce test browser clean
+.PHONY: reproduce test test-wheel browser clean
 
 reproduce: $(VENV)/installed
 	$(BIN)/kappascope reproduce --out $(OUT)
@@ -21,6 +21,19 @@ test: $(VENV)/installed-for-tests browser
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2
+
+# The tests of what a user installs: the wheel, with no source beside the tests. Three files of tests
+# are about the source itself.
+WHEEL := wheel
+WHEEL_TESTS ?= tests
+test-wheel: browser
+	rm -rf $(WHEEL) && mkdir -p $(WHEEL)/project
+	python3 -m venv $(WHEEL)/venv
+	$(WHEEL)/venv/bin/pip wheel --quiet --no-deps --wheel-dir $(WHEEL) .
+	$(WHEEL)/venv/bin/pip install --quiet "$$(echo $(CURDIR)/$(WHEEL)/*.whl)[test]"
+	git archive HEAD | tar --extract --directory $(WHEEL)/project --exclude=src
+	cd $(WHEEL)/project && ../venv/bin/pytest -n 2 $(WHEEL_TESTS) --ignore tests/test_architecture.py \
+	  --ignore tests/test_packaging.py --ignore tests/test_docs.py
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || python3 -m venv $(VENV)
@@ -39,4 +52,4 @@ browser:
 	  >/dev/null 2>&1 || echo "no chromium: the tests that open reports in a browser are skipped"
 
 clean:
-	rm -rf $(VENV) $(OUT)
+	rm -rf $(VENV) $(OUT) $(WHEEL)

@@ -6,10 +6,10 @@
     OMP_NUM_THREADS=1 python benchmarks/monitor.py failures   # six kinds of induced failures
     OMP_NUM_THREADS=1 python benchmarks/monitor.py memory     # over 10,000 steps
 
-A GPT of width d with 4 layers and heads of 64 learns random text, 2,048 tokens a step. Steps of
-training and readings of the monitor are timed in turn in one process, in CPU time: a reading is
-what ``Monitor`` does in its hooks at a step that is due. What its hooks do at the other steps, the
-norms of weights and gradients, is timed by itself and is part of every share. The results go to
+A GPT of width d with 4 layers and heads of 64 learns random text, 2,048 tokens a step. Monitors of
+four kinds watch the same run, and what each does in its hooks is timed, in CPU time: at a step that
+is due, and at the others, where it takes the norms of weights and gradients, which are part of
+every share. A step of training is what is left. The results go to
 ``benchmarks/results/monitor.json``.
 """
 
@@ -38,6 +38,7 @@ from kappascope.monitor.record import Run
 RESULTS = Path(__file__).parent / "results" / "monitor.json"
 TOKENS, CONTEXT, VOCABULARY = 2048, 128, 256
 EVERY, SPECTRA_EVERY = 20, 500
+TIMED_EVERY = 4  # steps: what a reading takes hardly depends on how long ago the last one was
 
 
 class Attention(nn.Module):
@@ -128,95 +129,120 @@ def trained(model: GPT, optimizer: torch.optim.Optimizer, data: Iterator[Tensor]
     return time.process_time() - began
 
 
+def is_product(name: str) -> bool:
+    """Whether this is the product of two factors of a head."""
+    return "[qk." in name or "[ov." in name
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "components": {"quantities": ()},
+    "components, without products": {"quantities": (), "exclude": is_product},
+    "components, signal, update, swallowed": {"quantities": ("signal", "update", "swallowed")},
+    "whole spectra too": {"spectra_every": TIMED_EVERY},
+}
+
+
+class Timed:
+    """A monitor whose hooks are timed: those of a step with a reading, and of one without."""
+
+    def __init__(self, folder: Path, options: dict[str, Any]) -> None:
+        self.monitor = Monitor(folder, every=TIMED_EVERY, strict=True, **options)
+        for name in ("_before", "_gradients", "_after"):
+            setattr(self.monitor, name, self._timed(getattr(self.monitor, name)))
+        self.spent = 0.0
+
+    def _timed(self, hook: Callable[..., None]) -> Callable[..., None]:
+        def timed(*given: Any) -> None:
+            began = time.process_time()
+            hook(*given)
+            self.spent += time.process_time() - began
+
+        return timed
+
+    def told(self) -> float:
+        """The time since this was last asked."""
+        spent, self.spent = self.spent, 0.0
+        return spent
+
+
 def cost(width: int, rounds: int) -> dict[str, Any]:
-    """The shares of training time, from steps that are due and steps that are not, in turn."""
+    """The shares of training time, each the least of some rounds, and from the medians."""
     torch.manual_seed(0)
     model = GPT(width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.1)
     data = texts()
     for _ in range(3):
         trained(model, optimizer, data)
-    kinds: dict[str, dict[str, Any]] = {
-        "components": {"quantities": ()},
-        "components, without products": {"quantities": (), "exclude": is_product},
-        "components, signal, update, swallowed": {"quantities": ("signal", "update", "swallowed")},
-        "whole spectra too": {"spectra_every": 2},
-    }
-    times: dict[str, list[float]] = {name: [] for name in (*kinds, "plain", "svdvals", "products")}
+    names = [
+        *KINDS,
+        *(f"{name}, between readings" for name in KINDS),
+        "step",
+        "svdvals",
+        "products",
+    ]
+    times: dict[str, list[float]] = {name: [] for name in names}
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     with tempfile.TemporaryDirectory() as folder:
-        for turn in range(rounds):
-            times["plain"].append(trained(model, optimizer, data))
-            for i, (name, options) in enumerate(kinds.items()):
-                path = Path(folder) / f"{i}"
-                monitor = Monitor(path, every=2, strict=True, **options)
-                monitor = _warm(
-                    monitor, model, optimizer, turn, kept=KEPT.setdefault((width, name), [])
-                )
-                trained(model, optimizer, data)
-                times[name].append(trained(model, optimizer, data))
-                _sleep(monitor)
-            began = time.process_time()
-            for matrix in matrices:
-                torch.linalg.svdvals(matrix.detach())
-            times["svdvals"].append(time.process_time() - began)
-            if turn == 0:
+        timed = {name: Timed(Path(folder) / name, options) for name, options in KINDS.items()}
+        for each in timed.values():
+            each.monitor.attach(model, optimizer)
+        for step in range(1, rounds * TIMED_EVERY + 1):
+            whole = trained(model, optimizer, data)
+            is_due = step % TIMED_EVERY == 0
+            for name, each in timed.items():
+                spent = each.told()
+                whole -= spent
+                times[name if is_due else f"{name}, between readings"].append(spent)
+            times["step"].append(whole)
+            if is_due:
+                began = time.process_time()
+                for matrix in matrices:
+                    torch.linalg.svdvals(matrix.detach())
+                times["svdvals"].append(time.process_time() - began)
+            if step in (TIMED_EVERY, 2 * TIMED_EVERY):
                 began = time.process_time()
                 svdvals_of_products(model)
                 times["products"].append(time.process_time() - began)
-        for kept in KEPT.values():
-            for monitor in kept:
-                monitor.close()
-        KEPT.clear()
-        hooks = quiet_hooks(model, optimizer, Path(folder) / "quiet")
-    plain = min(times["plain"])
-    usual = statistics.median(times["plain"])
-    reading = {name: statistics.median(times[name][1:]) - usual for name in kinds}
-    both = reading["components, signal, update, swallowed"]
-    spectra = max(reading["whole spectra too"] - both, 0.0)
-    share = {
-        "components every 20 steps": (reading["components"] / EVERY + hooks) / usual,
-        "components every 10 steps": (reading["components"] / (EVERY / 2) + hooks) / usual,
-        "with signal, update, swallowed every 20 and whole spectra every 500": (
-            both / EVERY + spectra / SPECTRA_EVERY + hooks
-        )
-        / usual,
-        "of these, hooks of the other steps": hooks / usual,
-    }
-    svdvals = statistics.median(times["svdvals"])
+        for each in timed.values():
+            each.monitor.close()
+    least = {name: min(values) for name, values in times.items()}
+    usual = {name: statistics.median(values) for name, values in times.items()}
     return {
         "width": width,
         "matrices": len(matrices),
-        "step, ms": 1e3 * usual,
-        "fastest step, ms": 1e3 * plain,
-        "reading, ms": {name: 1e3 * value for name, value in reading.items()},
-        "svdvals of every matrix, ms": 1e3 * svdvals,
-        "share of training time": share,
-        "svdvals of every product, ms": 1e3 * times["products"][0],
+        "readings": rounds,
+        "least, ms": {name: 1e3 * value for name, value in least.items()},
+        "median, ms": {name: 1e3 * value for name, value in usual.items()},
+        "share of training time": shares(least),
+        "share of training time, from medians": shares(usual),
         "svdvals over components, stored matrices": (
-            svdvals / reading["components, without products"]
+            least["svdvals"] / least["components, without products"]
         ),
         "svdvals over components, products too": (
-            (svdvals + times["products"][0]) / reading["components"]
+            (least["svdvals"] + least["products"]) / least["components"]
         ),
     }
 
 
-def quiet_hooks(model: GPT, optimizer: torch.optim.Optimizer, folder: Path) -> float:
-    """CPU seconds of the hooks at a step without a reading, the median of many."""
-    times = []
-    with Monitor(folder, every=10**6, quantities=(), strict=True).attach(model, optimizer) as quiet:
-        for _ in range(20):
-            began = time.process_time()
-            for hook in (quiet._before, quiet._gradients, quiet._after):
-                hook(0, (optimizer, (), {}))
-            times.append(time.process_time() - began)
-    return statistics.median(times)
+def shares(times: dict[str, float]) -> dict[str, float]:
+    """What readings at the cadences of interest take of the time of training."""
 
+    def share(name: str, every: int, more: float = 0.0) -> float:
+        between = times[f"{name}, between readings"]
+        each = (times[name] - between) / every + between + more / SPECTRA_EVERY
+        return each / times["step"]
 
-def is_product(name: str) -> bool:
-    """Whether this is the product of two factors of a head."""
-    return "[qk." in name or "[ov." in name
+    both = "components, signal, update, swallowed"
+    spectra = max(times["whole spectra too"] - times[both], 0.0)
+    return {
+        "components every 20 steps": share("components", EVERY),
+        "components every 10 steps": share("components", EVERY // 2),
+        "with signal, update, swallowed every 20 and whole spectra every 500": share(
+            both, EVERY, spectra
+        ),
+        "of these, hooks of the steps between": times["components, between readings"]
+        / times["step"],
+    }
 
 
 def svdvals_of_products(model: GPT) -> None:
@@ -232,27 +258,10 @@ def svdvals_of_products(model: GPT) -> None:
             torch.linalg.svdvals(o[:, rows] @ v[rows])
 
 
-KEPT: dict[tuple[int, str], list[Monitor]] = {}
-
-
-def _warm(
-    monitor: Monitor, model: GPT, optimizer: torch.optim.Optimizer, turn: int, kept: list[Monitor]
-) -> Monitor:
-    """One monitor of a kind, attached once and asleep while others are timed."""
-    if not kept:
-        kept.append(monitor.attach(model, optimizer))
-    kept[0]._is_paused = False
-    return kept[0]
-
-
-def _sleep(monitor: Monitor) -> None:
-    monitor._is_paused = True
-
-
 # --- accuracy -------------------------------------------------------------------------------------
 
 
-def accuracy(width: int = 320, steps: int = 40, every: int = 5) -> dict[str, Any]:
+def accuracy(width: int = 384, steps: int = 40, every: int = 5) -> dict[str, Any]:
     """The largest relative error of each extreme against a float64 SVD, along a whole run."""
     torch.manual_seed(0)
     model = GPT(width, layers=2)
@@ -554,7 +563,7 @@ def main() -> None:
     """Measure what the command line names, and keep it with the rest."""
     logging.disable(logging.WARNING)  # alerts are counted here
     parts: dict[str, Callable[[], Any]] = {
-        "cost": lambda: [cost(256, rounds=6), cost(512, rounds=4)],
+        "cost": lambda: [cost(256, rounds=6), cost(512, rounds=3)],
         "accuracy": accuracy,
         "swallowed": swallowed_shares,
         "failures": failures,

@@ -17,7 +17,7 @@ CORPUS = Corpus.of(TEXT)
 def shorten(patch: pytest.MonkeyPatch) -> None:
     """Read a text that needs no download, draw little, and validate on few windows."""
     patch.setattr(study, "corpus", lambda text: CORPUS)
-    for draws in ("WHITE_DRAWS", "MUON_DRAWS", "SHAPED_DRAWS"):
+    for draws in ("WHITE_DRAWS", "SHAPED_DRAWS"):
         patch.setattr(study, draws, 5)
     patch.setattr(noise, "ADAM_SAMPLES", 2**16)
     patch.setattr(noise, "MUON_ENTRIES", 2**14)

@@ -139,6 +139,23 @@ def test_what_pages_say_of_claims_is_what_rows_say() -> None:
         assert not stale, f"{page.name} says {stale}"
 
 
+def test_numbers_of_the_open_question_are_those_of_its_rows() -> None:
+    """What the page says with an interval stands in the page that is written from the rows."""
+    page, written = (
+        (ROOT / "docs" / name).read_text() for name in ("open-question.md", "studies.md")
+    )
+    number = r"[+-]?\d+\.\d+"
+    said = re.findall(rf"{number} \[{number}, {number}\]", page)
+    assert len(said) > 100
+    assert [each for each in said if each not in written] == []
+    headers = set(re.findall(r"^(\|.*\|)\n\|---", written, re.MULTILINE))
+    tables = re.findall(r"^(\|.*\|)\n\|[-|]+\|\n((?:\|.*\|\n)+)", page, re.MULTILINE)
+    copied = [rows for header, rows in tables if header in headers]
+    assert len(copied) >= 5
+    lines = set(written.splitlines())
+    assert [line for rows in copied for line in rows.splitlines() if line not in lines] == []
+
+
 def test_pages_name_claims_that_there_are() -> None:
     verdicts = {claim.id for claim in all_claims()}
     kinds = {name.split(".")[0] for name in verdicts}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -161,3 +162,25 @@ def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> lis
     """
     head, *lines = (f"| {' | '.join(map(markdown_cell, cells))} |" for cells in (columns, *rows))
     return [head, "|" + "---|" * len(columns), *lines]
+
+
+def html_escaped(text: str) -> str:
+    """Return text that is text in HTML, too, between tags and in quoted attributes.
+
+    >>> html_escaped('<a href="x">')
+    '&lt;a href=&quot;x&quot;&gt;'
+    """
+    return html.escape(text, quote=True)
+
+
+def html_table(caption: str, rows: Iterable[Sequence[str]]) -> str:
+    """Return a small table for a notebook, without a style of its own.
+
+    >>> html_table("a < b", [("rank", "3")])
+    '<table><caption>a &lt; b</caption><tr><th>rank</th><td>3</td></tr></table>'
+    """
+    lines = []
+    for head, *cells in rows:
+        data = "".join(f"<td>{html_escaped(clean(cell))}</td>" for cell in cells)
+        lines.append(f"<tr><th>{html_escaped(clean(head))}</th>{data}</tr>")
+    return f"<table><caption>{html_escaped(clean(caption))}</caption>{''.join(lines)}</table>"

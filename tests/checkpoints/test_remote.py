@@ -13,7 +13,7 @@ import torch
 import checkpoint_files
 from kappascope.checkpoints import remote
 from kappascope.checkpoints.locations import MIRRORS, Absent, CheckpointFile
-from kappascope.checkpoints.remote import Listing, Mirror, Place, in_hub_cache, is_remote
+from kappascope.checkpoints.remote import Listing, Mirror, Place, in_hub_cache
 from kappascope.clinic.diagnose import diagnose
 from kappascope.refusal import Refusal
 from range_server import serving
@@ -196,13 +196,3 @@ def test_what_the_cache_of_a_hub_keeps_is_not_fetched(
     assert len(rows("hf://org/name").matrices) == 8
     assert in_hub_cache("hf://org/name@abc") == in_hub_cache("hf://org/name")
     assert in_hub_cache("hf://org/name@other") is None
-
-
-def test_addresses_are_told_from_paths() -> None:
-    assert [*map(is_remote, ["s3://a/b", "https://x", "a/b.pt", "C:\\x", "./x://y"])] == [
-        True,
-        True,
-        False,
-        False,
-        False,
-    ]

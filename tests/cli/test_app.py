@@ -31,6 +31,38 @@ assert not {"torch", "numpy", "scipy", "pyarrow", "matplotlib"} & set(sys.module
     assert "reproduce" in done.stdout
 
 
+def test_what_cannot_be_used_is_refused_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("# Notes\n")
+    wrong = [
+        ["diagnose", "nowhere.pt"],
+        ["diagnose", "org/name"],
+        ["diagnose", "notes.txt"],
+        ["diagnose", "notes.txt", "--json"],
+        ["diagnose", "--nonsense", "model.pt"],
+        ["diagnose", "model.pt", "--sort", "colour"],
+        ["diagnose", str(tmp_path), "--reference", "nowhere.pt"],
+        ["diagnose", str(tmp_path), "--atlas", "nowhere.json"],
+        ["diagnose", str(tmp_path), "--memory", "much"],
+        ["diagnose", str(tmp_path), "--rename", "x"],
+        ["diagnose", str(tmp_path), "--json", "--csv"],
+        ["diff", "nowhere.pt", "notes.txt"],
+        ["survey", "nowhere.pt", "notes.txt"],
+    ]
+    code = f"""
+import sys
+from kappascope.cli import app
+for arguments in {wrong!r}:
+    assert app.run(arguments) in (2, 4), arguments
+    assert not {{"torch", "numpy", "scipy"}} & set(sys.modules), arguments
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    lines = done.stderr.splitlines()
+    assert (done.returncode, len(lines)) == (0, len(wrong)), done.stderr
+    assert "hf://org/name" in lines[1]
+
+
 def test_without_a_command_there_is_help(run) -> None:
     code, output, errors = run()
     assert (code, errors) == (0, "")
@@ -104,7 +136,7 @@ def test_a_broken_pipe_inside_a_command_is_an_error(run, monkeypatch: pytest.Mon
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
     monkeypatch.setattr(Processes, "warm", broken)
-    code, output, errors = run("diagnose", "x.pt")
+    code, output, errors = run("diagnose", ".")
     assert (code, output) == (5, "") and errors.count("\n") == 1 and "Broken pipe" in errors
 
 

@@ -290,7 +290,7 @@ def test_the_terminal_tells_what_moved_from_the_reference(run: Run, saved: Path)
     moved = {name: (1 + i) * weight for i, (name, weight) in enumerate(weights().items())}
     torch.save(moved, saved.with_name("moved.pt"))
     output = run(saved.with_name("moved.pt"), "--reference", saved)[1]
-    assert "2 of 2 matrices compared" in output.replace("\n", " ")
+    assert "2 of 2 matrices compared" in " ".join(output.split())
     assert "frobenius norm 0.500, 1.00 (layers.1.fc.weight)" in output
     assert "Against" not in run(saved)[1]
     torch.save({"other": torch.eye(3)}, saved.with_name("other.pt"))
@@ -641,3 +641,46 @@ def test_what_is_learned_is_told_where_the_optimizer_is(run: Run, tmp_path: Path
     assert norm["answer"] == "beyond noise"
     assert norm["null"] == "AdamW on white noise"
     assert run(*compared)[0] == 4  # how many steps?
+
+
+def test_top_and_sort_choose_the_rows_of_the_table(run: Run, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    sizes = {"a": 9, "b": 30, "c": 20}
+    path = tmp_path / "x.pt"
+    torch.save({f"{name}.weight": torch.randn(n, n) for name, n in sizes.items()}, path)
+
+    def listed(*options: str) -> list[str]:
+        _, output, _ = run(path, *options)
+        rows = (line.split() for line in output.splitlines())
+        return [row[0] for row in rows if row and row[0] in sizes]
+
+    assert listed("--sort", "size") == ["b", "c", "a"]
+    assert listed("--sort", "name", "--top", "2") == ["a", "b"]
+    assert listed("--top", "0") == []
+
+
+def test_csv_is_a_table_on_the_standard_output(run: Run, saved: Path) -> None:
+    code, output, errors = run(saved, "--csv", "--sort", "name")
+    names = [row["name"] for row in csv.DictReader(output.splitlines())]
+    assert code == 0 and not errors and names == sorted(names) and names
+    _, output, _ = run(saved, "--csv", "--top", "1")
+    assert len(list(csv.DictReader(output.splitlines()))) == 1
+
+
+def test_quiet_prints_nothing_of_a_healthy_file(run: Run, saved: Path, tmp_path: Path) -> None:
+    assert run(saved, "--quiet") == (0, "", "")
+    path = tmp_path / "dead.pt"
+    torch.save(weights(bad=torch.full((8, 8), math.nan)), path)
+    code, output, _ = run(path, "-q")
+    assert code == 3 and output.startswith("critical: non-finite in bad") and "κ" not in output
+
+
+def test_what_is_not_finite_is_told_once(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    weight = torch.eye(8)
+    weight[3, 4] = math.nan
+    torch.save({"fc.weight": weight, "other.weight": torch.randn(8, 8)}, path)
+    code, output, errors = run(path)
+    assert code == 3 and (output + errors).count("[3, 4]") == 1
+    code, output, errors = run(path, "--json")
+    assert "[3, 4]" in one_line(errors)  # where no table stands above it

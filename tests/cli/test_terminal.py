@@ -27,3 +27,12 @@ def test_a_spinner_needs_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with _terminal.waiting("Loading"):
         pass
     assert capsys.readouterr() == ("", "")
+
+
+def test_long_work_says_beforehand_how_long_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    _terminal.announce("9 trials to run", _terminal.LONG_RUN)
+    assert capsys.readouterr() == ("", "")
+    _terminal.announce("9,000 trials to run", 600)
+    assert capsys.readouterr().err == (
+        "9,000 trials to run, about 10 minutes if the machine has nothing else to do\n"
+    )

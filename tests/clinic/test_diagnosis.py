@@ -1,18 +1,23 @@
 """The forms of a diagnosis: document, table and verdict, as they were in an earlier version."""
 
 import csv
+import html
 import json
 import math
+import re
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import torch
+from matplotlib.figure import Figure
 from torch import nn
 
 from kappascope.clinic import SCHEMA, blank_document
 from kappascope.clinic.diagnose import diagnose
 from kappascope.clinic.diagnosis import Diagnosis, document, joined, spreadsheet
 from kappascope.clinic.examination import Examination, Finding
+from kappascope.clinic.metrics import metric
 from kappascope.system.files import strict
 from small_checkpoints import KEPT, comparable, differences, documents
 
@@ -235,3 +240,47 @@ def test_a_row_that_cannot_be_told_costs_no_other(
     assert names == [row.name for row in found.matrices]
     assert document["failed"] == [{"name": name, "reason": document["failed"][0]["reason"]}]
     assert "KeyError" in document["matrices"][1]["status"]
+
+
+def small_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.TransformerEncoderLayer(16, 2, 32)
+
+
+def test_in_a_notebook_the_page_has_a_frame_of_its_own() -> None:
+    found = diagnose(small_model())
+    framed = re.fullmatch(r'<iframe [^>]*srcdoc="([^"]*)"></iframe>', found._repr_html_())
+    assert framed and html.unescape(framed[1]) == found.html()
+    assert 'sandbox="allow-scripts"' in found._repr_html_()  # and not the origin of the notebook
+
+
+def test_a_name_cannot_leave_the_frame() -> None:
+    name = '"></iframe><script>alert(1)</script>'
+    framed = diagnose({name: torch.eye(3)})._repr_html_()
+    assert framed.count("<") == 2 and framed.count('"') == 8
+
+
+def test_a_frame_and_an_arrow_stream_have_the_rows_of_the_table() -> None:
+    found = diagnose(small_model())
+    frame, stream = found.to_pandas(), pa.table(found)
+    assert list(frame["name"]) == [row.name for row in found] == stream["name"].to_pylist()
+    assert stream.equals(found.table())
+
+
+def test_figures_are_axes_with_the_numbers_of_the_rows() -> None:
+    found = diagnose(small_model())
+    row = found["linear1"]
+    assert row.name == "linear1.weight" and found["linear1.weight"] is row
+    axes = found.plot_spectrum("linear1")
+    curve = axes.get_lines()[0].get_xydata().tolist()
+    assert curve == [list(point) for point in row.plot["spectrum"]]
+    given = Figure().subplots()
+    assert found.plot_map("stable", given) is given
+    texts = [text.get_text() for text in given.texts]
+    assert metric("stable").text(row) in texts and len(given.patches) == len(texts) > 3
+    with pytest.raises(ValueError, match="expected one of chance"):
+        found.plot_map("colour")
+    with pytest.raises(KeyError, match=r"linear1\.weight"):
+        found["linear3.weight"]
+    with pytest.raises(ValueError, match="zero"):
+        diagnose({"w": torch.zeros(3, 3)}).plot_spectrum("w")

@@ -1,6 +1,5 @@
 """A diagnosis on the terminal: a table that fits, and every finding in words."""
 
-import math
 from typing import NoReturn
 
 import pytest
@@ -9,8 +8,10 @@ from rich.console import Console
 
 from kappascope.clinic import terminal
 from kappascope.clinic.diagnose import diagnose
-from kappascope.clinic.html import ratio_level
+from kappascope.clinic.diagnosis import Diagnosis
+from kappascope.clinic.metrics import metric
 from kappascope.clinic.terminal import lines, matrix_table, plain, trajectory_table
+from kappascope.model.skipped import Skipped, unreadable
 
 
 def test_a_narrow_terminal_keeps_names_and_drops_columns() -> None:
@@ -28,15 +29,17 @@ def test_terminal_and_page_agree_on_what_the_dtype_leaves_open() -> None:
     rows = found.ranked
     told = list(zip(*(column.cells for column in matrix_table(found, 200).columns), strict=True))
     assert [str(cells[0]) for cells in told] == [row.name.removesuffix(".weight") for row in rows]
-    assert [str(cells[2]) for cells in told] == [row.kappa_text for row in rows]
+    place = [column.header for column in matrix_table(found, 200).columns].index("κ")
+    assert [str(cells[place]) for cells in told] == [row.kappa_text for row in rows]
     bounds = {row.name: row.condition_number_low for row in found.matrices if not row.resolved}
     assert {row.name: row.kappa for row in rows if row.is_bounded} == bounds
     assert bounds.keys() == {"a.weight", "c.weight"}
-    assert {ratio_level(row) for row in rows if row.is_bounded} == {0}
+    assert {metric("chance").level_of(row) for row in rows if row.is_bounded} == {0}
 
 
 def test_the_terminal_tells_every_failure_up_to_a_number() -> None:
-    found = diagnose({f"w{i}": torch.full((2, 2), math.nan) for i in range(20)})
+    lost = tuple(Skipped(f"w{i}", unreadable("cut off")) for i in range(20))
+    found = Diagnosis("toy.pt", faults=lost)
     told = [str(line) for line in lines(found)]
     assert sum(line.startswith("failed: ") for line in told) == 9
     assert any("12 more" in line for line in told)
@@ -97,5 +100,53 @@ def test_a_part_that_cannot_be_shown_costs_no_other(monkeypatch: pytest.MonkeyPa
     told = [line.plain for line in terminal.lines(found)]
     assert "2 matrices were examined." in told
     assert "failed: paragraphs could not be shown: ZeroDivisionError: division by zero" in told
-    monkeypatch.setattr(terminal, "_cells", fails)
+    monkeypatch.setitem(terminal.CELLS, "κ", fails)
     assert terminal.matrix_table(found, 80)
+
+
+def rendered(table: object, width: int = 200) -> str:
+    console = Console(width=width)
+    with console.capture() as drawn:
+        console.print(table)
+    return drawn.get()
+
+
+def test_the_rank_is_called_what_it_is_and_chance_has_its_probability() -> None:
+    torch.manual_seed(0)
+    weights = {"a.weight": torch.randn(16, 16), "b.weight": torch.diag(torch.logspace(0, -6, 16))}
+    found = diagnose(weights)
+    drawn = rendered(terminal.matrix_table(found, 200))
+    head, *lines = [line.split() for line in drawn.splitlines() if line.strip(" ─")]
+    assert "σ>1%" in head and "p" in head and "rank" not in head
+    row = next(row for row in found.matrices if row.name == "b.weight")
+    assert row.null_tail is not None and f"{row.null_tail:.1g}" in " ".join(lines[0])
+    assert f"{row.effective_rank}/16" in lines[0]
+
+
+def test_what_moved_most_stands_first_and_changes_are_no_errors() -> None:
+    torch.manual_seed(0)
+    start = {name: torch.randn(16, 16) for name in ("a.weight", "b.weight", "c.weight")}
+    steps = {"a.weight": 1e-3, "b.weight": 1e-1, "c.weight": 1e-2}
+    found = diagnose(
+        {name: start[name] + size * torch.randn(16, 16) for name, size in steps.items()},
+        reference=start,
+    )
+    assert [row.name for row in found.ordered()] == ["b.weight", "c.weight", "a.weight"]
+    drawn = rendered(terminal.matrix_table(found, 200))
+    places = [drawn.index(f"\n {name} ") for name in "bca"]
+    assert places == sorted(places) and "moved" in drawn
+    told = [line.plain for line in terminal.lines(found)]
+    assert told[0].startswith("Changes against") and "b.weight" in told[1]
+    assert "error" not in " ".join(told)
+
+
+def test_where_kappa_is_open_what_is_resolved_leads() -> None:
+    torch.manual_seed(0)
+    square = {f"{k}.weight": (torch.randn(256, 256) / 16).bfloat16() for k in range(3)}
+    found = diagnose(square | {"long.weight": (torch.randn(64, 8) / 8).bfloat16()})
+    assert sum(row.is_unresolved for row in found.matrices) > 2
+    assert found.ranked[0].name == "long.weight" or found.ranked[0].findings
+    drawn = rendered(terminal.matrix_table(found, 200))
+    assert drawn.index("σ>1%") < drawn.index("κ")
+    told = " ".join(line.plain for line in terminal.lines(found))
+    assert told.count("stored in bfloat16") == 1

@@ -12,7 +12,15 @@ from torch.optim import SGD, AdamW
 
 from correction_examples import EXAMPLES, MERGED, attached, inputs, perceptron, steps
 from kappascope.corrections import Hybrid, Multipliers, SingularValueMultipliers
-from kappascope.corrections._factors import TrainedFactors
+from kappascope.corrections._factors import (
+    FactorRow,
+    Factors,
+    RowColumnFactors,
+    SingularValueFactors,
+    TrainedFactors,
+)
+from kappascope.corrections.gauge import FreeSides
+from kappascope.model.layouts import Layout
 
 
 @pytest.mark.parametrize("make", [Multipliers, Hybrid])
@@ -177,3 +185,71 @@ def test_factors_of_singular_values_need_finite_weights() -> None:
     layer.weight.data[0, 0] = torch.inf
     with pytest.raises(ValueError, match="weight: a matrix that is not finite has no"):
         SingularValueMultipliers().attach(layer, SGD(layer.parameters(), lr=1.0))
+
+
+def test_gradients_of_factors_side_by_side_are_those_of_autograd() -> None:
+    torch.manual_seed(0)
+    modules: list[Factors] = []
+    directions = [torch.randn(shape, dtype=torch.float64) for shape in [(4, 3), (2, 3, 5), (3, 3)]]
+    for direction, scalar in zip(directions, (False, False, True), strict=True):
+        layout = Layout.plain(tuple(direction.shape))
+        modules.append(RowColumnFactors(direction, layout, FreeSides(), scalar=scalar))
+    directions.append(torch.randn(3, 6, dtype=torch.float64))
+    modules.append(SingularValueFactors(directions[-1], Layout.plain((3, 6)), every=9))
+    sums, expected = [], []
+    for module, direction in zip(modules, directions, strict=True):
+        for factor in module.factors:
+            factor.data = 0.5 + torch.rand_like(factor)
+        slope = torch.randn_like(direction)
+        sums += module.sums(direction, module.pulled_back(direction, slope))
+        with torch.enable_grad():
+            own = [factor.detach().clone().requires_grad_() for factor in module.factors]
+            product = scaled_by(module, own, direction)
+        expected.append(list(torch.autograd.grad((slope * product).sum(), own)))
+    torch.testing.assert_close(FactorRow(modules).gradients(sums), expected)
+
+
+def scaled_by(module: Factors, own: list[Tensor], direction: Tensor) -> Tensor:
+    """The product by its definition, of which autograd knows the factors."""
+    if isinstance(module, SingularValueFactors):
+        return module.basis @ (own[0][..., None] * (module.basis.mT @ direction))
+    product = own[0][..., None] * direction
+    return product if len(own) == 1 else product * own[1][..., None, :]
+
+
+def test_factors_move_as_if_each_weight_were_alone_whoever_else_has_a_gradient() -> None:
+    torch.manual_seed(0)
+    together = nn.Sequential(nn.Linear(4, 3, bias=False), nn.Linear(2, 5, bias=False))
+    alone = copy.deepcopy(together)
+    optimizer = AdamW(together.parameters(), lr=0.1)
+    others = [AdamW(layer.parameters(), lr=0.1) for layer in alone]
+    Multipliers(gauge=True).attach(together, optimizer)
+    for layer, other in zip(alone, others, strict=True):
+        Multipliers(gauge=True).attach(layer, other)
+    for step in range(6):
+        for i, (layer, twin) in enumerate(zip(together, alone, strict=True)):
+            has_gradient = (step + i) % 3 > 0
+            gradient = torch.randn_like(layer.weight)
+            for each in (layer, twin):
+                each.weight.grad = gradient.clone() if has_gradient else None
+        optimizer.step()
+        for other in others:
+            other.step()
+    for layer, twin in zip(together, alone, strict=True):
+        assert torch.equal(layer.weight, twin.weight)
+
+
+def test_only_the_step_that_is_not_finite_is_taken_back() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    optimizer = SGD(model.parameters(), lr=1.0)
+    handle = Multipliers(gauge=True, rate=1e30, weight_decay=0.0).attach(model, optimizer)
+    model[0].weight.grad = torch.full((3, 3), 1e10)  # factors of 1e40, which float32 has not
+    model[1].weight.grad = torch.full((3, 3), 1e-31)
+    factors = [t.module for t in handle.treatments if isinstance(t, TrainedFactors)]
+    with pytest.warns(RuntimeWarning, match="would not be finite"):
+        optimizer.step()
+    assert handle.refused == {"0.weight": 1}
+    assert all(torch.equal(factor, torch.ones_like(factor)) for factor in factors[0].factors)
+    assert all(not torch.equal(factor, torch.ones_like(factor)) for factor in factors[1].factors)
+    assert model[0].weight.isfinite().all()

@@ -142,6 +142,12 @@ def test_studies_stand_in_their_order() -> None:
     assert list(studies()) == ["teacher", "digits", "gpt", "pretrained", "unlearned"]
 
 
+def test_another_text_is_for_settings_that_read_one() -> None:
+    asked = studies()["unlearned"].on("mine.txt 0123456789ab")
+    assert {setting.get("text") for setting in asked.grid} == {None, "mine.txt 0123456789ab"}
+    assert all("text" not in setting for setting in asked.grid if setting["stage"] == "file")
+
+
 def test_only_the_page_that_is_asked_for_is_loaded() -> None:
     code = """
 import sys

@@ -271,3 +271,12 @@ def test_ratios_are_right_at_the_ends_of_float64(scale) -> None:
 def test_an_error_outside_the_range_says_so() -> None:
     huge = torch.full((2, 2), 1.2e308, dtype=torch.float64).fill_diagonal_(0.5e308)
     assert "outside float64's range" in errors(-huge, huge).absent["overall_matrix"]
+
+
+def test_a_notebook_shows_every_component_once_with_its_number() -> None:
+    matrix = torch.diag(torch.tensor([4.0, 2.0, 1.0]))
+    shown = Components(matrix)._repr_html_()
+    assert all(f"<th>{name.replace('_', ' ')}</th>" in shown for name in Components.names)
+    assert "<th>condition number</th><td>4.000</td>" in shown
+    broken = Components(torch.full((2, 2), torch.nan))._repr_html_()
+    assert "undefined" in broken

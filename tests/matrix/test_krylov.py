@@ -288,8 +288,8 @@ def test_corrections_reach_float64_with_float32_factors(kappa: float) -> None:
     a, start = sighted(values, 24)
     square = Gram(a, torch.float32)
     cut = math.sqrt(values[-16] * values[-17])
-    smallest, below = _krylov._corrected(square, start, cut)
-    assert math.isclose(smallest, reference(a)[-1], rel_tol=1e-8)
+    triplets, below = _krylov.last_triplets(square, start, cut)
+    assert math.isclose(float(triplets.values[-1]), reference(a)[-1], rel_tol=1e-8)
     assert below == 16
 
 
@@ -300,13 +300,13 @@ def test_corrections_give_up_when_factors_have_no_digits() -> None:
         mock.patch.object(Gram, "scaled_inverse", lambda self, x: 1e4 * noise),
         pytest.raises(Unresolved, match="residual of the smallest"),
     ):
-        _krylov._corrected(Gram(a, torch.float32), start, None)
+        _krylov.last_triplets(Gram(a, torch.float32), start, None)
 
 
 def test_what_cannot_be_counted_is_not() -> None:
     values = np.geomspace(1, 1e-3, 60)
     a, start = sighted(values, 24)
     cut = float(reference(a)[-16])  # to the last digit, as near as float64 has it
-    smallest, below = _krylov._corrected(Gram(a, torch.float32), start, cut)
-    assert math.isclose(smallest, reference(a)[-1], rel_tol=1e-8)
+    triplets, below = _krylov.last_triplets(Gram(a, torch.float32), start, cut)
+    assert math.isclose(float(triplets.values[-1]), reference(a)[-1], rel_tol=1e-8)
     assert below is None

@@ -346,6 +346,61 @@ def test_the_zoo_in_float64_with_both_precisions_tried(name) -> None:
         check(vitals(matrix), matrix)
 
 
+@pytest.fixture
+def quick() -> Iterator[None]:
+    """Float32 first for matrices of every size that have a tridiagonal form to bisect."""
+    small = limits({Method.SVD: 16, Method.PIVOTS_THEN_BISECTION: 320})
+    with small, mock.patch.object(spectra, "MIN_QUICK_ENTRIES", 0):
+        yield
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "name", [name for name in hard_matrices.zoo(130) if not name.endswith("scale")]
+)
+def test_the_zoo_quickly(name, dtype) -> None:
+    matrix = hard_matrices.zoo(130)[name]().to(dtype)
+    check(spectra.quick_vitals(matrix)[0], matrix)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("scale", [1e-300, 1e-38, 1e38, 1e300])
+def test_quick_vitals_know_no_scale(scale) -> None:
+    matrix = hard_matrices.gaussian(90, 70) * scale
+    found, ends = spectra.quick_vitals(matrix)
+    check(found, matrix)
+    assert ends is not None
+    np.testing.assert_allclose(ends.values[[0, -1]], reference(matrix)[[0, -1]], rtol=1e-7)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("shape", [(90, 70), (70, 90), (400, 60), (60, 400)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_quick_vectors_are_those_of_the_matrix_given(shape, dtype) -> None:
+    matrix = hard_matrices.gaussian(*shape).to(dtype)
+    found, ends = spectra.quick_vitals(matrix)
+    assert ends is not None and ends.left.dtype == torch.promote_types(dtype, torch.float32)
+    held = matrix.to(ends.right.dtype)
+    np.testing.assert_allclose(held @ ends.right, ends.left * ends.values, atol=1e-4)
+    assert close(float(ends.values[0]), found.sigma_max, 1e-6)
+    assert close(float(ends.values[-1]), found.sigma_min, 1e-6)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("given", [torch.zeros(40, 40), torch.ones(40, 40), torch.eye(40).int()])
+def test_what_has_no_quick_way_goes_the_usual_one(given) -> None:
+    found, ends = spectra.quick_vitals(given)
+    usual = vitals(given)
+    assert ends is None and (found.sigma_max, found.status) == (usual.sigma_max, usual.status)
+
+
+def test_quick_vitals_of_what_is_not_finite_say_so() -> None:
+    broken = hard_matrices.gaussian(400).index_fill(0, torch.tensor([7]), math.nan)
+    found, ends = spectra.quick_vitals(broken)
+    assert ends is None and found.status.startswith("failed: non-finite")
+
+
 @pytest.mark.usefixtures("fast")
 @pytest.mark.parametrize("kappa", [1e1, 1e3, 1e5, 1e7])
 @pytest.mark.parametrize("shape", [(70, 69), (90, 70), (300, 90), (3, 4000), (2000, 70)], ids=str)
@@ -859,3 +914,11 @@ def test_quick_values_of_products_are_those_of_the_slow_way(kappa: float) -> Non
     quick = spectra.quick_product_singular_values(left, right)
     slow, floor = spectra.product_singular_values(left, right)
     assert ((quick - slow).abs() <= 1e-7 * slow + 4 * floor[:, None]).all()
+
+
+def test_a_notebook_shows_what_the_storage_leaves_open() -> None:
+    weight = torch.diag(torch.tensor([1.0, 0.5, 1 / 64]))
+    assert "<td>64.00</td>" in vitals(weight)._repr_html_()
+    noisy = (torch.randn(64, 64, generator=torch.Generator().manual_seed(0)) + 10).bfloat16()
+    found = vitals(noisy)
+    assert found.resolved == ("not resolved" not in found._repr_html_())

@@ -726,3 +726,8 @@ class TestAdapters:
 
 def test_a_sharded_model_is_read_one_matrix_at_a_time_or_refused_without_values(tmp_path) -> None:
     torch.multiprocessing.spawn(read_sharded, (str(tmp_path / "store"),), nprocs=2)
+
+
+def test_a_notebook_lists_names_and_shapes_and_escapes_them() -> None:
+    shown = matrices({"<b>.weight": torch.zeros(3, 2), "steps": torch.tensor(7)})._repr_html_()
+    assert "&lt;b&gt;.weight" in shown and "3 × 2" in shown and "1 matrix, 1 skipped" in shown

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kappascope.matrix.components import Components
+from kappascope.matrix.spectra import vitals
 from kappascope.matrix.tracking import ends
 from kappascope.monitor.measure import (
     components,
@@ -18,7 +19,7 @@ from kappascope.monitor.measure import (
 @pytest.mark.parametrize("shape", [(30, 20), (20, 30), (300, 260)], ids=str)
 def test_components_are_those_of_the_whole_decomposition(shape: tuple[int, int]) -> None:
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(2))
-    quantities, _ = components(matrix)
+    quantities = components(matrix, vitals(matrix))
     whole = Components(matrix.double())
     for name in ("condition_number", "frobenius_norm", "spectral_gap", "effective_rank"):
         assert quantities[name] == pytest.approx(float(getattr(whole, name)), rel=1e-4)
@@ -32,12 +33,12 @@ def test_components_are_those_of_the_whole_decomposition(shape: tuple[int, int])
 def test_entries_that_are_not_finite_are_counted_and_nothing_else_is_measured() -> None:
     matrix = torch.eye(4)
     matrix[0, 1], matrix[2, 2] = float("nan"), float("inf")
-    quantities, _ = components(matrix)
+    quantities = components(matrix, vitals(matrix))
     assert quantities["non_finite"] == 2.0 and "condition_number" not in quantities
 
 
 def test_a_zero_matrix_has_no_ratios() -> None:
-    quantities, _ = components(torch.zeros(3, 4))
+    quantities = components(torch.zeros(3, 4), vitals(torch.zeros(3, 4)))
     assert not {"stable_rank", "condition_number", "non_finite"} & quantities.keys()
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -66,6 +67,27 @@ def test_the_change_of_the_ends_is_that_of_the_singular_values() -> None:
     torch.testing.assert_close(
         changes[1.0], float(values[1][-1] - values[0][-1]), rtol=1e-3, atol=0
     )
+
+
+def test_ends_are_right_along_a_run_that_jumps_and_loses_its_rank() -> None:
+    """Also where the quick way is refused: beyond what float32 resolves, and at rank deficiency."""
+    layer = nn.Linear(340, 400, bias=False)
+    survey, random = watched(layer), torch.Generator().manual_seed(0)
+    meter, item = Meter(frozenset({"signal", "update"}), 10**6), survey.items[0]
+    u, s, vt = torch.linalg.svd(layer.weight.detach().double(), full_matrices=False)
+    log = torch.logspace(0, -6.5, 340).double()
+    courses = [s, 1.001 * s, 1e4 * s, log, s, torch.where(torch.arange(340) < 300, s, 0.0), s]
+    for step, values in enumerate(courses):
+        before = layer.weight.detach().clone()
+        layer.weight.data.copy_((u * values) @ vt)
+        gradient = torch.randn(400, 340, generator=random)
+        row = meter.measured(item, reading(survey, before, gradient), step)["weight"]
+        held = layer.weight.detach().double()
+        left, exact, right = torch.linalg.svd(held, full_matrices=False)
+        places = {"sigma_max": 0, "sigma_2": 1, "sigma_min": -1}
+        assert all(abs(row[name] / float(exact[i]) - 1) < 1e-6 for name, i in places.items())
+        expected = left[:, 0] @ gradient.double() @ right[0]
+        assert dict(row["signal"])[0.0] == pytest.approx(float(expected), rel=1e-3)
 
 
 def test_what_is_forgotten_begins_anew() -> None:

@@ -606,7 +606,7 @@ class TestManners:
 
     def test_strict_raises(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         model, optimizer, monitor = linear(tmp_path, strict=True, every=1)
-        monkeypatch.setattr("kappascope.monitor.measure.components", lambda _: 1 / 0)
+        monkeypatch.setattr("kappascope.monitor.measure.components", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             train(model, optimizer, batches(1))
         monitor.close()

@@ -72,6 +72,13 @@ def test_attention_goes_to_alerts_then_nan_then_swallowed_then_growth() -> None:
     assert [one.name for one in neediest(every)][:4] == ["told", "nan", "swallowed", "shrunk"]
 
 
+def test_one_entry_of_a_short_gain_is_no_swallowed_update() -> None:
+    gain = Standing("gain", "vector", None, (64,), "float32", swallowed=1 / 64)
+    matrix = Standing("w", "up", 0, (64, 64), "float32", first=2.0, kappa=3.0, swallowed=0.0)
+    assert not gain.loses_updates and replace(gain, swallowed=2 / 64).loses_updates
+    assert [one.name for one in neediest([gain, matrix])] == ["w", "gain"]
+
+
 def test_a_reading_with_entries_that_are_not_finite_is_a_gap(tmp_path: Path) -> None:
     kappas = [{"w": {"condition_number": 2.0}}, {"w": {"non_finite": 3.0}}]
     run = read(

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from kappascope.lab.optimizers import Muon
 from kappascope.matrix.parts import StartFrame, matrix_parts
+from kappascope.theory import noise
 from kappascope.theory.beyond import drawn_parts, place
 from kappascope.theory.noise import NoiseLaw, factor_correlation, noise_law
 
@@ -103,9 +104,28 @@ def test_muons_noise_has_the_scale_that_its_law_says() -> None:
     assert float(draws.square().mean().sqrt()) == pytest.approx(law.spread, rel=0.02)
 
 
-def test_muons_noise_is_normal_after_many_momentum_times() -> None:
-    law = noise_law("Muon", {"weight_decay": 0.0}, [0.001] * 4000, (6, 10))
+def test_muons_noise_is_normal_after_very_many_momentum_times() -> None:
+    law = noise_law("Muon", {"weight_decay": 0.0}, [0.001] * 40_000, (6, 10))
     assert law.factors is None
+
+
+def test_what_stands_for_a_long_sum_has_its_fourth_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    # that of factors falls short of normal noise's by an amount that goes as one over their number
+    monkeypatch.setattr(noise, "MAX_PIECES", 4)
+    monkeypatch.setattr(noise, "STAND_IN", 4)
+    settings, shape, count = {"weight_decay": 0.0, "momentum": 0.0, "nesterov": False}, (6, 8), 9000
+    normal = 6 * 8 * (6 + 8 + 1)
+    error = 0.3 * normal / math.sqrt(count)  # of a mean whose deviation is a third of itself
+
+    def excess(steps: int) -> float:
+        law = noise_law("Muon", settings, [1.0] * steps, shape)
+        assert law.factors is not None and (law.factors.share < 1) == (steps > 4)
+        drawn = torch.cat(list(law.draws(torch.zeros(shape), count))) / law.spread
+        return float((drawn @ drawn.mT).square().sum((-2, -1)).mean()) - normal
+
+    short, long = excess(4), excess(16)
+    assert short < -20 * error
+    assert abs(long - short / 4) < 3 * error
 
 
 def test_shaped_noise_has_the_covariances_it_was_given() -> None:

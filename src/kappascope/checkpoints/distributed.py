@@ -32,7 +32,6 @@ from kappascope.checkpoints.rebuild import BUILDERS, DTYPES
 from kappascope.checkpoints.torchfiles import zipped
 from kappascope.model.skipped import Reason, unreadable
 
-METADATA = ".metadata"
 MOST_CHUNKS = 4096  # of a tensor: each is compared with all others; larger groups shard less finely
 _DEEPEST = 32  # keys that lead to a tensor
 _OWN = ("torch.distributed.", "pathlib.")  # whose classes tell of the checkpoint alone

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kappascope.checkpoints.formats import Malformed, quoted
-from kappascope.checkpoints.locations import MAP
 from kappascope.text import first_few
 
+MAP = ".fetched"  # in the folder of a mirror: which bytes of its files are there
+METADATA = ".metadata"  # what torch.distributed.checkpoint writes beside its shards
 _STEMS = ("model.safetensors", "diffusion_pytorch_model.safetensors", "pytorch_model.bin",
           "diffusion_pytorch_model.bin")  # fmt: skip
 _RANKED = [name for stem in _STEMS for name in (stem, f"{stem}.index.json")]
@@ -33,7 +34,7 @@ _SHARD = r"(.+)-\d{5}-of-(\d{5})((?:\.\w+){1,2})"  # diffusers once had a varian
 _PICKLED = r".+\.(pt|pth|ckpt|bin)"
 # What trainers write beside the weights.
 _OTHER = r"(training_args|optimizer|optim|scheduler|scaler|rng_state|random_states).*"
-_DISTRIBUTED = r"\.metadata"
+_DISTRIBUTED = re.escape(METADATA)
 _LONGEST_NAME = 255  # what file systems take
 _MOST_ENTRIES = 100_000  # of a folder; more is no model
 
@@ -60,7 +61,7 @@ class CheckpointFiles(NamedTuple):
         if aside := [name for name in self.others if name not in read]:
             yield f"read {self.listing or self.files[0]}, left aside {_list(aside)}"
         if set(self.files) & set(_ADAPTERS):
-            yield "an adapter alone: its own matrices, not those of the model it changes"
+            yield "an adapter alone: what it changes, not the model, into which --base merges it"
 
 
 def choose_files(folder: Path) -> CheckpointFiles:

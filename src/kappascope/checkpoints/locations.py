@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from kappascope.checkpoints.folders import MAP
 from kappascope.checkpoints.formats import AGAIN, Malformed
 
-MAP = ".fetched"  # in the folder of a mirror: which bytes of its files are there
 MIRRORS: set[str] = set()  # folders that are mirrors, in this process: no file says so of itself
 _BLOCK = 1 << 20  # bytes inflated at a time
 _MOST_DIMENSIONS = 64  # what torch's own loops can take

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from kappascope.checkpoints import folders, gguf, numpyfiles, quantized, safetensors, torchfiles
 from kappascope.checkpoints.codes import CodedLocation
-from kappascope.checkpoints.distributed import METADATA, ChunkedLocation, read_distributed
+from kappascope.checkpoints.distributed import ChunkedLocation, read_distributed
 from kappascope.checkpoints.formats import AGAIN, HEAD, Malformed, format_of, quoted
 from kappascope.checkpoints.locations import CheckpointFile, FileContents, TensorLocation, Tree
 from kappascope.checkpoints.onnx import read_onnx
@@ -96,6 +96,7 @@ class Checkpoint:
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     notes: tuple[str, ...] = ()
     faults: tuple[Skipped, ...] = ()
+    adapter: Mapping[str, Any] = field(default_factory=dict, repr=False)  # peft's config of it
 
     @cached_property
     def contents(self) -> Mapping[str, Any]:
@@ -199,10 +200,12 @@ def _checkpoint(path: Path, folder: Path, held: FileContents, form: str) -> Chec
     if not held.tree:
         raise Malformed("holds no tensors", "give the file with the weights")
     notes, faults = _said(held)
-    config, more = _config(folder)
+    config, more = _config(folder, "config.json", "heads are told from shapes")
+    adapter, wrong = _config(folder, "adapter_config.json", "factors are read without their scale")
     config = {**held.config, **config}  # what lies beside a file may correct it
     tree = quantized.with_weights(held.tree, config)
-    return Checkpoint(str(path), form, tree, config, notes + held.notes + more, faults)
+    told = notes + held.notes + more + wrong
+    return Checkpoint(str(path), form, tree, config, told, faults, adapter)
 
 
 @contextmanager
@@ -223,7 +226,7 @@ def _refusing(path: Path) -> Iterator[None]:
 def _load(real: Path, path: Path) -> tuple[FileContents, str]:
     """Return what a file holds, and its format by its content; other files lie beside ``path``."""
     name, file = path.name, CheckpointFile.at(real)
-    if name == METADATA:
+    if name == folders.METADATA:
         return read_distributed(file, path.parent), _FORMATS["distributed"]
     if name.endswith(".distcp"):
         raise Malformed("one file of a distributed checkpoint", "give its folder")
@@ -271,18 +274,18 @@ def _said(held: FileContents) -> tuple[tuple[str, ...], tuple[Skipped, ...]]:
     return notes, tuple(Skipped(name, reason) for name, holds in held.kinds.items() if holds)
 
 
-def _config(folder: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the ``config.json`` of the model, if there is one that can be understood."""
+def _config(folder: Path, name: str, without: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the configuration beside a model, if there is one that can be understood."""
     try:
-        if not os.path.lexists(folder / "config.json"):
+        if not os.path.lexists(folder / name):
             return {}, ()
-        text = CheckpointFile.at(folders.inside(folder, "config.json")).read(0, _LONGEST_CONFIG + 1)
+        text = CheckpointFile.at(folders.inside(folder, name)).read(0, _LONGEST_CONFIG + 1)
         config = json.loads(text.decode("utf-8-sig")) if len(text) <= _LONGEST_CONFIG else None
     except (Malformed, OSError, ValueError, RecursionError):
         config = None
     if isinstance(config, dict):
         return config, ()
-    return {}, ("config.json beside it cannot be read: heads are told from shapes",)
+    return {}, (f"{name} beside it cannot be read: {without}",)
 
 
 # Folders

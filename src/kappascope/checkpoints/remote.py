@@ -28,7 +28,7 @@ from urllib.parse import unquote, urlsplit
 
 from kappascope.checkpoints import folders
 from kappascope.checkpoints.formats import Malformed
-from kappascope.checkpoints.locations import MAP, Absent
+from kappascope.checkpoints.locations import Absent
 from kappascope.refusal import Refusal
 from kappascope.system.workers import Done, Engine
 
@@ -41,15 +41,6 @@ TRIES = 3  # of a request that is cut short or not answered
 MOST_FETCHES = 100  # for one task: each brings what the last was missing
 MOST_FILES = 10_000  # of a remote folder
 CHANGED = "try again once nothing writes to it"
-
-
-def is_remote(name: object) -> bool:
-    """Tell whether a name is an address.
-
-    >>> is_remote("hf://org/model"), is_remote("C:/model.pt"), is_remote("model.pt")
-    (True, False, False)
-    """
-    return isinstance(name, str) and re.match(r"[a-z][a-z0-9+.-]+://", name) is not None
 
 
 def in_hub_cache(url: str) -> Path | None:
@@ -326,9 +317,9 @@ class Mirror:
 
     def _write_map(self) -> None:
         """Say which bytes are there; by renaming, for somebody may be reading."""
-        new = self.folder / f"{MAP}.new"
+        new = self.folder / f"{folders.MAP}.new"
         new.write_text(json.dumps(self.ranges))
-        new.replace(self.folder / MAP)
+        new.replace(self.folder / folders.MAP)
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kappascope.cli._terminal import draw, loading, progress, say, tell, waiting
+from kappascope.cli._terminal import announce, draw, loading, progress, say, tell, waiting
 from kappascope.refusal import Refusal
 from kappascope.system.cluster import Cluster, engine_of
 from kappascope.system.extras import optional
 from kappascope.system.store import Shard, Store
 from kappascope.system.workers import CORES, Done, Engine, Here, Processes
-from kappascope.text import Record, clean, duration, plural, ruled_table
+from kappascope.text import Record, clean, plural, ruled_table
 
 if TYPE_CHECKING:  # what needs torch is loaded when there is work
     from kappascope.lab.experiment import Exhibit, Experiment
@@ -25,7 +25,6 @@ WORKER_MODULES = (  # torch's optimizers load its compiler, which takes a second
     "torch._dynamo", "kappascope.lab.drawing", "matplotlib.figure", "kappascope.lab.runs",
     "kappascope.lab.report",
 )  # fmt: skip
-LONG_RUN = 10.0  # seconds from which on a run says beforehand how long it may take
 OWN_MODULES = ("scipy.stats", "kappascope.lab.drawing", "matplotlib.figure", "kappascope.lab.runs")
 
 
@@ -91,11 +90,10 @@ def run_missing(
         say(f"{store}: {count} damaged and run again, first {damaged[0]}")
     if shard:
         blocks = runs.dealt(plan, blocks, shard)
-    at_once = min(engine.jobs, CORES) if isinstance(engine, Processes) else 1
-    seconds = sum(block.cost for block in blocks) / 1000 / at_once
-    if seconds > LONG_RUN and not isinstance(engine, Cluster):  # whose machines nobody knows
+    if not isinstance(engine, Cluster):  # whose machines nobody knows
+        at_once = min(engine.jobs, CORES) if isinstance(engine, Processes) else 1
         trials = plural(sum(len(block.seeds) for block in blocks), "trial")
-        say(f"{trials} to run, about {duration(seconds)} if the machine has nothing else to do")
+        announce(f"{trials} to run", sum(block.cost for block in blocks) / 1000 / at_once)
     failures = []
     parts = [(block.experiment, float(block.cost)) for block in blocks]
     with progress(parts) as advance, closing(runs.run(blocks, store, engine)) as ended:

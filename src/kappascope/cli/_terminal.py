@@ -17,12 +17,13 @@ import typer
 
 from kappascope.cli._errors import signals_held
 from kappascope.refusal import Refusal
-from kappascope.text import clean
+from kappascope.text import clean, duration
 
 if TYPE_CHECKING:  # the command starts without it
     from rich.console import RenderableType
 
 SECONDS_BETWEEN_LINES = 10.0  # of progress, where no bar can be drawn
+LONG_RUN = 10.0  # seconds from which on a run says beforehand how long it may take
 Part: TypeAlias = tuple[str, float]
 """What a piece of work belongs to, and its share of the time."""
 
@@ -64,6 +65,12 @@ def say(text: str) -> None:
             typer.echo(clean(text), err=True)
 
 
+def announce(work: str, seconds: float) -> None:
+    """Say how long some work may take, if it is long."""
+    if seconds > LONG_RUN:
+        say(f"{work}, about {duration(seconds)} if the machine has nothing else to do")
+
+
 def draw(result: RenderableType) -> None:
     """Print a result in colours, where there is a terminal for them."""
     from rich.console import Console
@@ -89,14 +96,19 @@ def waiting(work: str) -> Iterator[None]:
         yield
 
 
+def refuse_lost_folder() -> None:
+    """Refuse a current folder that was removed: MKL, which torch loads, would end the process."""
+    try:
+        Path.cwd()
+    except OSError as error:
+        advice = "change to one that does"
+        raise Refusal(5, "the current folder", "does not exist any more", advice) from error
+
+
 @contextmanager
 def loading() -> Iterator[None]:
     """Show that torch is loaded, which takes seconds; a signal waits until that is done."""
-    try:
-        Path.cwd()
-    except OSError as error:  # MKL, which torch loads, would end the process
-        advice = "change to one that does"
-        raise Refusal(5, "the current folder", "does not exist any more", advice) from error
+    refuse_lost_folder()
     with waiting("Loading torch"), signals_held():
         yield
 

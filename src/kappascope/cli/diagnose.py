@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence, Set
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kappascope.checkpoints.paths import refuse_unreadable
 from kappascope.cli._errors import refusal_of
 from kappascope.cli._options import Debug, EngineName, Keep, ShardOption
-from kappascope.cli._terminal import draw, loading, progress, say, tell, waiting
+from kappascope.cli._terminal import (
+    announce,
+    draw,
+    loading,
+    progress,
+    refuse_lost_folder,
+    say,
+    tell,
+    waiting,
+)
 from kappascope.cli.diff import renames
-from kappascope.clinic import MODULES, Extent, Severity, blank_document
+from kappascope.clinic import MODULES, Extent, Order, Severity, blank_document
 from kappascope.model.skipped import ReasonKind, Skipped
 from kappascope.monitor.record import is_run
 from kappascope.refusal import Refusal
@@ -53,21 +64,25 @@ def diagnose(
     ] = None,
     spectrum: Annotated[
         Extent,
-        typer.Option(help="All singular values: up to size 2048, always, or where they come free."),
+        typer.Option(help="All singular values up to size 2048, all always, or the ends alone."),
     ] = "auto",
     reference: Annotated[
         str | None,
         typer.Option(metavar="PATH", help="A checkpoint to compare every component with."),
     ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="The model that an adapter is merged into first."),
+    ] = None,
     rename: Annotated[
         list[str] | None,
-        typer.Option(help="A=B: what names have here, and what instead in the reference."),
+        typer.Option(help="A=B: A in names here is B in names of the reference."),
     ] = None,
     optimizer: Annotated[
         str | None,
         typer.Option(
-            help="What trained it from the reference on, like 'AdamW lr=0.001 weight_decay=0.1': "
-            "what is learned, and what would noise alone have done?"
+            help="How it was trained from the reference, like 'AdamW lr=0.001 weight_decay=0.1': "
+            "tells what is learned from what noise alone does."
         ),
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of the optimizer.")] = None,
@@ -76,6 +91,18 @@ def diagnose(
     table: Annotated[
         Path | None, typer.Option(help="Write one row per matrix: .parquet or .csv.")
     ] = None,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="One row per matrix as CSV on the standard output.")
+    ] = False,
+    top: Annotated[
+        int | None, typer.Option(min=0, help="Matrices to show: 24 in a table, all in CSV.")
+    ] = None,
+    sort: Annotated[
+        Order | None, typer.Option(help="What comes first: by default what moved, or is worst.")
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("-q", "--quiet", help="Print what can be acted on, or nothing.")
+    ] = False,
     atlas: Annotated[
         str | None, typer.Option(help="What trained matrices are like: a file of survey --atlas.")
     ] = None,
@@ -110,23 +137,23 @@ def diagnose(
       kappascope diagnose model.pt --fail-on critical
     """
     with _document_of_an_error(as_json, paths[-1]), kept_rows(out, shard) as store:
+        inputs = [*paths, *(path for path in (reference, base) if path is not None)]
+        limit, pairs = memory_limit(memory), renames(rename or ())
+        _check_arguments(paths, [reference, base], as_json, as_csv, atlas)
+        _check_outputs(inputs, html, table)
         place = start_place(jobs, engine)  # the workers load torch while we do
         with loading():
             from kappascope.clinic import trajectories
             from kappascope.clinic.atlas import Atlas
             from kappascope.clinic.diagnose import Selection, case
 
-        limit = memory_limit(memory)
         known = Atlas.read(atlas) if atlas is not None else None
         trainings = _trainings(reference, optimizer, steps)
         selection = Selection(tuple(include or ()), tuple(exclude or ()), spectrum)
-        if not all((*paths, reference is None or reference)):
-            raise Refusal(4, "''", "a path without a name", "name a checkpoint")
-        _check_outputs([*paths, reference] if reference else paths, html, table)
         if any(map(_is_recorded, paths)):
             diagnoses = _recorded(paths, reference, selection)
         else:
-            paths, pairs, cases = trajectories.steps(paths), renames(rename or ()), []
+            paths, cases = trajectories.steps(paths), []
             for path, earlier in zip(paths, [reference, *paths[:-1]], strict=True):
                 with waiting(f"Opening {path}"):
                     cases.append(
@@ -139,6 +166,7 @@ def diagnose(
                             atlas=known,
                             trainings=trainings,
                             renames=pairs,
+                            base=base,
                             cluster=place,
                             store=store,
                             tell=say,
@@ -147,19 +175,58 @@ def diagnose(
             if store and shard:
                 examine_shard(cases, Shard.of(shard), store)
                 return
-            diagnoses = [examined(each) for each in cases]
+            diagnoses = [examined(each, quiet) for each in cases]
         unwritten = _write_files(diagnoses, html, table)
         empty = next(filter(None, map(_no_matrix, diagnoses)), None)
     untold = None
     if as_json:
         untold = print_document(diagnoses, empty, paths[-1])
+    elif as_csv:
+        _print_csv(diagnoses, sort, top)
     else:
-        _show(diagnoses, [path for path in (html, table) if path and not unwritten], verbose)
+        written = [path for path in (html, table) if path and not unwritten]
+        _show(diagnoses, written, View(top, sort, verbose, quiet))
     for refusal in (untold, unwritten, empty):
         if refusal:
             raise refusal
     _refuse_severe(diagnoses, fail_on)
-    _refuse_incomplete(diagnoses)
+    _refuse_incomplete(diagnoses, told=not (as_json or as_csv))
+
+
+@dataclass(frozen=True)
+class View:
+    """What the terminal shows of a diagnosis."""
+
+    most: int | None  # rows of the table
+    order: Order | None
+    verbose: bool
+    quiet: bool
+
+
+def _check_arguments(
+    paths: Sequence[str],
+    beside: Sequence[str | None],
+    as_json: bool,
+    as_csv: bool,
+    atlas: str | None,
+) -> None:
+    """Refuse what is surely wrong before torch is loaded, which takes seconds.
+
+    ``beside`` are the reference and the base, where there are such.
+    """
+    refuse_lost_folder()
+    inputs = [*paths, *(given for given in beside if given is not None)]
+    if not all(inputs):
+        raise Refusal(4, "''", "a path without a name", "name a checkpoint")
+    if beside[-1] is not None and len(paths) > 1:
+        raise Refusal(4, f"--base {beside[-1]}", "merges one adapter", "name one adapter")
+    if as_json and as_csv:
+        raise Refusal(4, "--json --csv", "two forms for one output", "give one of them")
+    for given in inputs:
+        refuse_unreadable(given)
+    if atlas is not None and not Path(atlas).exists():
+        advice = "give a file that `kappascope survey --atlas` wrote"
+        raise Refusal(2, atlas, "No such file or directory", advice)
 
 
 def _trainings(reference: str | None, optimizer: str | None, steps: int | None) -> Trainings | None:
@@ -328,18 +395,27 @@ def _recorded(paths: Sequence[str], reference: str | None, selection: Selection)
         return recorded(paths[0], selection)
 
 
-def examined(case: Case) -> Diagnosis:
-    """Examine one checkpoint and show the progress."""
-    rows = [row for done in examined_tasks(case) for row in done.result]
+def _ignored(*done: object) -> None:
+    """Take progress and show none of it."""
+
+
+def examined(case: Case, quiet: bool = False) -> Diagnosis:
+    """Examine one checkpoint and show the progress, unless ``quiet``."""
+    rows = [row for done in examined_tasks(case, quiet) for row in done.result]
     with waiting("Judging"):
         return case.concluded(rows)
 
 
-def examined_tasks(case: Case) -> Iterator[Done[Task]]:
-    """Yield what becomes of the tasks of a checkpoint, and show the progress."""
+def examined_tasks(case: Case, quiet: bool = False) -> Iterator[Done[Task]]:
+    """Yield what becomes of the tasks of a checkpoint, and show the progress, unless ``quiet``."""
+    if not quiet:
+        tensors = plural(len(case.inventory.plan.units), "tensor")
+        announce(f"{case.model}: {tensors} to examine", case.seconds)
     parts = [("matrices", task.effort) for task in case.tasks]
-    unshown = FIRST_ROWS if case.parameters >= LARGE else 0
-    with progress(parts) as advance, closing(case.examine()) as ended:
+    unshown = FIRST_ROWS if not quiet and case.parameters >= LARGE else 0
+    silent: AbstractContextManager[Callable[..., None]] = nullcontext(_ignored)
+    shown = silent if quiet else progress(parts)
+    with shown as advance, closing(case.examine()) as ended:
         for done in ended:
             advance(("matrices", done.item.effort), case.fetched)
             for row in done.result[:unshown]:
@@ -379,13 +455,25 @@ def _encoded(suffix: str, table: Any) -> bytes:
     return parquet_bytes(table)
 
 
-def _show(diagnoses: Sequence[Diagnosis], written: Sequence[Path], verbose: bool) -> None:
+def _print_csv(diagnoses: Sequence[Diagnosis], order: Order | None, most: int | None) -> None:
+    """Print one row per matrix, in the order and to the number that were asked for."""
+    from kappascope.clinic import diagnosis
+
+    ordered = [replace(each, matrices=each.ordered(order)[:most]) for each in diagnoses]
+    tell(diagnosis.spreadsheet(diagnosis.joined(ordered)).decode().rstrip("\n"))
+
+
+def _show(diagnoses: Sequence[Diagnosis], written: Sequence[Path], view: View) -> None:
     """Print the last checkpoint in full, after the trajectory that leads to it."""
     from rich.console import Console
 
     from kappascope.clinic import terminal
     from kappascope.clinic.trajectories import trajectory_lines
 
+    if view.quiet:
+        for line in (*terminal.earlier(diagnoses), *terminal.urgent(diagnoses[-1])):
+            draw(line)
+        return
     width = Console().width
     if len(diagnoses) > 1:
         draw(terminal.trajectory_table(diagnoses, width))
@@ -393,9 +481,10 @@ def _show(diagnoses: Sequence[Diagnosis], written: Sequence[Path], verbose: bool
             draw(line)
         for moved in trajectory_lines(diagnoses):
             tell(clean(moved))
-    if diagnoses[-1].matrices:
-        draw(terminal.matrix_table(diagnoses[-1], width))
-    for line in terminal.lines(diagnoses[-1], verbose):
+    most = terminal.TABLE_ROWS if view.most is None else view.most
+    if diagnoses[-1].matrices and most:
+        draw(terminal.matrix_table(diagnoses[-1], width, most, view.order))
+    for line in terminal.lines(diagnoses[-1], view.verbose, most):
         draw(line)
     for path in written:
         tell(f"Written: {clean(str(path))}")
@@ -430,8 +519,11 @@ def _refuse_severe(diagnoses: Sequence[Diagnosis], fail_on: Severity | None) -> 
         raise Refusal(1, given, wrong, first.advice)
 
 
-def _refuse_incomplete(diagnoses: Sequence[Diagnosis]) -> None:
-    """End with 3 if a part could not be examined or compared, with 2 if nothing could."""
+def _refuse_incomplete(diagnoses: Sequence[Diagnosis], told: bool) -> None:
+    """End with 3 if a part could not be examined or compared, with 2 if nothing could.
+
+    What findings have ``told`` already is named and not told again.
+    """
     for diagnosis in diagnoses:
         failed = diagnosis.failed
         if diagnosis.analysed and diagnosis.incomparable:
@@ -449,7 +541,10 @@ def _refuse_incomplete(diagnoses: Sequence[Diagnosis]) -> None:
             wrong = f"{plural(len(failed), 'object')} not built, first {_first(failed)}"
             advice = "every tensor was read; save model.state_dict() where you trust it"
         else:
-            wrong = f"{plural(len(failed), 'item')} not analysed, first {_first(failed)}"
+            first = _first(failed)
+            if told and failed[0].reason.kind is ReasonKind.NON_FINITE:
+                first = failed[0].name
+            wrong = f"{plural(len(failed), 'item')} not analysed, first {first}"
             advice = "the rest is above; --json lists them all"
             if failed[0].reason.kind is ReasonKind.NO_MEMORY:
                 advice = f"the rest is above; {MORE_MEMORY}"

@@ -8,21 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from kappascope.checkpoints.paths import refuse_unreadable
 from kappascope.cli._errors import refusal_of
 from kappascope.cli._options import Debug
-from kappascope.cli._terminal import draw, loading, progress, tell, waiting
+from kappascope.cli._terminal import draw, loading, progress, refuse_lost_folder, tell, waiting
 from kappascope.clinic import MODULES
 from kappascope.refusal import Refusal
 from kappascope.system.files import strict
 from kappascope.system.memory import bytes_of
 from kappascope.system.workers import CORES, Processes
-from kappascope.text import clean, number, plural
+from kappascope.text import clean, number, plural, ruled_table
 
 if TYPE_CHECKING:
     from kappascope.clinic.diff import Diff
 
 TABLE_ROWS = 40  # layers that are not the same, the gravest first
-LONGEST_NAME = 60  # characters
+SHORTEST_NAME, OTHER_COLUMNS = 24, 53  # characters: of a name that is cut, and beside it
 COLOURS = {"damaged": "bold red", "missing": "red", "replaced": "yellow", "added": "yellow"}
 
 
@@ -38,7 +39,7 @@ def diff(
     ] = None,
     rename: Annotated[
         list[str] | None,
-        typer.Option(help="NEW=OLD: what names have in B, and what instead in A."),
+        typer.Option(help="NEW=OLD: NEW in names of B is OLD in names of A."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document, no table.")] = False,
     fail_on: Annotated[
@@ -62,17 +63,20 @@ def diff(
       kappascope diff base/ tuned/ --fail-on damaged
     """
     try:
+        refuse_lost_folder()
+        limit, pairs = None if memory is None else _bytes(memory), renames(rename or ())
+        if not (before and after):
+            raise Refusal(4, "''", "a path without a name", "name a checkpoint")
+        for given in (before, after):
+            refuse_unreadable(given)
         Processes(jobs, loaded=MODULES).warm()
         with loading():
             from kappascope.clinic.diagnose import Selection, case
             from kappascope.clinic.diff import DiffCase
 
-        if not (before and after):
-            raise Refusal(4, "''", "a path without a name", "name a checkpoint")
         selection = Selection(tuple(include or ()), tuple(exclude or ()), "none")
-        limit = None if memory is None else _bytes(memory)
         with waiting(f"Opening {after}"):
-            opened = case(after, before, selection, jobs, limit, renames=renames(rename or ()))
+            opened = case(after, before, selection, jobs, limit, renames=pairs)
         found = _compared(DiffCase.of(opened))
     except BaseException as error:
         if as_json:
@@ -138,17 +142,19 @@ def print_failed_diff(refusal: Refusal, before: str = "", after: str = "") -> No
 
 def _show(found: Diff) -> None:
     """Print a row for every layer that is not the same, and a sentence that counts all."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+    from rich.console import Console
     from rich.text import Text
 
     from kappascope.clinic.terminal import plain
 
+    room = max(SHORTEST_NAME, Console().width - OTHER_COLUMNS)
+
     changed = [layer for layer in found.ranked if layer.verdict != "same" or layer.text]
-    drawn = Table("layer", "verdict", "moved", "what", box=SIMPLE_HEAD, pad_edge=False)
+    drawn = ruled_table("layer", "verdict", "moved", "what", numbers=(2,))
+    drawn.columns[0].no_wrap = True
     for layer in changed[:TABLE_ROWS]:
         drawn.add_row(
-            Text(plain(layer.name or layer.before, LONGEST_NAME)),
+            Text(plain(layer.name or layer.before, room)),
             Text(layer.verdict, COLOURS.get(layer.verdict, "")),
             Text(number(layer.distance, 2)),
             Text(plain(layer.text)),

@@ -24,11 +24,13 @@ KNOWN = [[0.0, 2.0], [3.0, 0.0]]  # a matrix whose singular values are 3 and 2
 TOLERANCE = 1e-12  # a few roundings of float64
 PURPOSES = {
     "lab": "kappascope reproduce, study, findings, verify; tables in Parquet",
+    "notebook": "a diagnosis as frames of pandas and as figures",
     "transformers": "callbacks for the Trainer of Hugging Face",
     "lightning": "callbacks for the Trainer of Lightning",
     "tensorboard": "monitor: curves in TensorBoard",
     "gguf": "diagnose: quantized tensors of GGUF files",
     "remote": "diagnose: checkpoints of a Hub or an object store",
+    "ray": "--engine ray: work on many machines",
     "docs": "the pages of the documentation as a site",
     "test": "make test",
     "benchmark": "benchmarks/",

@@ -27,7 +27,7 @@ def findings(
     of the article that the trials do not bear out is left out, and told of here.
 
     For example:
-      kappascope findings results/paper results/studies/gpt
+      kappascope findings results/reproduce results/studies/gpt
     """
     require_laboratory()
     with loading():

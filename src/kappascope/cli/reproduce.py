@@ -19,12 +19,16 @@ def reproduce(
     ] = None,
     *,
     beyond: Annotated[
-        bool, typer.Option("--beyond", help="Also those that answer the paper's review.")
+        bool, typer.Option("--beyond", help="Also experiments that answer the paper's review.")
     ] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer trials: half a minute.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Printed figures, and what half a minute decides.")
+    ] = False,
     trials: Annotated[
         int | None,
-        typer.Option(min=1, max=1_000_000, help="Trials of each setting on our own streams."),
+        typer.Option(
+            min=1, max=1_000_000, help="Trials of each setting, with random numbers of our own."
+        ),
     ] = None,
     jobs: Annotated[
         int, typer.Option(min=0, max=1024, help="Processes to run trials in; 0 uses this one.")

@@ -34,7 +34,7 @@ def study(
         ),
     ] = None,
     *,
-    quick: Annotated[bool, typer.Option("--quick", help="In small form: a minute.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Few trials, about a minute.")] = False,
     text: Annotated[Path | None, typer.Option(help="Train the character GPT on this text.")] = None,
     jobs: Annotated[
         int, typer.Option(min=0, max=1024, help="Processes to train in; 0 uses this one.")
@@ -45,7 +45,7 @@ def study(
     fresh: Fresh = False,
     debug: Debug = False,
 ) -> None:
-    """Train real networks, look into pretrained ones, and see whether any of it matters there.
+    """Train real networks, or look into pretrained ones, and ask there what the paper asks.
 
     After an interruption, name the same folder: training goes on in the middle.
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kappascope.checkpoints.paths import refuse_unreadable
 from kappascope.cli._errors import refusal_of
 from kappascope.cli._options import Debug, EngineName, Keep, ShardOption
-from kappascope.cli._terminal import draw, loading, say, tell, waiting
+from kappascope.cli._terminal import draw, loading, refuse_lost_folder, say, tell, waiting
 from kappascope.cli.diagnose import (
     examined,
     kept_rows,
@@ -61,14 +62,16 @@ def survey(
       kappascope survey models/* --atlas ours.json --html survey.html
       kappascope survey hf://org/one hf://org/two --out rows --engine ray
     """
+    refuse_lost_folder()
+    limit = memory_limit(memory)
+    refuse_unwritable(paths, atlas, html)
+    _refuse_hopeless(paths)
     with kept_rows(out, shard) as store:
         place = start_place(jobs, engine)
         with loading():
             from kappascope.clinic.diagnose import case
             from kappascope.clinic.surveys import Surveyed
 
-        limit = memory_limit(memory)
-        refuse_unwritable(paths, atlas, html)
         models, refused = [], []
         for number, path in enumerate(paths):
             if shard and not Shard.of(shard).part(range(len(paths))).count(number):
@@ -109,6 +112,18 @@ def _refuse_left_out(refused: Sequence[Refusal]) -> None:
     if refused:
         wrong = f"{plural(len(refused), 'checkpoint')} left out"
         raise Refusal(3, refused[0].given, wrong, refused[0].advice)
+
+
+def _refuse_hopeless(paths: Sequence[str]) -> None:
+    """Refuse paths of which none can be a checkpoint, before torch is loaded."""
+    refused = []
+    for path in paths:
+        try:
+            refuse_unreadable(path)
+        except Refusal as refusal:
+            refused.append(refusal)
+    if len(refused) == len(paths):
+        raise refused[0]
 
 
 def _write(found: Surveyed, atlas: Path | None, html: Path | None) -> Refusal | None:

@@ -20,6 +20,11 @@ Null: TypeAlias = Literal["none", "chance", "trained", "start"]
 Extent: TypeAlias = Literal["auto", "full", "none"]
 """How much of the spectrum is taken: all of it up to a size, always, or never."""
 
+Order: TypeAlias = Literal[
+    "findings", "kappa", "chance", "rank", "stable", "alpha", "moved", "size", "name"
+]
+"""What matrices are listed by: the largest first, but for what is worst where it is small."""
+
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # the mildest first
 CONCERNS: tuple[Concern, ...] = get_args(Concern)  # what can be acted on first
 SCHEMA = "kappascope.diagnosis/2"

@@ -30,7 +30,7 @@ from kappascope.checkpoints.remote import Fetching, FetchingThere
 from kappascope.clinic import MODULES, Extent
 from kappascope.clinic.atlas import Atlas
 from kappascope.clinic.diagnosis import Diagnosis
-from kappascope.clinic.examination import Examination, Kernel, examine
+from kappascope.clinic.examination import AUTO_LIMIT, Examination, Kernel, examine
 from kappascope.clinic.keeping import Keeping
 from kappascope.clinic.moments import Moments, SwallowedStep
 from kappascope.clinic.source import (
@@ -81,6 +81,9 @@ MAX_TABLE_ENTRIES = 2**25  # of a table of tokens: a copy in float64 has 268 meg
 # of which code the numbers of a row depend on
 SOURCES = ("matrix", "model", "theory", "corrections", "checkpoints", "clinic")
 LEAST_FLOPS = 2e9  # floating point operations a second: any machine does more
+# Seconds of one core over long x short x short, for all singular values and for the ends of the
+# spectrum (benchmarks/results/vitals.json, diagnose.json), and for whatever else a tensor takes.
+ALL_VALUES_RATE, ENDS_RATE, EACH_TENSOR = 6e-11, 3e-11, 0.02
 WORKER = Processes(1, retries=0, loaded=MODULES)  # what fails on a file will fail again
 
 
@@ -215,7 +218,15 @@ class TensorTask(Task):
             counterpart = counterparts.get(logical.name)
             other = counterpart if isinstance(counterpart, Tensor) else None
             kernel, rounding = kernel_of(self.unit, logical), roundings.get(logical.name)
-            row = _examined(logical, matrix, spectrum, other, kernel=kernel, rounding=rounding)
+            row = _examined(
+                logical,
+                matrix,
+                spectrum,
+                other,
+                kernel=kernel,
+                rounding=rounding,
+                limit=model.ranks.get(logical.name),
+            )
             if reference and row.errors is None:
                 if isinstance(counterpart, Reason):
                     row = replace(row, uncompared=counterpart)
@@ -275,6 +286,7 @@ def _examined(
     *,
     kernel: Kernel,
     rounding: Rounding | None,
+    limit: int | None,
 ) -> Examination:
     """Return the examination of a matrix.
 
@@ -282,7 +294,13 @@ def _examined(
     """
     try:
         return examine(
-            logical.name, matrix, spectrum, counterpart, rounding=rounding, kernel=kernel
+            logical.name,
+            matrix,
+            spectrum,
+            counterpart,
+            rounding=rounding,
+            kernel=kernel,
+            limit=limit,
         )
     except Exception as error:
         if is_out_of_memory(error):
@@ -541,6 +559,26 @@ class Case:
         return sum(math.prod(unit.parts[0].shape) for unit in units)
 
     @property
+    def seconds(self) -> float:
+        """Seconds that an idle machine takes, about; 0 where others' machines do the work.
+
+        >>> import torch
+        >>> round(case({"a.weight": torch.empty(2000, 2000)}).seconds, 1)
+        0.5
+        """
+        if not isinstance(self.engine, Processes | Here):
+            return 0.0
+        seconds = 0.0
+        for part in (part for task in self.tasks for unit in task.units for part in unit.parts):
+            short, long = sorted(part.shape)
+            complete = self.selection.spectrum == "full" or (
+                self.selection.spectrum == "auto" and short <= AUTO_LIMIT
+            )
+            rate = ALL_VALUES_RATE if complete else ENDS_RATE
+            seconds += EACH_TENSOR + rate * long * short * short
+        return seconds / (min(self.engine.jobs, CORES) if isinstance(self.engine, Processes) else 1)
+
+    @property
     def fetched(self) -> str:
         """How much was fetched of checkpoints that lie elsewhere; nothing where none does."""
         sides = [side for side in (self.model, self.reference) if isinstance(side, Mirrored)]
@@ -725,6 +763,7 @@ def case(
     atlas: Atlas | None = None,
     trainings: Trainings | None = None,
     renames: Renames = (),
+    base: Source | None = None,
     cluster: Cluster | None = None,
     store: Store | None = None,
     tell: Callable[[str], None] = log.warning,
@@ -734,7 +773,8 @@ def case(
     A worker may use ``memory`` bytes: by default what its tasks need, if the machine has that.
     ``renames`` say what names here have instead of what in the reference. With a ``cluster``
     matrices of files are examined there; with a ``store`` their rows are kept, and those that are
-    kept are not made again. ``tell`` takes lines about either.
+    kept are not made again. ``tell`` takes lines about either. An adapter is merged into its
+    ``base`` and, without another reference, compared with that.
 
     >>> import torch
     >>> [task.effort for task in case({"fc.weight": torch.eye(1000)}).tasks]
@@ -742,7 +782,9 @@ def case(
     """
     selection = selection or Selection()
     workers = replace(WORKER, jobs=jobs)
-    model, other = located(source), None if reference is None else located(reference)
+    if base is not None and reference is None:
+        reference = base
+    model, other = located(source, base), None if reference is None else located(reference)
     inventory = _inventory(model, memory)
     # refused now if it cannot be opened, not once for each matrix
     compared = _inventory(other, memory) if other else None
@@ -762,9 +804,7 @@ def case(
         tasks += [MomentsTask(one) for one in inventory.moments if selection.takes(one.name)]
     if isinstance(model, OnDisk) and not isinstance(model, Mirrored):  # which has holes
         tasks += [DigestTask(path, Path(path).stat().st_size) for path in inventory.files]
-    # no long one is left for the end, but a short one comes first: its row can be shown soon
-    shortest = min(weights, key=lambda task: task.effort, default=None)
-    tasks.sort(key=lambda task: (task is shortest, task.effort), reverse=True)
+    _put_in_order(tasks)
     engine: Engine = Here()
     sides = [side for side in (model, other) if side is not None]
     on_disk = [side for side in sides if isinstance(side, OnDisk)]
@@ -814,6 +854,13 @@ def case(
         compared,
         matched,
     )
+
+
+def _put_in_order(tasks: list[Task]) -> None:
+    """Leave no long task for the end, but begin with a short one: its row can be shown soon."""
+    tensors = [task for task in tasks if isinstance(task, TensorTask)]
+    shortest = min(tensors, key=lambda task: task.effort, default=None)
+    tasks.sort(key=lambda task: (task is shortest, task.effort), reverse=True)
 
 
 def _kept_name(made_of: list[Any], order: _Order) -> str:
@@ -880,6 +927,7 @@ def diagnose(
     atlas: Atlas | str | Path | None = None,
     trainings: Trainings | None = None,
     renames: Renames = (),
+    base: Source | None = None,
 ) -> Diagnosis:
     """Examine every matrix of a checkpoint, a model or a state dict, and apply all rules.
 
@@ -888,7 +936,8 @@ def diagnose(
     ``trainings`` what noise alone would have made of that one (see `kappascope.unlearned`). If
     either is a checkpoint, ``jobs`` processes read and examine; models in memory are examined here.
     Each process may use ``memory`` (bytes, or like ``"8G"``): by default what its matrices need, if
-    that is free. ``atlas`` is what trained matrices are like, by default that of the package.
+    that is free. ``atlas`` is what trained matrices are like, by default that of the package. An
+    adapter is merged into its ``base``, and compared with it.
 
     >>> import torch
     >>> found = diagnose({"a.weight": 2 * torch.eye(3)}, reference={"a.weight": torch.eye(3)})
@@ -910,5 +959,6 @@ def diagnose(
         atlas=known,
         trainings=trainings,
         renames=renames,
+        base=base,
     )
     return prepared.concluded(row for done in prepared.examine() for row in done.result)

@@ -6,12 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import PurePath
 from statistics import median_high, median_low
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kappascope.clinic import CONCERNS, SCHEMA, SEVERITIES
+from kappascope.clinic import CONCERNS, SCHEMA, SEVERITIES, Order
 from kappascope.clinic.atlas import Atlas
 from kappascope.clinic.examination import Examination, Finding, json_value
 from kappascope.clinic.judgement import judgement, urgency
@@ -20,16 +21,19 @@ from kappascope.clinic.symptoms import Measurements
 from kappascope.clinic.vectors import Vector
 from kappascope.matrix import spectra
 from kappascope.matrix.status import Outcome
+from kappascope.model.adapters import adapted_layer
 from kappascope.model.attention import Product
 from kappascope.model.chains import Chain
 from kappascope.model.logits import LogitBound
 from kappascope.model.skipped import ReasonKind, Skipped, unreadable
 from kappascope.system import files
 from kappascope.system.extras import optional
-from kappascope.text import error_text, first_few, number, plural
+from kappascope.text import error_text, first_few, html_escaped, number, plural
 
 if TYPE_CHECKING:  # a table is made where somebody asks for one
     import pyarrow as pa
+    from matplotlib.axes import Axes
+    from pandas import DataFrame
 
 RANGE = "outside float64's range"
 # A spreadsheet takes what begins so for a formula; the last four are the full-width forms.
@@ -38,8 +42,23 @@ FORMULA_SIGNS = "=+-@\uff1d\uff0b\uff0d\uff20"
 # Fields of a matrix that have fields of their own.
 NESTS = (
     "row_norms", "column_norms", "lines", "int8", "effective_ranks", "energy_ranks",
-    "operator_norm", "errors", "unchanged", "fingerprints",
+    "operator_norm", "errors", "unchanged", "fingerprints", "delta",
 )  # fmt: skip
+
+
+# The keys that sort matrices; None for what a matrix does not have.
+ORDERS: dict[Order, Callable[[Examination], Any]] = {
+    "kappa": lambda row: None if row.kappa is None else -row.kappa,
+    "chance": lambda row: None if row.ratio is None else -row.ratio,
+    "rank": lambda row: (
+        None if row.effective_rank is None else row.effective_rank / max(1, min(row.shape))
+    ),
+    "stable": lambda row: row.stable_rank,
+    "alpha": lambda row: row.alpha,
+    "moved": lambda row: None if row.moved is None else -row.moved,
+    "size": lambda row: -row.parameters,
+    "name": lambda row: row.name,
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -114,6 +133,24 @@ class Diagnosis:
         """The matrices as a table has them, the worst first."""
         return tuple(sorted(self.matrices, key=lambda row: row.badness, reverse=True))
 
+    def ordered(self, by: Order | None = None) -> tuple[Examination, ...]:
+        """Return the matrices in an order; by default what moved most or else what is worst first.
+
+        What has no such number comes last.
+
+        >>> rows = tuple(Examination(name, (2, 2), "", "ok", alpha=9.0) for name in "wv")
+        >>> [row.name for row in Diagnosis("toy.pt", rows).ordered("name")]
+        ['v', 'w']
+        """
+        moved = self.reference and not self.incomparable
+        key = ORDERS.get(by or ("moved" if moved else "findings"))
+        if key is None:
+            return self.ranked
+        broken = [row for row in self.ranked if by is None and row.failure is not None]
+        rest = self.ranked[len(broken) :]
+        known = [row for row in rest if key(row) is not None]
+        return (*broken, *sorted(known, key=key), *(row for row in rest if key(row) is None))
+
     @cached_property
     def failed(self) -> tuple[Skipped, ...]:
         """What should have been examined or judged and could not be, and why."""
@@ -166,6 +203,18 @@ class Diagnosis:
             return "nothing there has the name and shape of a matrix here"
         return "no matrix could be compared"
 
+    @property
+    def rank_pattern(self) -> dict[str, int]:
+        """The ranks that hold what a change learned, by layers, as peft's ``LoraConfig`` has them.
+
+        >>> Diagnosis("toy.pt").rank_pattern
+        {}
+        """
+        rows = [row for row in self.matrices if row.delta is not None and row.part_of is None]
+        return {
+            adapted_layer(row.name): row.delta.rank for row in rows if row.delta and row.delta.rank
+        }
+
     def above(self, severity: str) -> tuple[Finding, ...]:
         """Return the findings of this severity or a worse one.
 
@@ -191,7 +240,7 @@ class Diagnosis:
         if not can_act and not self.above("warning"):
             notes = f" ({severity_counts(self.findings)})" if self.findings else ""
             health = f"No rule found anything wrong{notes}."
-        return self._extent, health, self._trust
+        return tuple(filter(None, (self._extent, health, self._trust)))
 
     @property
     def ills(self) -> str:
@@ -224,6 +273,9 @@ class Diagnosis:
     @property
     def _trust(self) -> str:
         """The sentence on how many condition numbers the stored digits resolve."""
+        products = [row for row in self.analysed if row.delta and row.delta.limit is not None]
+        if len(products) == len(self.analysed):
+            return ""  # of low rank by design: nobody asks for their kappa
         known = [row for row in self.analysed if row.resolved]
         unknown = [row for row in self.analysed if not row.resolved]
         bounded = [row for row in unknown if row.condition_number_low is not None]
@@ -304,6 +356,58 @@ class Diagnosis:
         from kappascope.clinic.html import diagnosis_page
 
         return diagnosis_page([self])
+
+    def _repr_html_(self) -> str:
+        """Return the page in a frame of its own, whose script and style reach nothing around it.
+
+        >>> Diagnosis("nothing")._repr_html_()[:31]
+        '<iframe sandbox="allow-scripts"'
+        """
+        title = html_escaped(f"Diagnosis of {self.source}")
+        style = "width: 100%; height: 42rem; border: 1px solid #8886; border-radius: 4px"
+        page = html_escaped(self.html())
+        frame = f'<iframe sandbox="allow-scripts" title="{title}" style="{style}"'
+        return f'{frame} srcdoc="{page}"></iframe>'
+
+    def __getitem__(self, name: str) -> Examination:
+        """Return the row of a matrix by its name, or say which names are like it.
+
+        >>> Diagnosis("toy.pt", (Examination("fc.weight", (2, 2), "", "ok"),))["fc"].name
+        'fc.weight'
+        """
+        rows = {row.name: row for row in self.matrices}
+        if found := rows.get(name) or rows.get(f"{name}.weight"):
+            return found
+        near = get_close_matches(str(name), rows, n=3)
+        raise KeyError(f"no matrix is called {name!r}; {first_few(near or list(rows))} are there")
+
+    def __iter__(self) -> Iterator[Examination]:
+        return iter(self.matrices)
+
+    def plot_map(self, metric: str = "chance", axes: Axes | None = None) -> Axes:
+        """Draw the map of the model and return matplotlib's axes; ``metric`` as on the page.
+
+        >>> Diagnosis("toy.pt", (Examination("w", (2, 2), "", "ok"),)).plot_map("alpha").get_title()
+        'tail exponent α'
+        """
+        from kappascope.clinic import metrics, plots
+
+        return plots.map_axes(self.matrices, metrics.metric(metric), axes)
+
+    def plot_spectrum(self, name: str, axes: Axes | None = None) -> Axes:
+        """Draw the singular values of one matrix and return matplotlib's axes."""
+        from kappascope.clinic import plots
+
+        return plots.spectrum_axes(self[name], axes)
+
+    def to_pandas(self) -> DataFrame:
+        """Return one row per matrix, one column per number, as a frame of pandas."""
+        optional("pandas", "notebook")
+        return self.table().to_pandas()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Hand the table over as an Arrow stream, to whatever reads these without a copy."""
+        return self.table().__arrow_c_stream__(requested_schema)
 
     def table(self) -> pa.Table:
         """Return one row per matrix, one column per number, for Parquet or CSV.

@@ -25,6 +25,7 @@ from kappascope.clinic import SEVERITIES, Concern, Extent, Null, Severity
 from kappascope.matrix import components, powerlaw, precision, spectra
 from kappascope.matrix.components import Components
 from kappascope.matrix.convolutions import MOST_OPERATIONS, operator_norm
+from kappascope.matrix.deltas import Delta, delta_between, delta_of_product
 from kappascope.matrix.fingerprints import Fingerprints, fingerprints, likeness
 from kappascope.matrix.precision import Rounding
 from kappascope.matrix.rounding import Int8Errors, int8_errors, unchanged_share
@@ -187,6 +188,7 @@ class Examination:
     unchanged: Mapping[str, float] = field(default_factory=dict)
     likeness: str = ""
     fingerprints: Fingerprints | None = None
+    delta: Delta | None = None
     unlearned: tuple[PartComparison, ...] | None = None
     reasons: Mapping[str, str] = field(default_factory=dict)
     plot: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -263,6 +265,11 @@ class Examination:
         return self.kappa / (usual or math.exp(GaussianNull(*self.shape).log_condition_number))
 
     @property
+    def moved(self) -> float | None:
+        """How far it is from its counterpart in the reference, over the norm of that one."""
+        return (self.errors or {}).get("overall_matrix")
+
+    @property
     def severity(self) -> str:
         """The severity of the worst finding, or nothing."""
         return max(
@@ -270,19 +277,27 @@ class Examination:
         )
 
     @property
+    def is_alarming(self) -> bool:
+        """Whether it failed, or a rule found something to act on or to warn of."""
+        found = any(one.concern != "observation" or one.severity != "info" for one in self.findings)
+        return found or self.failure is not None
+
+    @property
     def gravity(self) -> int:
         """The severity of the worst finding as a number, 0 without findings."""
         return max((SEVERITIES.index(finding.severity) + 1 for finding in self.findings), default=0)
 
     @property
-    def badness(self) -> tuple[bool, int, float]:
+    def badness(self) -> tuple[bool, int, bool, float]:
         """The key that sorts by failure, then by the worst finding, then by distance from chance.
+
+        What the stored digits resolve comes before what they leave open.
 
         >>> sick = Examination.failed("a", (2, 2), "float32", unreadable("timeout"))
         >>> sick.badness > Examination("b", (2, 2), "", "ok", condition_number=1e9).badness
         True
         """
-        return self.failure is not None, self.gravity, self.ratio or 0.0
+        return self.failure is not None, self.gravity, not self.is_unresolved, self.ratio or 0.0
 
     def document(self, plots: bool = False) -> dict[str, Any]:
         """Return the row as strict JSON values.
@@ -302,7 +317,7 @@ class Examination:
 
 # What only some matrices have, with no reason to be given for the others.
 OPTIONAL = ("taps", "lines", "int8", "sinusoidal", "one_code", "energy_ranks", "operator_norm",
-            "unchanged", "likeness", "fingerprints")  # fmt: skip
+            "unchanged", "likeness", "fingerprints", "delta")  # fmt: skip
 
 
 def json_value(value: Any) -> Any:
@@ -311,7 +326,7 @@ def json_value(value: Any) -> Any:
     >>> json_value({"kappa": math.inf, "values": (1.0, math.nan)})
     {'kappa': None, 'values': [1.0, None]}
     """
-    if isinstance(value, Spread | Finding | Int8Errors | Fingerprints | PartComparison):
+    if isinstance(value, Spread | Finding | Int8Errors | Fingerprints | Delta | PartComparison):
         value = asdict(value)
     if isinstance(value, Mapping):
         return {str(name): json_value(item) for name, item in value.items()}
@@ -330,10 +345,12 @@ def examine(
     *,
     rounding: Rounding | None = None,
     kernel: Kernel = NO_KERNEL,
+    limit: int | None = None,
 ) -> Examination:
     """Measure one matrix, and its errors against a reference of its shape if there is one.
 
-    ``rounding`` tells how well a matrix is known that was decoded.
+    ``rounding`` tells how well a matrix is known that was decoded, ``limit`` the rank that the
+    factors of a product allow.
 
     >>> found = examine("eye", torch.eye(4))
     >>> found.condition_number, found.effective_rank, found.stable_rank, found.spectral_gap
@@ -365,10 +382,14 @@ def examine(
         **_guarded(("int8", "fingerprints"), faults, _stored, matrix, norms.get("apart")),
         **_guarded((), faults, _operator, matrix, kernel, spectrum),
         **_guarded((), faults, _unchanged, matrix, vitals, reference),
+        **_guarded((), faults, _delta, matrix, values, reference, limit),
     }
     if kernel.depthwise:
         numbers |= dict.fromkeys((*MAPS, *ENDS[1:]), DEPTHWISE) | {"resolved": True}
         numbers |= {"effective_ranks": {}, "energy_ranks": {}}
+    if limit is not None and limit < min(shape):
+        numbers |= dict.fromkeys((*KAPPAS, *NULL, *SPECTRUM, "sigma_min"), LOW_RANK)
+        numbers |= {"resolved": True}
     errors = numbers["errors"]
     return Examination(
         name=name,
@@ -380,7 +401,7 @@ def examine(
         taps=kernel.taps,
         **_present(numbers),
         reasons=dict(_reasons(numbers)),
-        plot=_guarded(("plot",), faults, _plot, shape, vitals, values),
+        plot=_guarded(("plot",), faults, _plot, shape, vitals, values, kernel),
         uncompared=Reason(errors.kind, errors.reason) if isinstance(errors, _Absent) else None,
         is_singular=numbers["condition_number"] is SINGULAR,
         faults=tuple(faults),
@@ -444,6 +465,7 @@ ZERO = _Absent("zero matrix")
 SINGULAR = _Absent("infinite: the smallest singular value cannot be told from zero")
 OUTLYING = _Absent("nothing but zeros beside outlying lines")
 PARTIAL = _Absent("needs all singular values: --spectrum full")
+LOW_RANK = _Absent("a product of factors, of low rank by design")
 DEPTHWISE = _Absent("a depthwise kernel is a filter for each channel, no map of this shape")
 
 
@@ -481,10 +503,7 @@ def _norms(vitals: spectra.Vitals, kernel: Kernel) -> dict[str, Any]:
     The columns of a convolution are its inputs: the taps of one are taken together. A depthwise
     kernel has one input, so that its columns have nothing to be compared with.
     """
-    rows, columns = vitals.row_norms, vitals.column_norms
-    if columns is not None and kernel.size > 1 and len(columns):
-        scaled, exponent = _scaled(columns.unflatten(0, (-1, kernel.size)))
-        columns = spectra.ldexp(torch.linalg.vector_norm(scaled, dim=1), exponent)
+    rows, columns = vitals.row_norms, _input_norms(vitals.column_norms, kernel)
     numbers: dict[str, Any] = {}
     lines: dict[str, tuple[int, ...]] = {}
     apart = {}
@@ -504,6 +523,14 @@ def _norms(vitals: spectra.Vitals, kernel: Kernel) -> dict[str, Any]:
             lines |= {name: _indices_of(mask, norms) for name, mask in listed.items() if mask.any()}
             apart[side] = beyond.repeat_interleave(kernel.size) if side == "column" else beyond
     return numbers | {"lines": lines, "apart": apart if len(apart) == 2 else None}
+
+
+def _input_norms(columns: Tensor | None, kernel: Kernel) -> Tensor | None:
+    """Return the norms of columns, those of the taps of one input taken together."""
+    if columns is None or kernel.size < 2 or not len(columns):
+        return columns
+    scaled, exponent = _scaled(columns.unflatten(0, (-1, kernel.size)))
+    return spectra.ldexp(torch.linalg.vector_norm(scaled, dim=1), exponent)
 
 
 def _indices_of(mask: Tensor, norms: Tensor) -> tuple[int, ...]:
@@ -550,6 +577,19 @@ def _unchanged(matrix: Tensor, vitals: spectra.Vitals, reference: Tensor | None)
     coarse = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
     shares = unchanged_share(reference, matrix, coarse)
     return {"unchanged": dict(zip(("share", "expected"), shares, strict=True))} if shares else {}
+
+
+def _delta(
+    matrix: Tensor, values: Tensor | None, reference: Tensor | None, limit: int | None
+) -> dict[str, Any]:
+    """Count the directions of a change: of a product of factors, or since the reference."""
+    if limit is not None and values is not None and len(values):
+        return {"delta": delta_of_product(values, (matrix.shape[0], matrix.shape[1]), limit)}
+    if reference is None or reference.shape != matrix.shape or values is None:
+        return {}
+    if non_finite_entries(reference) or min(matrix.shape) < 2:
+        return {}
+    return {"delta": delta_between(reference, matrix)}
 
 
 def _scaled(values: Tensor) -> tuple[Tensor, int]:
@@ -743,12 +783,15 @@ def _as_components(matrix: Tensor, vitals: spectra.Vitals) -> Components:
     return result
 
 
-def _plot(shape: tuple[int, int], vitals: spectra.Vitals, values: Tensor | None) -> dict[str, Any]:
-    """Return what the page draws: spectrum, random curve, floor, and bars of row norms."""
+def _plot(
+    shape: tuple[int, int], vitals: spectra.Vitals, values: Tensor | None, kernel: Kernel
+) -> dict[str, Any]:
+    """Return what the page draws: spectrum, random curve, floor, and bars of both norms."""
     drawn: dict[str, Any] = {"spectrum": [], "null": [], "floor": vitals.resolution, "rows": None}
-    rows = vitals.row_norms
-    if rows is not None and len(rows):
-        drawn["rows"] = _bars(rows.numpy(force=True))
+    columns = _input_norms(vitals.column_norms, kernel)
+    for name, norms in (("rows", vitals.row_norms), ("columns", columns)):
+        if norms is not None and len(norms):
+            drawn[name] = _bars(norms.numpy(force=True))
     if values is None or not vitals.frobenius_norm:
         return drawn
     indices = _indices(len(values))

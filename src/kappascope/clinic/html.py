@@ -20,6 +20,7 @@ from typing import Any
 from markupsafe import Markup
 
 from kappascope.clinic import SEVERITIES
+from kappascope.clinic.card import Card, spark_paths
 from kappascope.clinic.diagnosis import (
     Diagnosis,
     before,
@@ -31,7 +32,11 @@ from kappascope.clinic.diagnosis import (
 )
 from kappascope.clinic.examination import Examination, Finding, Spread
 from kappascope.clinic.judgement import urgency
+from kappascope.clinic.maps import HeatMap, flow_order, heat_map, matrix_label, one_line
+from kappascope.clinic.metrics import ERROR_LEVELS, METRICS
+from kappascope.clinic.trajectories import matrix_trajectories
 from kappascope.matrix.components import Components
+from kappascope.model.attention import Product
 from kappascope.model.skipped import ReasonKind
 from kappascope.pages.rendering import fill, legible
 from kappascope.text import Record, bracketed, error_text, first_few, number, plural, words
@@ -40,13 +45,7 @@ PLOT_LIMIT = 1000  # spectra on one page: 2 kB each, and a page beyond 5 MB open
 FINDING_LIMIT = 200  # of one rule: nobody reads more, and the table has them all
 ROWS_IN_VIEW = 13  # rows of a list with a scroll bar that are seen at once, by the style's height
 ROWS_AT_ONCE = 100  # of the table that are laid out at once: a thousand take a phone a second
-RATIO_LEVELS = (1.5, 3, 10, 100, 1000)  # of kappa over its null; chance alone gives a square one 3
-ERROR_LEVELS = (1e-3, 1e-2, 0.1, 1)  # relative; below the first even bfloat16 hides a move
-KINDS = (
-    "embedding", "query", "key", "value", "fused", "output", "gate", "up", "down", "expert",
-    "convolution", "other", "head",
-)  # fmt: skip
-"""Columns in the order in which data flow; kinds not named here come after these."""
+KAPPA_LEVELS = (10, 100, 1000, 1e4)  # of a head's product
 LABELS = {
     "status": "Status", "method": "Method", "shape": "Shape", "dtype": "Stored as",
     "storage": "Values lie on the grid of", "kind": "Kind", "depth": "Layer",
@@ -70,16 +69,40 @@ LABELS = {
 """The numbers of a matrix in the order of its own view, and those of products and chains."""
 
 
+COLUMNS = {
+    "name": ("Name", "The name that the file gives a matrix. Press it to see its spectrum."),
+    "shape": ("Shape", "Outputs × inputs; of a convolution, inputs times taps."),
+    "dtype": ("Dtype", "How the entries are stored."),
+    "kappa": ("κ", "The condition number: the largest singular value over the smallest. ≥ stands "
+              "where the stored digits leave open how small the smallest is."),
+    "chance": ("× chance", "κ over that of a random matrix of this shape. Within a severity, the "
+               "table is in this order."),
+    "rank": ("σ > 1 %", "How many singular values exceed 1 % of the largest."),
+    "stable": ("Stable rank", "The squared Frobenius norm over the largest squared singular value: "
+               "how many directions carry the matrix."),
+    "alpha": ("α", "The exponent of the spectrum's tail (Martin and Mahoney); 2 to 6 is usual."),
+    "gap": ("Gap", "The distance from the largest singular value to the second, over the largest."),
+    "rows": ("Row cv", "How much the norms of rows vary: their deviation over their mean."),
+    "columns": ("Col. cv", "How much the norms of columns vary: their deviation over their mean."),
+    "findings": ("Findings", "What the rules found; `kappascope explain RULE` tells why."),
+}  # fmt: skip
+"""The columns of the table of matrices, and what each says."""
+
+
 def diagnosis_page(steps: Sequence[Diagnosis]) -> str:
     """Write the last diagnosis, with the steps before it, as HTML that needs no network."""
     last = steps[-1]
     rows, trajectory = last.ranked, steps if len(steps) > 1 else ()
     place = {row.name: k for k, row in enumerate(last.matrices)}
     filters: tuple[Callable[..., Any], ...] = (
-        shown, short, sortable, breakable, one_line, quantity_columns, ratio_level, error_level,
+        shown, short, sortable, breakable, one_line, quantity_columns, error_level, matrix_label,
+        map_level, map_text, spark_paths, interval, last_name, kappa_level,
     )  # fmt: skip
     panels: dict[str, Callable[[], Any]] = {  # where it is shown: what fails costs one panel
-        "heat": lambda: heat_map(rows),
+        "card": lambda: Card.of(last),
+        "heat": lambda: heat_map(last.matrices),
+        "heads": lambda: head_maps(last.products),
+        "path": lambda: path_map(trajectory),
         "change": lambda: change(rows),
         "products": lambda: [product_document(product) for product in last.products],
         "chains": lambda: [chain_document(chain) for chain in last.chains],
@@ -95,7 +118,9 @@ def diagnosis_page(steps: Sequence[Diagnosis]) -> str:
         verdict=(*last.verdict, *before(steps)),
         rows=rows,
         place=place,
-        ratio_levels=RATIO_LEVELS,
+        metrics=[one for one in METRICS if any(one.of(row) is not None for row in rows)],
+        columns=COLUMNS,
+        deltas=any(row.delta for row in rows),
         error_levels=ERROR_LEVELS,
         made=panels,
         compared=any(row.errors for row in rows),
@@ -121,13 +146,22 @@ def short(text: str, most: int = 100) -> str:
     return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
 
 
-def one_line(name: str) -> str:
-    r"""Return a name on one line, and something to press where there is none.
+def last_name(source: str) -> str:
+    """Return the name of what was examined, without the folders before it.
 
-    >>> one_line("two\nlines"), one_line("")
-    ('two\\nlines', '(no name)')
+    >>> last_name("/models/tiny/model.pt"), last_name("hf://org/name/")
+    ('model.pt', 'name')
     """
-    return legible(name).replace("\n", "\\n") or "(no name)"
+    return short(source.rstrip("/").rpartition("/")[2] or source, 60)
+
+
+def kappa_level(kappa: float) -> int:
+    """Tell how many of KAPPA_LEVELS a condition number exceeds.
+
+    >>> kappa_level(3.0), kappa_level(math.inf)
+    (0, 4)
+    """
+    return bisect_right(KAPPA_LEVELS, kappa)
 
 
 def breakable(name: str) -> Markup:
@@ -256,109 +290,95 @@ def _listed(causes: Sequence[str]) -> str:
     return first_few([short(cause, 160).rstrip(".") for cause in causes], mark="; ")
 
 
-# --- the map of the model -------------------------------------------------------------------------
+# --- the map --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class HeatMap:
-    """Columns, and for every line its head and cells (None where there is nothing)."""
+def map_level(row: Examination) -> str:
+    """Return the level of a matrix on the map as it is first shown; nothing without a number.
 
-    columns: tuple[str, ...]
-    lines: tuple[tuple[Any, tuple[Any, ...]], ...]
+    >>> map_level(Examination("w", (1, 9), "", "ok", condition_number=1.0, resolved=True))
+    '0'
+    """
+    level = METRICS[0].level_of(row)
+    return "" if level is None else str(level)
 
 
-@dataclass(frozen=True)
-class Cell:
-    """The matrices of one kind in one layer; one that failed or is farthest above chance is shown.
+def map_text(row: Examination) -> str:
+    """Return what the map writes of a matrix as it is first shown.
 
     >>> from kappascope.model.skipped import unreadable
-    >>> Cell((Examination.failed("w", (1, 2), "float32", unreadable("NaN")),)).text
+    >>> map_text(Examination.failed("w", (1, 2), "float32", unreadable("NaN")))
     '✗'
     """
+    return "✗" if row.failure is not None else METRICS[0].text(row)
 
-    rows: tuple[Examination, ...]
 
-    @property
-    def worst(self) -> Examination:
-        """The matrix that is shown."""
-        return max(self.rows, key=lambda row: (row.failure is not None, row.ratio or 0.0))
+def head_maps(products: Sequence[Product]) -> dict[str, HeatMap]:
+    """Return layers by heads, a map for QK and one for OV, each cell a product.
 
-    @property
-    def severity(self) -> str:
-        """The severity of the worst finding in it, or nothing."""
-        return max(self.rows, key=lambda row: row.gravity).severity
-
-    @property
-    def text(self) -> str:
-        """What is written in the cell."""
-        if self.worst.ratio is None:
-            return "✗" if self.worst.failure else "·"
-        return f"×{number(self.worst.ratio, 2)}"
-
-    @property
-    def label(self) -> str:
-        """What hovering, focus and screen readers tell."""
-        row, many = self.worst, len(self.rows)
-        findings, name = sum(len(each.findings) for each in self.rows), one_line(row.name)
-        parts = [
-            f"{many} matrices, shown is {name}" if many > 1 else name,
-            _compared(row),
-            "not resolved by its dtype" if row.is_unresolved else "",
-            f"{findings} finding{'s' * (findings != 1)}" if findings else "",
+    >>> head_maps([])
+    {}
+    """
+    maps = {}
+    for kind in dict.fromkeys(product.kind for product in products):
+        own = [product for product in products if product.kind == kind]
+        heads = sorted({product.head for product in own if product.head is not None})
+        layers: dict[str, dict[int, Product]] = {}
+        for product in own:
+            if product.head is not None:
+                layers.setdefault(product.layer, {})[product.head] = product
+        if not heads:
+            continue
+        lines = [
+            (
+                str(next(iter(row.values())).depth) if _has_depth(row) else layer,
+                tuple(row.get(head) for head in heads),
+            )
+            for layer, row in layers.items()
         ]
-        return "; ".join(part for part in parts if part)
+        maps[kind] = HeatMap(tuple(str(head) for head in heads), tuple(lines))
+    return maps
 
 
-def _compared(row: Examination) -> str:
-    """Return the condition number beside that of a random matrix, in words."""
-    if row.failure is not None:
-        return row.status
-    if row.ratio is None:
-        return row.reasons.get("condition_number") or "κ unknown"
-    least = "at least " if row.is_bounded else ""
-    beside = "" if row.null_z is None or row.is_bounded else f" (z {number(row.null_z)})"
-    times = f"{least}{number(row.ratio, 2)} times that of a random matrix of its shape"
-    return f"κ {least}{number(row.kappa)}, {times}{beside}"
+def _has_depth(row: Mapping[int, Product]) -> bool:
+    return next(iter(row.values())).depth is not None
 
 
-def ratio_level(row: Examination) -> int | None:
-    """Tell how many of RATIO_LEVELS a matrix's ratio exceeds, or (negative) its inverse does.
+def path_map(steps: Sequence[Diagnosis]) -> HeatMap:
+    """Return layers by steps: how far the matrix of a layer that moved most went in each.
 
-    What is only bounded is not shown below chance, where it need not be.
-
-    >>> ratio_level(Examination("w", (1, 9), "", "ok", condition_number=1.0, resolved=True))
-    0
+    >>> path_map([Diagnosis("1.pt"), Diagnosis("2.pt")]).columns
+    ('2.pt',)
     """
-    if row.ratio is None:
-        return None
-    if row.ratio >= 1:
-        return bisect_right(RATIO_LEVELS, row.ratio)
-    return 0 if row.is_bounded else -bisect_right(RATIO_LEVELS, 1 / row.ratio)
-
-
-def heat_map(rows: Iterable[Examination]) -> HeatMap:
-    """Return the matrices by depth and kind.
-
-    >>> kinds = ("up", "query")
-    >>> rows = [Examination(k, (2, 2), "", "ok", kind=k, depth=d) for d in (0, 1) for k in kinds]
-    >>> heat_map(rows).columns, [depth for depth, _ in heat_map(rows).lines]
-    (('query', 'up'), [0, 1])
-    """
-    cells: dict[tuple[int | None, str], list[Examination]] = {}
-    for row in rows:
-        cells.setdefault((row.depth, row.kind), []).append(row)
-    depths = sorted({depth for depth, _ in cells}, key=lambda d: (d is None, d or 0))
-    columns = tuple(sorted({kind for _, kind in cells}, key=_flow))
-    lines = []
+    layers: dict[str, list[tuple[float | None, ...]]] = {}
+    rows = matrix_trajectories(steps)
+    depths = sorted({row.depth for row in rows if row.depth is not None})
     for depth in depths:
-        groups = (cells.get((depth, kind)) for kind in columns)
-        lines.append((depth, tuple(Cell(tuple(those)) if those else None for those in groups)))
-    return HeatMap(columns, tuple(lines))
+        layers[f"layer {depth}"] = [row.moves for row in rows if row.depth == depth]
+    layers |= {
+        one_line(row.name.removesuffix(".weight")): [row.moves] for row in rows if row.depth is None
+    }
+    lines = []
+    for head, moves in layers.items():
+        cells = [
+            max((m for m in step if m is not None), default=None)
+            for step in zip(*moves, strict=True)
+        ]
+        lines.append((head, tuple(cells[1:])))
+    return HeatMap(short_sources(steps)[1:], tuple(lines))
 
 
-def _flow(kind: str) -> tuple[int, str]:
-    """Return the key that sorts kinds in the order in which data flow."""
-    return (KINDS.index(kind) if kind in KINDS else len(KINDS)), kind
+def interval(row: Examination) -> str:
+    """Return the interval of kappa where it says more than the number itself.
+
+    >>> ends = {"condition_number_low": 8.0, "condition_number_high": 12.0, "resolved": True}
+    >>> interval(Examination("w", (3, 3), "", "ok", condition_number=9.0, **ends))
+    '[8.00, 12.0]'
+    """
+    low, high = row.condition_number_low, row.condition_number_high
+    if row.is_bounded or low is None or high is None or high < 1.02 * low:
+        return ""
+    return bracketed((low, high))
 
 
 # --- what moved since the reference ---------------------------------------------------------------
@@ -404,7 +424,7 @@ def change(rows: Sequence[Examination]) -> Change | None:
         )
         return HeatMap(columns, tuple(lines))
 
-    kinds = sorted({row.kind for row in compared}, key=_flow)
+    kinds = sorted({row.kind for row in compared}, key=flow_order)
     depths = sorted({row.depth for row in compared if row.depth is not None})
     [(_, total)] = medians({"all": compared}).lines
     return Change(
@@ -430,7 +450,7 @@ def curves(steps: Sequence[Diagnosis]) -> dict[str, HeatMap]:
     >>> curves([Diagnosis("1.pt", (row,)), Diagnosis("2.pt", (row,))])["frobenius_norm"].lines
     (('up', (2.0, 2.0)),)
     """
-    kinds = sorted({row.kind for step in steps for row in step.matrices}, key=_flow)
+    kinds = sorted({row.kind for step in steps for row in step.matrices}, key=flow_order)
     fields: dict[str, Callable[[Examination], float | None]] = {
         "condition_number": lambda row: row.kappa,
         "frobenius_norm": lambda row: row.frobenius_norm,
@@ -512,7 +532,15 @@ def _data(matrices: Sequence[Examination], ranked: Sequence[Examination]) -> dic
     shared = _Shared()
     plotted = {id(row) for row in ranked[:PLOT_LIMIT]}
     views = [_view(row, shared, id(row) in plotted) for row in matrices]
-    return {"shelf": shared.items, "matrices": views, "plotted": PLOT_LIMIT, "rows": ROWS_AT_ONCE}
+    order = {row.name: k for k, row in enumerate(matrices)}
+    return {
+        "shelf": shared.items,
+        "matrices": views,
+        "plotted": PLOT_LIMIT,
+        "rows": ROWS_AT_ONCE,
+        "keys": [[one.key, one.meaning] for one in METRICS],
+        "worst": [order[row.name] for row in ranked[:PLOT_LIMIT]],
+    }
 
 
 def _view(row: Examination, shared: _Shared, plotted: bool) -> dict[str, Any]:
@@ -529,25 +557,30 @@ def _view(row: Examination, shared: _Shared, plotted: bool) -> dict[str, Any]:
         [shared.text(text) for text in (f.severity, f.rule, f.evidence, f.advice, f.snippet)]
         for f in row.findings
     ]
-    return {"name": one_line(row.name), "facts": known, "findings": findings, "plot": plot}
+    shown = [part for one in METRICS for part in (one.text(row), one.level_of(row))]
+    return {"name": one_line(row.name), "facts": known, "findings": findings, "plot": plot,
+            "metrics": shown, "alarm": row.is_alarming}  # fmt: skip
 
 
 def _plot(row: Examination, shared: _Shared) -> dict[str, Any] | None:
-    """Return the plot with four digits; its indices and its random curve are shared."""
+    """Return the plot with three or four digits; its indices and its random curve are shared."""
     if not row.plot:
         return None
-    histogram = row.plot.get("rows") or {}
-    edges = histogram.get("edges") or [None]
+    bars = []
+    for side in ("rows", "columns"):
+        histogram = row.plot.get(side) or {}
+        edges = histogram.get("edges") or [None]
+        ends = [_digits(edges[0]), _digits(edges[-1])]  # bars are equally wide
+        bars.append([*ends, list(histogram.get("counts") or ())])
     plot: dict[str, Any] = {
         "spectrum": None,
         "null": None,
         "floor": _digits(row.plot.get("floor")),
-        "ends": [_digits(edges[0]), _digits(edges[-1])],  # bars are equally wide
-        "counts": list(histogram.get("counts") or ()),
+        "bars": bars,
     }
     if points := row.plot.get("spectrum"):
         indices, values = zip(*points, strict=True)
-        plot["spectrum"] = [shared.index(indices), [_digits(value) for value in values]]
+        plot["spectrum"] = [shared.index(indices), [_digits(value, 3) for value in values]]
     points = row.plot.get("null")
     if points and points[0][1]:
         # the shape of the curve, and the factor that makes it this matrix's
@@ -558,6 +591,7 @@ def _plot(row: Examination, shared: _Shared) -> dict[str, Any] | None:
     return plot
 
 
-def _digits(value: float | None) -> float | None:
-    rounded = math.inf if value is None else float(f"{value:.4g}")  # the largest may round to this
+def _digits(value: float | None, digits: int = 4) -> float | None:
+    # the largest may round to infinity
+    rounded = math.inf if value is None else float(f"{value:.{digits}g}")
     return rounded if math.isfinite(rounded) else None

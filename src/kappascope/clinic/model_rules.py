@@ -12,7 +12,7 @@ from kappascope.clinic import Null
 from kappascope.clinic.atlas import PRODUCT_QUANTITY, beyond_trained
 from kappascope.clinic.examination import Examination
 from kappascope.clinic.fresh import can_tell, is_random
-from kappascope.clinic.prescriptions import Flaw, is_left_alone, kind_of
+from kappascope.clinic.prescriptions import NO_MAPS, Flaw, is_left_alone, kind_of
 from kappascope.clinic.rules import DIVERGED, KAPPA_SIZE, NOTHING
 from kappascope.clinic.symptoms import Measurements, Symptom, model_rule, warning_if
 from kappascope.matrix.fingerprints import likeness
@@ -155,7 +155,7 @@ def unresolved(model: Measurements) -> Iterator[Symptom]:
     known = [row for row in model.rows if row.failure is None]
     types: dict[str, list[Examination]] = {}
     for row in known:
-        is_map = kind_of(row) not in ("basis", "table")
+        is_map = kind_of(row) not in NO_MAPS
         is_open = is_map and not row.resolved and row.condition_number is not None
         if is_open and row.condition_number_low is not None and min(row.shape) >= 2:
             types.setdefault(row.storage, []).append(row)

@@ -27,6 +27,7 @@ class Flaw(Enum):
 
 
 # Kinds for which no correction is advised, whatever is found, and why.
+NO_MAPS = ("basis", "table", "adapter")  # whose kappa and rank nobody asks for
 LEFT_ALONE = {
     "embedding": "it is looked up, not multiplied",
     "head": "its rows scale logits, and factors there hurt (Velikanov et al. 2026)",

@@ -30,7 +30,7 @@ from kappascope.clinic.fresh import (
     starting_scale,
     usual_distance,
 )
-from kappascope.clinic.prescriptions import Flaw, is_left_alone, kind_of
+from kappascope.clinic.prescriptions import NO_MAPS, Flaw, is_left_alone, kind_of
 from kappascope.clinic.symptoms import Measurements, Symptom, rule, warning_if
 from kappascope.clinic.vectors import Vector
 from kappascope.model.names import is_mask
@@ -311,7 +311,7 @@ def ill_conditioned(row: Examination, model: Measurements) -> Symptom | None:
     nobody undoes, are left out.
     """
     times = _times_usual(row, row.condition_number_low or row.condition_number, model)
-    if not times or min(row.shape) < FEWEST_VALUES or kind_of(row) in ("basis", "table"):
+    if not times or min(row.shape) < FEWEST_VALUES or kind_of(row) in NO_MAPS:
         return None
     (m, n), known = row.shape, row.resolved or row.condition_number_low is None
     kappa = row.condition_number if known else row.condition_number_low
@@ -350,7 +350,7 @@ def rank_deficient(row: Examination, model: Measurements) -> Symptom | None:
     """
     if not row.sigma_max or row.effective_rank is None or min(row.shape) < 2:
         return None
-    if kind_of(row) in ("basis", "table"):
+    if kind_of(row) in NO_MAPS:
         return None
     alive = _alive(row)
     singular = row.condition_number is None and alive == min(row.shape)
@@ -374,7 +374,7 @@ def of_low_rank(row: Examination, model: Measurements) -> Symptom | None:
     Energy is not loss: in a small language model the smallest singular values mattered more than
     their energy, so the advice is to measure.
     """
-    if model.is_fresh or kind_of(row) in ("basis", "table", "embedding"):
+    if model.is_fresh or kind_of(row) in (*NO_MAPS, "embedding"):
         return None
     if rank_deficient(row, model) or min(row.shape) < 2:
         return None

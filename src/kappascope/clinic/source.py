@@ -16,12 +16,14 @@ from torch import Tensor, nn
 from kappascope.checkpoints import open
 from kappascope.checkpoints.folders import resolved
 from kappascope.checkpoints.locations import MIRRORS, Stamp
-from kappascope.checkpoints.remote import Mirror, in_hub_cache, is_remote, relocated
+from kappascope.checkpoints.paths import NO_CHECKPOINT, advice_on_missing, is_remote
+from kappascope.checkpoints.remote import Mirror, in_hub_cache, relocated
 from kappascope.clinic.examination import non_finite_entries
 from kappascope.clinic.moments import Moments, moments
 from kappascope.clinic.vectors import Vector
 from kappascope.corrections.saved import merged
 from kappascope.matrix.precision import Rounding
+from kappascope.model.adapters import adapter_parts, merged_contents, with_deltas
 from kappascope.model.matrices import Plan, Unit, plan, reader
 from kappascope.model.names import is_mask, stored
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, unreadable
@@ -64,6 +66,7 @@ class Opened:
     codes: Mapping[Keys, str] = field(default_factory=dict)  # what tensors are stored in, if coded
     half_steps: Read | None = None  # of those codes
     is_one_code: Callable[[Keys], bool] | None = None  # tells of which all are the same
+    ranks: Mapping[str, int] = field(default_factory=dict)  # what factors allow, by their products
 
     def roundings(self, unit: Unit) -> dict[str, Rounding]:
         """Return how far the entries of each matrix of a coded tensor may have been rounded.
@@ -163,7 +166,9 @@ class OnDisk:
             return cls(str(path), _stamps(Path(path)))
         except (OSError, ValueError) as error:
             wrong = getattr(error, "strerror", None) or str(error)
-            raise Refusal(2, str(path), wrong, "give a checkpoint or its folder") from error
+            is_missing = isinstance(error, FileNotFoundError)
+            advice = advice_on_missing(Path(path)) if is_missing else NO_CHECKPOINT
+            raise Refusal(2, str(path), wrong, advice) from error
 
     def __str__(self) -> str:
         return self.path
@@ -269,19 +274,64 @@ def _stamps(path: Path) -> Stamps:
 def _opened(path: str, stamp: Stamps) -> Opened:
     checkpoint = open.open(Path(path))
     model = merged(checkpoint.contents, checkpoint.read)
-    planned, small = plan(model.contents, checkpoint.config), vectors(model.contents)
+    adapted = with_deltas(model.contents, checkpoint.adapter, model.read)
     return Opened(
-        planned,
-        model.read,
+        plan(adapted.contents, checkpoint.config),
+        adapted.read,
         checkpoint.config,
         checkpoint.faults,
-        checkpoint.notes,
-        small,
-        moments(model.contents),
+        (*checkpoint.notes, *adapted.notes),
+        vectors(adapted.contents),
+        moments(adapted.contents),
         checkpoint.files,
         checkpoint.codes,
         checkpoint.half_steps,
         checkpoint.is_one_code,
+        adapted.ranks,
+    )
+
+
+@dataclass(frozen=True)
+class Adapted(OnDisk):
+    """An adapter on disk, to be read as the model that it was trained on with it merged in."""
+
+    base: OnDisk | None = None
+
+    def opened(self) -> Opened:
+        """Parse both, and merge a weight when it is read."""
+        assert self.base is not None, "an adapter is merged into a model"
+        super().opened(), self.base.opened()  # refused if either changed meanwhile
+        return _opened_adapted(self.path, self.stamp, self.base.path, self.base.stamp)
+
+    @property
+    def identity(self) -> list[list[str | int]]:
+        """What tells the files of both from others."""
+        return [*super().identity, *(self.base.identity if self.base else [])]
+
+    @property
+    def parse_seconds(self) -> float:
+        """Seconds it may take to parse both."""
+        return super().parse_seconds + (self.base.parse_seconds if self.base else 0.0)
+
+
+@cache
+def _opened_adapted(path: str, stamp: Stamps, base_path: str, base_stamp: Stamps) -> Opened:
+    adapter, base = open.open(Path(path)), open.open(Path(base_path))
+    if not adapter_parts(adapter.contents, adapter.adapter):
+        raise Refusal(2, path, "holds no adapter to merge", "give it without --base")
+    model = merged(base.contents, base.read)
+    both = merged_contents(
+        model.contents, model.read, adapter.contents, adapter.adapter, adapter.read
+    )
+    return Opened(
+        plan(both.contents, base.config),
+        both.read,
+        base.config,
+        (*base.faults, *adapter.faults),
+        (*base.notes, *both.notes),
+        vectors(both.contents),
+        (),
+        (*base.files, *adapter.files),
     )
 
 
@@ -373,12 +423,21 @@ class Reference:
         return self.model.opened().absence(self.names.get(name, name))
 
 
-def located(source: Source) -> Location:
-    """Return where a model is that was named or handed over.
+def located(source: Source, base: Source | None = None) -> Location:
+    """Return where a model is that was named or handed over; an adapter may be merged into a base.
 
     >>> str(located(nn.Linear(2, 2)))
     'Linear'
     """
+    if base is not None:
+        adapter, model = located(source), located(base)
+        if not isinstance(adapter, OnDisk) or not isinstance(model, OnDisk):
+            raise TypeError("expected paths of an adapter and of its base")
+        if isinstance(adapter, Mirrored) or isinstance(model, Mirrored):
+            raise Refusal(
+                4, str(source), "merges what is on this disk alone", "download both first"
+            )
+        return Adapted(adapter.path, adapter.stamp, base=model)
     if isinstance(source, str) and is_remote(source):
         kept = in_hub_cache(source)
         return OnDisk.at(kept) if kept else Mirrored.of(source)

@@ -15,6 +15,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from kappascope.clinic import Order
 from kappascope.clinic.diagnosis import Diagnosis, before, trajectory_steps
 from kappascope.clinic.examination import Examination, Finding
 from kappascope.model.attention import HEADLESS
@@ -24,11 +25,18 @@ from kappascope.text import clean, error_text, first_few, number, plural
 TABLE_ROWS = 24  # what a screen holds
 LONGEST_NAME = 60  # characters
 SHORTEST_NAME = 20  # characters that still tell a name from others
-HEADS = "matrix", "shape", "κ", "× chance", "rank", "stable", "gap", "α", "finding"
-DROPPED_FIRST = 7, 6, 5, 1  # columns that make room for long names, the first to go first
-DROPPED_LAST = 4, 3  # columns that go where even a short name has no room
+DROPPED_FIRST = (
+    "α",
+    "gap",
+    "stable",
+    "shape",
+    "p",
+)  # columns that make room for long names, in order
+DROPPED_LAST = "σ>1%", "× chance"  # columns that go where even a short name has no room
+LEAST_TAIL = 1e-9  # a probability below this says no more than that it is small
+MOVED_ROWS = 8  # matrices named as moved most
 STEP_HEADS = "step", "matrices", "median κ", "largest κ", "Δ log κ", "Δ matrix", "findings"
-STEP_COLUMNS_DROPPED = 3, 1, 4, 2
+STEP_COLUMNS_DROPPED = "largest κ", "matrices", "Δ log κ", "median κ"
 COLUMN_GAP = 3  # characters between columns
 COLOURS = {"critical": "bold red", "warning": "yellow", "info": "dim"}
 
@@ -43,65 +51,104 @@ def plain(text: str, most: int = 10_000) -> str:
     return cleaned if len(cleaned) <= most else f"…{cleaned[-(most - 1) :]}"
 
 
-def matrix_table(diagnosis: Diagnosis, width: int) -> RenderableType:
-    """Return the matrices, worst first, as many as a screen of this width holds.
+def matrix_table(
+    diagnosis: Diagnosis, width: int, most: int = TABLE_ROWS, order: Order | None = None
+) -> RenderableType:
+    """Return the matrices in some order, as many as a screen of this width holds.
 
     Names get the room they need, at the cost of some columns.
     """
-    cells = [_guarded_cells(row) for row in diagnosis.ranked[:TABLE_ROWS]]
-    widths = [max(map(len, column)) for column in zip(HEADS, *cells, strict=True)]
+    heads = _heads(diagnosis)
+    rows = diagnosis.ordered(order)[:most]
+    cells = [_guarded_cells(row, heads) for row in rows]
+    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
     width -= 2  # at its edges
-    every = range(len(HEADS))
-    kept = _fitting(every, [min(widths[0], LONGEST_NAME), *widths[1:]], DROPPED_FIRST, width)
-    kept = _fitting(kept, [min(widths[0], SHORTEST_NAME), *widths[1:]], DROPPED_LAST, width)
-    others = sum(widths[i] + COLUMN_GAP for i in kept if i)
+    kept = _fitting(heads, [min(widths[0], LONGEST_NAME), *widths[1:]], DROPPED_FIRST, width)
+    kept = _fitting(kept, [min(widths[0], SHORTEST_NAME), *widths[1:]], DROPPED_LAST, width, heads)
+    places = [heads.index(head) for head in kept]
+    others = sum(widths[i] + COLUMN_GAP for i in places if i)
     room = max(SHORTEST_NAME // 2, width - COLUMN_GAP - others)
-    drawn = Table(*(HEADS[i] for i in kept), box=SIMPLE_HEAD, pad_edge=False)
-    for column, i in zip(drawn.columns, kept, strict=True):
-        column.no_wrap, column.justify = True, "left" if i in (0, len(HEADS) - 1) else "right"
+    drawn = Table(*kept, box=SIMPLE_HEAD, pad_edge=False)
+    for column, head in zip(drawn.columns, kept, strict=True):
+        column.no_wrap = True
+        column.justify = "left" if head in ("matrix", "finding") else "right"
     for name, *rest in cells:
         row = [Text(plain(name.plain.removesuffix(".weight"), room)), *rest]
-        drawn.add_row(*(row[i] for i in kept))
-    if HEADS.index("× chance") not in kept:
+        drawn.add_row(*(row[i] for i in places))
+    if "× chance" not in kept and order is None and not diagnosis.reference:
         drawn.caption, drawn.caption_justify = "worst first: by finding, then κ over chance", "left"
     return drawn
 
 
-def _guarded_cells(row: Examination) -> list[Text]:
+def _heads(diagnosis: Diagnosis) -> list[str]:
+    """Return the heads of the columns: what moved, then what the stored digits resolve."""
+    kappa, others = ["κ", "× chance", "p"], ["σ>1%", "stable", "gap", "α"]
+    unknown = sum(row.is_unresolved for row in diagnosis.analysed)
+    numbers = [*kappa, *others] if 2 * unknown <= len(diagnosis.analysed) else [*others, *kappa]
+    moved = ["moved"] if diagnosis.reference and not diagnosis.incomparable else []
+    return ["matrix", "shape", *moved, *numbers, "finding"]
+
+
+def _guarded_cells(row: Examination, heads: Sequence[str]) -> list[Text]:
     """Return the cells of one row, or its name and why there are no others."""
     try:
-        return list(_cells(row))
+        return [CELLS[head](row) for head in heads]
     except Exception as error:
-        empty = [Text("–") for _ in HEADS[2:]]
+        empty = [Text("–") for _ in heads[2:]]
         return [Text(plain(row.name)), *empty, Text(error_text(error), COLOURS["critical"])]
 
 
-def _cells(row: Examination) -> Iterator[Text]:
-    """Yield the cells of one row, in the order of HEADS."""
-    yield Text(plain(row.name))
-    yield Text("×".join(map(str, row.shape)))
-    if row.failure is not None:
-        yield from (Text("–") for _ in range(5))
-        yield Text("failed", COLOURS["critical"])
-    else:
-        yield Text(row.kappa_text)
-        ratio, rank = row.ratio, row.effective_rank
-        yield Text("–" if ratio is None else f"{ratio:.2g}" if ratio < 99.5 else f"{ratio:,.0f}")
-        yield Text("–" if rank is None else f"{rank}/{min(row.shape)}")
-        yield Text(number(row.stable_rank))
-        yield Text(number(row.spectral_gap, 2))
-        yield Text(number(row.alpha))
+def _ratio_cell(row: Examination) -> Text:
+    ratio = row.ratio
+    return Text("–" if ratio is None else f"{ratio:.2g}" if ratio < 99.5 else f"{ratio:,.0f}")
+
+
+def _tail_cell(row: Examination) -> Text:
+    """How likely a random matrix of this shape has a kappa as large; open where kappa is."""
+    tail = None if row.is_bounded else row.null_tail
+    return Text(
+        "–" if tail is None else f"<{LEAST_TAIL:.0e}" if tail < LEAST_TAIL else f"{tail:.1g}"
+    )
+
+
+def _rank_cell(row: Examination) -> Text:
+    rank = row.effective_rank
+    return Text("–" if rank is None else f"{rank}/{min(row.shape)}")
+
+
+def _finding_cell(row: Examination) -> Text:
     worst = next((finding for finding in row.findings if finding.severity == row.severity), None)
-    yield Text(worst.rule, COLOURS[worst.severity]) if worst else Text("")
+    if worst is not None:
+        return Text(worst.rule, COLOURS[worst.severity])
+    return Text("failed", COLOURS["critical"]) if row.failure is not None else Text("")
+
+
+CELLS: dict[str, Callable[[Examination], Text]] = {
+    "matrix": lambda row: Text(plain(row.name)),
+    "shape": lambda row: Text("×".join(map(str, row.shape))),
+    "moved": lambda row: Text(number(row.moved, 2)),
+    "κ": lambda row: Text("–" if row.failure is not None else row.kappa_text),
+    "× chance": _ratio_cell,
+    "p": _tail_cell,
+    "σ>1%": _rank_cell,
+    "stable": lambda row: Text(number(row.stable_rank)),
+    "gap": lambda row: Text(number(row.spectral_gap, 2)),
+    "α": lambda row: Text(number(row.alpha)),
+    "finding": _finding_cell,
+}
 
 
 def _fitting(
-    columns: Sequence[int], widths: Sequence[int], dropped: Sequence[int], width: int
-) -> list[int]:
-    """Drop optional columns until the table fits the terminal."""
-    kept = list(columns)
+    columns: Sequence[str],
+    widths: Sequence[int],
+    dropped: Sequence[str],
+    width: int,
+    every: Sequence[str] = (),
+) -> list[str]:
+    """Drop optional columns until the table fits the terminal; ``widths`` are of ``every`` one."""
+    kept, room = list(columns), dict(zip(every or columns, widths, strict=True))
     for column in dropped:
-        if sum(widths[i] + COLUMN_GAP for i in kept) > width:
+        if column in kept and sum(room[head] + COLUMN_GAP for head in kept) > width:
             kept.remove(column)
     return kept
 
@@ -121,13 +168,13 @@ def trajectory_table(diagnoses: Sequence[Diagnosis], width: int) -> RenderableTy
         for step in trajectory_steps(diagnoses)
     ]
     widths = [max(map(len, column)) for column in zip(STEP_HEADS, *cells, strict=True)]
-    kept = _fitting(range(len(STEP_HEADS)), widths, STEP_COLUMNS_DROPPED, width - 2)
-    drawn = Table(*(STEP_HEADS[i] for i in kept), box=SIMPLE_HEAD, pad_edge=False)
+    kept = _fitting(STEP_HEADS, widths, STEP_COLUMNS_DROPPED, width - 2)
+    drawn = Table(*kept, box=SIMPLE_HEAD, pad_edge=False)
     for column in drawn.columns:
         column.no_wrap, column.justify = True, "right"
     drawn.columns[0].justify = "left"
     for row in cells:
-        drawn.add_row(*(Text(row[i]) for i in kept))
+        drawn.add_row(*(Text(row[STEP_HEADS.index(head)]) for head in kept))
     return drawn
 
 
@@ -137,15 +184,22 @@ def earlier(diagnoses: Sequence[Diagnosis]) -> Iterator[Text]:
         yield Text(plain(sentence), COLOURS["warning"])
 
 
-def lines(diagnosis: Diagnosis, verbose: bool = False) -> Iterator[Text]:
+def lines(diagnosis: Diagnosis, verbose: bool = False, most: int = TABLE_ROWS) -> Iterator[Text]:
     """Yield what was left out, the verdict, and a paragraph for every rule that found something.
 
     Observations are counted in one line, unless ``verbose``.
     """
-    hidden = len(diagnosis.matrices) - TABLE_ROWS
+    hidden = len(diagnosis.matrices) - most
     if hidden > 0:
-        yield Text(f"{hidden} more matrices; --html or --table shows all of them.", "dim")
-    for part in (_summary, _failures, _moves, _paragraphs, _seen if verbose else _folded):
+        more = plural(hidden, "more matrix", "more matrices")
+        yield Text(f"{more}; --top, --html or --table shows them.", "dim")
+    for part in (_moves, _ranks, _summary, _failures, _paragraphs, _seen if verbose else _folded):
+        yield from _guarded(part, diagnosis)
+
+
+def urgent(diagnosis: Diagnosis) -> Iterator[Text]:
+    """Yield what failed and what can be acted on; nothing where all is well."""
+    for part in (_failures, _paragraphs):
         yield from _guarded(part, diagnosis)
 
 
@@ -220,15 +274,19 @@ def _without_products(diagnosis: Diagnosis) -> Iterator[str]:
 
 
 def _failed(diagnosis: Diagnosis, most: int = 8) -> Iterator[tuple[str, str]]:
-    """Yield what was lost; objects of foreign classes are no matrices, and in the notes."""
-    lost = [item for item in diagnosis.failed if not item.unbuilt]
+    """Yield what was lost; objects of foreign classes are no matrices, and in the notes.
+
+    What is not finite is told by its finding.
+    """
+    told = {finding.subject for finding in diagnosis.findings if finding.rule == "non-finite"}
+    lost = [item for item in diagnosis.failed if not item.unbuilt and item.name not in told]
     yield from ((item.name, str(item.reason)) for item in lost[:most])
     if len(lost) > most:
         yield "…", f"{len(lost) - most} more, all in --json"
 
 
 def _moves(diagnosis: Diagnosis) -> Iterator[Text]:
-    """Tell how far each component is from that of the reference: in the middle, and at most."""
+    """Tell what moved most since the reference, and how far each component is from it."""
     compared = [(row.errors, row.name) for row in diagnosis.matrices if row.errors]
     if not diagnosis.reference:
         return
@@ -237,7 +295,11 @@ def _moves(diagnosis: Diagnosis) -> Iterator[Text]:
         yield from _uncompared(diagnosis)
         return
     extent = f"{len(compared)} of {len(diagnosis.matrices)} matrices compared"
-    yield Text(f"Against {plain(diagnosis.reference)}, {extent}; relative change, median and most:")
+    yield Text(f"Changes against {plain(diagnosis.reference)}, {extent}. What moved most:")
+    moved = [row for row in diagnosis.ordered("moved") if row.errors][:MOVED_ROWS]
+    for row in moved:
+        yield Text(f"    {number(row.moved, 2):>7}  {plain(row.name, LONGEST_NAME)}")
+    yield Text("By component, relative change in the median and at most:")
     for component in compared[0][0]:
         known = [
             (error, name) for errors, name in compared if (error := errors[component]) is not None
@@ -245,10 +307,33 @@ def _moves(diagnosis: Diagnosis) -> Iterator[Text]:
         if known:
             middle, (most, name) = median(error for error, _ in known), max(known)
             where = f" ({plain(name, LONGEST_NAME)})" if most else ""
-            moved = f"{number(middle)}, {number(most)}{where}"
-            yield Text(f"    {component.replace('_', ' ')} {moved}")
+            yield Text(f"    {component.replace('_', ' ')} {number(middle)}, {number(most)}{where}")
     yield from _uncompared(diagnosis)
     yield from _unlearned(diagnosis)
+
+
+def _ranks(diagnosis: Diagnosis) -> Iterator[Text]:
+    """Tell the ranks of changes, of adapters or since the reference, in words that peft takes."""
+    changes = [(row, row.delta) for row in diagnosis.ordered("moved") if row.delta is not None]
+    if not changes:
+        return
+    made_of_factors = [(row, delta) for row, delta in changes if delta.limit is not None]
+    if made_of_factors:
+        yield Text("Directions that hold 99 % of each change, of those that its factors allow:")
+    else:
+        yield Text("Directions of each change beyond chance and rounding, and their share of it:")
+    for row, delta in changes[:MOVED_ROWS]:
+        of = f" of {delta.limit}" if delta.limit is not None else ""
+        share = "" if made_of_factors else f", {delta.energy:.0%}"
+        spikes = f", {delta.spikes} above random factors" if made_of_factors else ""
+        yield Text(f"    {delta.rank}{of}{share}{spikes}  {plain(row.name, LONGEST_NAME)}")
+    if len(changes) > MOVED_ROWS:
+        yield Text(f"    {len(changes) - MOVED_ROWS} more; --csv or --json has all of them.")
+    if pattern := diagnosis.rank_pattern:
+        yield Text("For peft's LoraConfig:")
+        yield Text(
+            f"    rank_pattern={plain(repr(pattern))}", "cyan", no_wrap=True, overflow="ignore"
+        )
 
 
 def _unlearned(diagnosis: Diagnosis) -> Iterator[Text]:

@@ -10,7 +10,7 @@ dV and V, divided by them.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -53,8 +53,10 @@ class Factors(nn.Module):
     layout: Layout  # of the weight as a matrix
     is_elementwise = False  # the product, whose bits then do not depend on how it is computed
 
-    def gradients(self, weight: Tensor, gradient: Tensor) -> list[Tensor]:
-        """Gradients of :attr:`factors`, from the matrix that they multiply and its gradient."""
+    mask: Tensor | None = None  # of the first of :attr:`factors`: which of its entries are free
+
+    def sums(self, weight: Tensor, gradient: Tensor) -> list[Tensor]:
+        """:attr:`factors` times their gradients, from the matrix they multiply and its gradient."""
         raise NotImplementedError
 
     def pulled_back(self, weight: Tensor, gradient: Tensor) -> Tensor:
@@ -116,53 +118,58 @@ class RowColumnFactors(Factors):
             own = None if values is None else nn.Parameter(values.clone(), requires_grad=False)
             self.register_parameter(name, own)
 
+    def _across(self) -> tuple[Tensor | None, Tensor | None]:
+        """Factors of rows and of columns, in the form in which they multiply a matrix."""
+        rows, columns = self.rows, self.columns  # asked for once: a module looks them up
+        return (
+            None if rows is None else rows.unsqueeze(-1),
+            None if columns is None else columns.unsqueeze(-2),
+        )
+
     def forward(self, weight: Tensor) -> Tensor:
         """Multiply the weight by its factors."""
-        matrix = self.layout.matrix(weight)
-        if self.rows is not None:
-            matrix = copied_to_all(self.rows.detach()[..., None], weight) * matrix
-        if self.columns is not None:
-            columns = copied_to_all(self.columns.detach()[..., None, :], weight)
-            matrix = matrix * columns if self.rows is None else matrix.mul_(columns)
+        matrix, (rows, columns) = self.layout.matrix(weight), self._across()
+        if rows is not None:
+            matrix = copied_to_all(rows, weight) * matrix
+        if columns is not None:
+            columns = copied_to_all(columns, weight)
+            matrix = matrix * columns if rows is None else matrix.mul_(columns)
         return self.layout.tensor(matrix.to(weight.dtype))
 
     def write(self, weight: Tensor, product: Tensor) -> None:
         """Write the product into a tensor of its form, without another one where that can be."""
         matrix, into = self.layout.matrix(weight), self.layout.matrix(product)
-        first = self.columns if self.rows is None else self.rows
+        rows, columns = self._across()
+        first = columns if rows is None else rows
         if is_sharded(weight) or first is None or first.dtype != weight.dtype:
             return super().write(weight, product)
         if into.data_ptr() != product.data_ptr():  # no view
             return super().write(weight, product)
-        if self.rows is not None:
-            torch.mul(self.rows.detach()[..., None], matrix, out=into)
-        if self.columns is not None:
-            columns = self.columns.detach()[..., None, :]
-            torch.mul(matrix if self.rows is None else into, columns, out=into)
+        if rows is not None:
+            torch.mul(rows, matrix, out=into)
+        if columns is not None:
+            torch.mul(matrix if rows is None else into, columns, out=into)
         return None
 
     def pulled_back(self, weight: Tensor, gradient: Tensor) -> Tensor:
         """``dV = r G c``."""
-        matrix = self.layout.matrix(gradient)
-        if self.columns is not None:
-            matrix = matrix * copied_to_all(self.columns.detach()[..., None, :], weight)
-        if self.rows is not None:
-            rows = copied_to_all(self.rows.detach()[..., None], weight)
-            matrix = matrix * rows if self.columns is None else matrix.mul_(rows)
+        matrix, (rows, columns) = self.layout.matrix(gradient), self._across()
+        if columns is not None:
+            matrix = matrix * copied_to_all(columns, weight)
+        if rows is not None:
+            rows = copied_to_all(rows, weight)
+            matrix = matrix * rows if columns is None else matrix.mul_(rows)
         return self.layout.tensor(matrix.to(weight.dtype))
 
-    def gradients(self, weight: Tensor, gradient: Tensor) -> list[Tensor]:
+    def sums(self, weight: Tensor, gradient: Tensor) -> list[Tensor]:
         """The chain rule gives for r the sum of dV V, over r, since dV = r G c."""
-        gradients, product = [], weight * gradient
-        if self.rows is not None:
+        rows, columns, product, sums = self.rows, self.columns, weight * gradient, []
+        if rows is not None:
             summed = whole(product.sum(-1))
-            if self.rows.shape != summed.shape:
-                summed = summed.sum(-1, keepdim=True)
-            summed = _quotient(summed, self.rows)
-            gradients.append(summed if self.mask is None else summed * self.mask.to(summed))
-        if self.columns is not None:
-            gradients.append(_quotient(whole(product.sum(-2)), self.columns))
-        return gradients
+            sums.append(summed if rows.shape == summed.shape else summed.sum(-1, keepdim=True))
+        if columns is not None:
+            sums.append(whole(product.sum(-2)))
+        return sums
 
     def undone(self, product: Tensor, before: Tensor) -> Tensor:
         """``W / (r c)``; a factor of zero has silenced what it multiplies."""
@@ -170,9 +177,44 @@ class RowColumnFactors(Factors):
         return torch.where(ones == 0, before, (product.double() / ones).to(before.dtype))
 
 
-def _quotient(a: Tensor, b: Tensor) -> Tensor:
-    """``a / b``, and 0 where b is: a factor of zero has silenced what it multiplies."""
-    return (a / b).masked_fill_(b == 0, 0.0)
+class FactorRow:
+    """The factors of some weights side by side, since there are many and they are short.
+
+    An operation takes its time whatever its size: one for all of them is enough.
+
+    >>> layer = nn.Linear(3, 2)
+    >>> layout = Layout.plain(tuple(layer.weight.shape))
+    >>> factors = RowColumnFactors(layer.weight, layout, FreeSides(), scalar=False)
+    >>> FactorRow([factors]).gradients([torch.ones(2), 2 * torch.ones(3)])
+    [[tensor([1., 1.]), tensor([2., 2., 2.])]]
+    """
+
+    def __init__(self, modules: Sequence[Factors]) -> None:
+        self.factors = [module.factors for module in modules]
+        self.flat = [factor for own in self.factors for factor in own]
+        self.sizes = [factor.numel() for factor in self.flat]
+        self.masks = [(i, module.mask) for i, module in enumerate(modules)]
+        self.values = self._joined(self.flat)  # of the factors, as they are now
+
+    def gradients(self, sums: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Gradients of the factors of each weight, from all of :meth:`Factors.sums`."""
+        self.values = self._joined(self.flat)
+        # a factor of zero has silenced what it multiplies
+        quotients = (self._joined(sums) / self.values).masked_fill_(self.values == 0, 0.0)
+        gradients = self.apart(quotients.to(self.values))
+        for i, mask in self.masks:
+            if mask is not None:
+                gradients[i][0].mul_(mask.to(quotients))
+        return gradients
+
+    def apart(self, joined: Tensor) -> list[list[Tensor]]:
+        """Numbers that stand side by side, in the forms of the factors of each weight."""
+        parts = iter(joined.split(self.sizes))
+        return [[next(parts).view(factor.shape) for factor in own] for own in self.factors]
+
+    @staticmethod
+    def _joined(tensors: Sequence[Tensor]) -> Tensor:
+        return torch.cat([x if x.ndim == 1 else x.reshape(-1) for x in tensors])
 
 
 class SingularValueFactors(Factors):
@@ -219,11 +261,11 @@ class SingularValueFactors(Factors):
         """``dV = U m U' G``: the matrix of the factors is symmetric."""
         return self._stretched(gradient, self.values.detach()).to(weight.dtype)
 
-    def gradients(self, weight: Tensor, gradient: Tensor) -> list[Tensor]:
+    def sums(self, weight: Tensor, gradient: Tensor) -> list[Tensor]:
         """The chain rule gives for m the sum of U'dV U'V, over m, since dV = U m U' G."""
         weight, gradient = self._wide(weight), self._wide(gradient)
         product = (self.basis.mT @ weight) * (self.basis.mT @ gradient)
-        return [_quotient(product.sum(-1), self.values)]
+        return [product.sum(-1)]
 
     def undone(self, product: Tensor, before: Tensor) -> Tensor | None:
         """``U diag(1/m) U' W``, unless a factor is zero."""
@@ -285,7 +327,9 @@ class TrainedFactors(Treatment):
             None  # a gradient, and factors' own
         )
         self.unclipped: _UnclippedPart | None = None
-        self.pending: list[Tensor] = []
+        self.sums: list[Tensor] = []  # of the step being taken: the factors times their gradients
+        self.scale = 1.0  # how many times the gradient of the loss they are
+        self.pending: list[Tensor] = []  # the factors' gradients
 
     # What a restart needs
 
@@ -408,10 +452,10 @@ class TrainedFactors(Treatment):
 
     # Gradients
 
-    def of_factors(self, gradient: Tensor) -> list[Tensor]:
-        """The factors' gradients, from the direction's."""
+    def _summed(self, gradient: Tensor) -> list[Tensor]:
+        """The factors times their gradients, from the direction's gradient."""
         layout = self.module.layout
-        return self.module.gradients(
+        return self.module.sums(
             precise(layout.matrix(self.direction)), precise(layout.matrix(gradient))
         )
 
@@ -419,7 +463,8 @@ class TrainedFactors(Treatment):
         """The factors' gradients follow from the weight's, and what clips were to spare."""
         if self.leaf.grad is None:
             return []
-        clipped = self.of_factors(self.module.pulled_back(self.direction, self.leaf.grad))
+        pulled = self.module.pulled_back(self.direction, self.leaf.grad)
+        (clipped,) = FactorRow([self.module]).gradients(self._summed(pulled))
         return self._with_unclipped(clipped)
 
     def _with_unclipped(self, gradients: list[Tensor]) -> list[Tensor]:
@@ -450,28 +495,31 @@ class TrainedFactors(Treatment):
             self.unclipped = _UnclippedPart(gradient, gradient._version, lost)
 
     def pull_back(self, gradient: Tensor | None, added: Sequence[Tensor], scale: float) -> None:
-        """Hand the optimizer the direction's gradient, and note that of the factors.
+        """Hand the optimizer the direction's gradient, and sum up that of the factors.
 
         ``added`` are matrices, ``scale`` is how many times the gradient of the loss they all are.
         """
         module, stored = self.module, self.module.layout.tensor
         parts = [] if gradient is None else [gradient]
         parts += [spread_like(stored(matrix), self.leaf) for matrix in added]
+        self.pending, self.scale = [], scale
         if not parts:
-            self.leaf.grad, self.pending = None, []
+            self.leaf.grad, self.sums = None, []
             return
         first, *others = (module.pulled_back(self.direction, part) for part in parts)
         for other in others:
             first.add_(other)
-        gradients = self._with_unclipped(self.of_factors(first))
-        self.pending = gradients if scale == 1.0 else [g / scale for g in gradients]
+        self.sums = self._summed(first)
         self.leaf.grad = first.contiguous()  # as LBFGS expects it
 
-    def finite_gradient(self) -> Tensor:
+    def note(self, gradients: list[Tensor]) -> None:
+        """Note the factors' gradients, for their optimizer to follow."""
+        gradients = self._with_unclipped(gradients)
+        self.pending = gradients if self.scale == 1.0 else [g / self.scale for g in gradients]
+
+    def finite_gradient(self) -> list[Tensor]:
         """Numbers that are finite if the gradient is: the factors' gradients are sums over it."""
-        if not self.pending:
-            return super().finite_gradient()
-        return torch.cat([gradient.reshape(-1) for gradient in self.pending])
+        return self.pending or super().finite_gradient()
 
 
 class WeightMark:
@@ -551,6 +599,7 @@ class FactorOptimizer:
             {"params": [f for t in members for f in t.module.factors], "weight_decay": decay}
             for (_, _, decay), members in alike.items()
         ]
+        self.rows: list[tuple[list[TrainedFactors], FactorRow]] = []  # of those with gradients
         self.optimizer: Optimizer
         if isinstance(owner, SGD):
             self.optimizer = SGD(groups)
@@ -627,35 +676,43 @@ class FactorOptimizer:
             return options | {key: own[key] for key in ("momentum", "dampening", "nesterov")}
         return options | {"betas": _betas(own.get("betas"))}
 
+    def note_gradients(self, treatments: Iterable[TrainedFactors]) -> None:
+        """Let factors have their gradients, from the sums of each."""
+        alike: dict[tuple[torch.device, torch.dtype], list[TrainedFactors]] = {}
+        for t in treatments:
+            if t.sums:
+                alike.setdefault((t.sums[0].device, t.sums[0].dtype), []).append(t)
+        if list(alike.values()) != [some for some, _ in self.rows]:
+            self.rows = [(some, FactorRow([t.module for t in some])) for some in alike.values()]
+        for some, row in self.rows:
+            gradients = row.gradients([each for t in some for each in t.sums])
+            for t, own in zip(some, gradients, strict=True):
+                t.note(own)
+
     @torch.no_grad()
-    def step(self, acting: set[Treatment]) -> dict[TrainedFactors, list[Tensor]]:
-        """Step the factors of the acting treatments by the gradients noted; give the old ones."""
+    def step(self, acting: set[Treatment]) -> list[TrainedFactors]:
+        """Step the factors of the acting treatments, which it gives, by the gradients noted."""
         moving: list[TrainedFactors] = []
         for group, members in zip(self.optimizer.param_groups, self.groups, strict=True):
             active = [t for t in members if t in acting]
             if active:
                 group.update(self._options(active[0]))
             moving += active
-        before = self._copied(moving)
         for t in moving:
             for factor, gradient in zip(t.module.factors, t.pending, strict=False):
-                factor.grad = gradient.to(factor).reshape(factor.shape)
+                factor.grad = gradient
         self.optimizer.step()
-        for t in moving:
-            for factor in t.module.factors:
-                factor.grad = None
-        return before
+        self.optimizer.zero_grad()
+        return moving
 
-    @staticmethod
-    def _copied(moving: Sequence[TrainedFactors]) -> dict[TrainedFactors, list[Tensor]]:
-        """Copies of all factors, made at once."""
-        factors = [factor for t in moving for factor in t.module.factors]
-        if not factors:
-            return {t: [] for t in moving}
-        copies = iter(
-            torch.cat([f.reshape(-1) for f in factors]).split([f.numel() for f in factors])
-        )
-        return {t: [next(copies).view(f.shape) for f in t.module.factors] for t in moving}
+    def take_back(self, treatment: TrainedFactors) -> None:
+        """Undo the last step of a weight's factors, and forget what is remembered of them."""
+        for some, row in self.rows:
+            for t, before in zip(some, row.apart(row.values), strict=True):
+                if t is treatment:
+                    for factor, value in zip(t.module.factors, before, strict=True):
+                        factor.copy_(value)
+        self.forget(treatment)
 
     def forget(self, treatment: TrainedFactors) -> None:
         """Forget what the optimizer remembers of a weight's factors."""

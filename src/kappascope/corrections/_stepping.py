@@ -9,7 +9,7 @@ the direction's gradient; before and after, the weight and the gradient that is 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -229,23 +229,29 @@ class StepHooks:
             if t.follow() and attachment.factors is not None:
                 attachment.factors.follow(t)
             pull_back(t)
+        self._note_gradients(step)
         # all that only the device knows is asked in one question: it would be waited for each time
         penalties = {t for _, t, _ in step.acting if isinstance(t, AddedGradient)}
         last = {t.leaf: t for _, t, _ in step.acting}
         last |= {t.leaf: t for t in step.factored if t.leaf in last}
         answers = _answered(
-            {("same", t): t.mark.same(t.leaf) for t in step.factored}
+            {("same", t): [t.mark.same(t.leaf)] for t in step.factored}
             | {("finite", leaf): t.finite_gradient() for leaf, t in last.items()}
-            | {("added", t): torch.as_tensor(t.was_finite) for t in penalties},
+            | {("added", t): [torch.as_tensor(t.was_finite)] for t in penalties},
             step.replicas,
         )
         for penalty in penalties:
             penalty.was_finite = answers["added", penalty]
-        for t, attachment in step.factored.items():
-            if not answers["same", t] or t.mark.version != t.leaf._version:
-                if t.adopt() and attachment.factors is not None:
-                    attachment.factors.forget(t)
-                pull_back(t)
+        written = [
+            t for t in step.factored if not answers["same", t] or t.mark.version != t.leaf._version
+        ]
+        for t in written:
+            factors = step.factored[t].factors
+            if t.adopt() and factors is not None:
+                factors.forget(t)
+            pull_back(t)
+        if written:
+            self._note_gradients(step)
         if step.replicas is not None:
             # sums, and products of matrices
             step.replicas.send(g for t in step.factored for g in t.pending)
@@ -253,6 +259,13 @@ class StepHooks:
             step.replicas.send(gradient for gradient in made if gradient is not None)
         suspects = {leaf for leaf in last if not answers["finite", leaf]}
         self._withhold(step, {leaf for leaf in suspects if not last[leaf].has_finite_gradient()})
+
+    def _note_gradients(self, step: _Step) -> None:
+        """Let factors have their gradients, from what was pulled back."""
+        for attachment in self.attachments:
+            if attachment.factors is not None:
+                own = [t for t in attachment.factors.treatments if t in step.factored]
+                attachment.factors.note_gradients(own)
 
     def _withhold(self, step: _Step, bad: set[nn.Parameter]) -> None:
         """Keep the optimizer from following gradients that are not finite."""
@@ -274,18 +287,19 @@ class StepHooks:
         with self._timed(), torch.no_grad(), spectra.without_autocast():
             asked = self._rewrite(step)
             acting = {t for _, t, _ in step.acting}
-            old: dict[TrainedFactors, list[Tensor]] = {}
+            moved: dict[Treatment, TrainedFactors] = {}
             for attachment in self.attachments:
                 if attachment.factors is not None:
-                    old |= attachment.factors.step(acting)
+                    moved |= {t: t for t in attachment.factors.step(acting)}
             for factored in step.factored:
                 factored.leave()
                 self._make_equal(step, factored)
-            products = {t: t.mark.image for t in old}
             asked |= self._move(step)
-            answers = _answered({**asked, **products}, step.replicas)
+            flags = {t: [flag] for t, flag in asked.items()}
+            images = {t: [t.mark.image] for t in moved.values()}
+            answers = _answered({**flags, **images}, step.replicas)
             for attachment, t, call in step.acting:
-                if t in old:
+                if t in moved:
                     continue
                 if not (answers[t] if t in asked else t.after(call)):
                     attachment.refuse(t)
@@ -293,8 +307,8 @@ class StepHooks:
                 if factored.mark.version != factored.leaf._version:
                     factored.adopt()
                     factored.write()  # the product to the bit, as a restart will find it
-            for factored, before in old.items():
-                self._conclude(step.factored[factored], factored, before, answers[factored])
+            for factored in moved.values():
+                self._conclude(step.factored[factored], factored, answers[factored])
                 self._make_equal(step, factored)
         for attachment in self.attachments:
             attachment.steps += 1
@@ -350,15 +364,11 @@ class StepHooks:
             step.replicas.send([t.leaf, t.direction, *tensors])
             t.mark = WeightMark(t.leaf)
 
-    def _conclude(
-        self, attachment: Attachment, t: TrainedFactors, before: list[Tensor], good: bool
-    ) -> None:
+    def _conclude(self, attachment: Attachment, t: TrainedFactors, good: bool) -> None:
         """Take a step of factors back if the product is not finite; else do what is due then."""
         assert attachment.factors is not None
         if not good and not is_surely_finite(t.leaf):
-            for factor, value in zip(t.module.factors, before, strict=True):
-                factor.copy_(value)
-            attachment.factors.forget(t)
+            attachment.factors.take_back(t)
             t.write()
             attachment.refuse(t)
         elif t.module.settle(t.direction):
@@ -444,29 +454,33 @@ class StepHooks:
         self.fitting = []
 
 
-def _answered(questions: Mapping[K, Tensor], replicas: Replicas | None) -> dict[K, bool]:
+def _answered(questions: Mapping[K, Sequence[Tensor]], replicas: Replicas | None) -> dict[K, bool]:
     """Wait once for all answers (on every device), which are no if a replica says so.
 
-    The answer to a tensor of flags is whether all are set, to one of numbers whether all are
-    finite. Nearly always all are, so that is what is asked first.
+    The answer to flags is whether all are set, to numbers whether all are finite. Nearly always
+    all are, so that is what is asked first.
     """
+    by_device: dict[torch.device, dict[K, Sequence[Tensor]]] = {}
+    for key, question in questions.items():
+        by_device.setdefault(question[0].device, {})[key] = question
     answers: dict[K, bool] = {}
-    for device in {question.device: None for question in questions.values()}:
-        here = {key: question for key, question in questions.items() if question.device == device}
-        if replicas is None and bool(_flags(list(here.values())).all()):
+    for here in by_device.values():
+        if replicas is None and bool(_are_good(chain.from_iterable(here.values()))):
             answers |= dict.fromkeys(here, True)
             continue
-        flags = torch.stack([_flags([question]).all() for question in here.values()])
+        flags = torch.stack([_are_good(question) for question in here.values()])
         if replicas is not None:
             flags = replicas.all_agree(flags)
         answers |= dict(zip(here, flags.tolist(), strict=True))
     return answers
 
 
-def _flags(questions: Sequence[Tensor]) -> Tensor:
-    """All flags, and whether each of the numbers is finite."""
-    flat = [question.reshape(-1) for question in questions]
-    parts = [question for question in flat if question.dtype == torch.bool]
-    if numbers := [question for question in flat if question.dtype != torch.bool]:
-        parts.append(torch.isfinite(torch.cat(numbers)))
-    return torch.cat(parts)
+def _are_good(tensors: Iterable[Tensor]) -> Tensor:
+    """Whether all flags are set and all numbers finite."""
+    flags: list[Tensor] = []
+    numbers: list[Tensor] = []
+    for tensor in tensors:
+        (flags if tensor.dtype == torch.bool else numbers).append(tensor.reshape(-1))
+    if numbers:
+        flags.append(torch.isfinite(torch.cat(numbers)))
+    return torch.cat(flags).all()

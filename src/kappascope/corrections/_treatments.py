@@ -119,11 +119,11 @@ class Treatment:
     def before(self, step: OptimizerStep) -> None:
         """Act when gradients are complete and the weight has not moved yet."""
 
-    def finite_gradient(self) -> Tensor:
+    def finite_gradient(self) -> list[Tensor]:
         """Numbers that are finite if the gradient is, unless a sum overflows."""
         gradients = [own_shard(leaf.grad) for leaf in self.leaves if leaf.grad is not None]
         sums = [g.sum(dtype=torch.promote_types(g.dtype, torch.float32)) for g in gradients]
-        return torch.stack(sums) if sums else torch.zeros((), device=self.leaf.device)
+        return sums or [torch.zeros((), device=self.leaf.device)]
 
     def has_finite_gradient(self) -> bool:
         """Whether the gradient that the optimizer is about to follow is finite, looked at anew."""

@@ -183,7 +183,9 @@ class Study(Experiment):
             return self
         return replace(
             self,
-            grid=tuple({**setting, "text": text} for setting in self.grid),
+            grid=tuple(
+                {**setting, "text": text} if "text" in setting else setting for setting in self.grid
+            ),
             downloads=tuple(name for name in self.downloads if name not in usual),
         )
 

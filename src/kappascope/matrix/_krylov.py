@@ -404,7 +404,7 @@ def _top(square: Gram) -> _End:
     steps = min(square.matrix.shape[1] // COLUMNS_PER_TOP_STEP, MOST_TOP_STEPS)
     space = Space(square.apply, square.like, max(steps, MAX_TOP_STEPS))
     ritz = space.until(progress, POLISHED_VECTORS)
-    triplets = _Triplets.within(square.matrix, ritz.vectors(POLISHED_VECTORS))
+    triplets = Triplets.within(square.matrix, ritz.vectors(POLISHED_VECTORS))
     if not triplets.largest_squares.uncertainty(2) < 2 * TOLERANCE:
         raise Unresolved("residual of the largest singular values")
     return _End(triplets.values[:2].tolist(), square.precision)
@@ -424,8 +424,8 @@ def _bottom(square: Gram, exact: Gram, begun: Space | None, largest: float, cut:
     )
     if square is not exact:
         with contextlib.suppress(Unresolved):
-            smallest, below = _corrected(square, start, cut if countable else None)
-            return _End([smallest], str(square), below)
+            triplets, below = last_triplets(square, start, cut if countable else None)
+            return _End([float(triplets.values[-1])], str(square), below)
         square.release()
     hopeless = _inverse_fails(exact)
     try:
@@ -476,25 +476,30 @@ def _null(exact: Gram, largest: float) -> _End | None:
     return _End([left], f"{exact}, null vector") if is_zero else None
 
 
-def _corrected(
-    square: Gram, start: Float[Tensor, "p k"], cut: float | None
-) -> tuple[float, int | None]:
-    """Return the smallest singular value in float64, by corrections through rougher factors.
+def last_triplets(
+    square: Gram, start: Float[Tensor, "p k"], cut: float | None = None
+) -> tuple[Triplets, int | None]:
+    """Return the last singular triplets in float64, by corrections through rougher factors.
 
     This is Davidson's method (1975): the residual of a vector, multiplied by an inverse that has a
     few digits, takes as many digits from its error. All vectors are corrected until the values up
-    to ``cut``, whose number is the second answer, can be told apart from those above.
+    to ``cut``, whose number is the second answer, can be told apart from those above. The value
+    that is verified is the smallest.
+
+    >>> square = Gram(torch.diag(torch.arange(1.0, 33.0)).double(), torch.float32)
+    >>> round(float(last_triplets(square, torch.eye(32)[:, :4] + 1e-3)[0].values[-1]), 6)
+    1.0
     """
     v, below, previous, waiting = start, None, math.inf, cut is not None
     for turn in range(MAX_CORRECTIONS):
-        triplets = _Triplets.within(square.matrix, v)
+        triplets = Triplets.within(square.matrix, v)
         ritz = triplets.smallest_squares
         if cut is not None and waiting:
             below = ritz.count(-cut * cut)
             waiting = below is None and turn < COUNTING_TURNS
         uncertainty = ritz.uncertainty(1)
         if uncertainty < 2 * TOLERANCE and not waiting:
-            return float(triplets.values[-1]), below
+            return triplets, below
         if turn > 2 and uncertainty > previous / 2 and not waiting:
             break
         kept = slice(None if waiting else -POLISHED_VECTORS, None)
@@ -564,23 +569,28 @@ def _davidson(
 
 
 @dataclass(frozen=True)
-class _Triplets:
-    """Approximate singular values and right vectors, largest first, and the residuals of these.
+class Triplets:
+    """Approximate singular triplets, largest first, and the residuals of these.
 
     ``rest`` is ``A'u - sigma v`` of every triplet, which is zero where it is exact.
+
+    >>> found = Triplets.within(torch.diag(torch.tensor([3.0, 1.0])).double(), torch.eye(2))
+    >>> found.values, float(found.rest.abs().max())
+    (tensor([3., 1.], dtype=torch.float64), 0.0)
     """
 
+    left: Float[Tensor, "q k"]
     values: Float[Tensor, " k"]
     right: Float[Tensor, "p k"]
     rest: Float[Tensor, "p k"]
 
     @classmethod
-    def within(cls, a: Matrix, vectors: Float[Tensor, "p k"]) -> _Triplets:
+    def within(cls, a: Matrix, vectors: Float[Tensor, "p k"]) -> Triplets:
         """Return the best triplets of a span (Rayleigh and Ritz), in float64."""
         v, _ = torch.linalg.qr(vectors.double())
         u, s, wt = torch.linalg.svd(times(a, v), full_matrices=False)
         right = v @ wt.mT
-        return cls(s, right, transposed_times(a, u) - right * s)
+        return cls(u, s, right, transposed_times(a, u) - right * s)
 
     @property
     def largest_squares(self) -> Ritz:

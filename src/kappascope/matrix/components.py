@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from kappascope.matrix import spectra
+from kappascope.text import html_table, number
 
 SIGMA_FLOOR = 1e-10  # the paper's guard against a vanishing singular value; it shows in its digits
 
@@ -69,6 +70,23 @@ class Components:
         shape = " x ".join(map(str, self.matrix.shape))
         dtype = str(self.matrix.dtype).removeprefix("torch.")
         return f"Components({shape} {dtype}, threshold={self.threshold})"
+
+    def _repr_html_(self) -> str:
+        """Return a table of the components; lists as their smallest, median and largest."""
+        rows = []
+        for name in (*self.names, "stable_rank", "entropy_rank"):
+            values = getattr(self, name).flatten()
+            known = values[values.isfinite()]
+            if not known.numel():
+                text = "infinite" if values.isinf().any() else "undefined"
+            elif len(values) == 1:
+                text = number(float(known[0]), 4)
+            else:
+                ends = known.min(), known.median(), known.max()
+                text = " · ".join(number(float(value), 4) for value in ends)
+                text += f" (smallest, median, largest of {len(values):,})"
+            rows.append((name.replace("_", " "), text))
+        return html_table(repr(self), rows)
 
     @component
     def row_norms(self) -> Float[Tensor, "*stack out"]:

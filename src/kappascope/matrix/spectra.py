@@ -13,6 +13,9 @@ With :mod:`kappascope.matrix._krylov` the only place that takes the singular val
   verified in float32 is tried in float64 where the matrix is large; what cannot be verified at all
   is taken from the list of all values, and that, where squaring would blur it, from the plain SVD.
 
+:func:`quick_vitals` is for whoever asks again and again: it gives the same numbers from a
+tridiagonal form in float32 (:mod:`kappascope.matrix.ends`), as well verified, and singular vectors.
+
 "Verified" means: each value is a singular value, by its residual; that nothing lies beyond it, or
 was missed in counting, rests on random start blocks and guards against clusters. "Certified"
 means that the effective rank was counted by Sylvester's law of inertia in float64 (of which Sturm's
@@ -55,8 +58,10 @@ from kappascope.matrix._krylov import (
     Extremes,
     failures_unresolved,
 )
+from kappascope.matrix.ends import Ends, both_ends
 from kappascope.matrix.status import OK, Outcome, Status
 from kappascope.system.memory import is_out_of_memory
+from kappascope.text import html_table, number
 
 # --- which method a matrix gets -------------------------------------------------------------------
 
@@ -111,6 +116,7 @@ EXTREMES = (
 # they cannot be verified either, the plain SVD. Two more conditions do not depend on columns alone:
 MAX_COPY_BYTES = 2**28  # of a float64 copy; a larger matrix is read in panels of rows
 QR_FROM_ROWS_PER_COLUMN = 1.2  # from which a QR factorization before the SVD saves time
+MIN_QUICK_ENTRIES = 2**17  # from which float32 saves more time than it takes to correct it
 
 # Beside the matrix itself :func:`vitals` and :func:`spectrum` hold at most (benchmarks/memory.py):
 COPIES_OF_SMALL = 7  # of a matrix that is copied to float64: that copy, factors, Gram matrices
@@ -207,6 +213,24 @@ class Vitals:
     status: Status = OK
     method: str = ""
 
+    def _repr_html_(self) -> str:
+        """Return a table of what is known, with what the storage leaves open of kappa."""
+        ends = self.condition_number_low, self.condition_number_high
+        text = number(self.condition_number, 4)
+        if self.condition_number is not None and not self.resolved:
+            text = f"not resolved: between {number(ends[0])} and {number(ends[1])}"
+        numbers = {
+            "σ, the largest": self.sigma_max,
+            "σ, the second": self.sigma_2,
+            "σ, the smallest": self.sigma_min,
+            "spectral gap": self.spectral_gap,
+            "Frobenius norm": self.frobenius_norm,
+        }
+        rows = [("condition number κ", text)]
+        rows += [(label, number(value, 4)) for label, value in numbers.items()]
+        rows.append(("σ > 1 %", "–" if self.effective_rank is None else str(self.effective_rank)))
+        return html_table(f"Vitals: {self.status}", [*rows, ("method", self.method or "–")])
+
 
 def spectrum(matrix: Tensor | ArrayLike) -> Spectrum:
     """Return all singular values of one matrix.
@@ -296,12 +320,11 @@ def _measured(
     a, exponent = scaled
     floating = given.dtype.is_floating_point and not rounding
     dtype = precision.storage_dtype(given) if floating else torch.float64
-    norms = _Norms.of(a, dtype, exponent)
     if rounding:
+        norms = _Norms.of(a, dtype, exponent)
         norms = replace(norms, rounding=math.ldexp(rounding.norm(), -exponent))
-    elif not precision.independent(given, dtype):
-        bound = precision.rounding_bound(a.split(PANEL_ROWS), dtype, exponent)
-        norms = replace(norms, rounding=bound)
+    else:
+        norms = _norms(given, a, dtype, exponent)
     if norms.frobenius == 0:
         return _without_entries(given, "zero matrix, kappa is undefined")
     try:
@@ -310,6 +333,45 @@ def _measured(
         return Vitals(status=Status(Outcome.FAILED, str(problem)), storage=_name(dtype))
     measured = _report(given, dtype if floating else given.dtype, norms, extremes, exponent)
     return replace(measured, storage=rounding.code) if rounding else measured
+
+
+def _norms(given: Tensor, a: Matrix, dtype: torch.dtype, exponent: int) -> _Norms:
+    """Measure norms, and what rounding to ``dtype`` amounts to, by a bound where entries repeat."""
+    norms = _Norms.of(a, dtype, exponent)
+    if precision.independent(given, dtype):
+        return norms
+    bound = precision.rounding_bound(a.split(PANEL_ROWS), dtype, exponent)
+    return replace(norms, rounding=bound)
+
+
+@without_autocast()
+def quick_vitals(matrix: Shaped[Tensor, "out in"]) -> tuple[Vitals, Ends | None]:
+    """Return what :func:`vitals` does, sooner, and the outermost singular vectors where found.
+
+    Values are found in float32 and verified in float64, to the same eight digits. Where that does
+    not do, or is not worth its time, they are those of :func:`vitals`, and there are no vectors.
+
+    >>> weight = torch.randn(512, 300, generator=torch.Generator().manual_seed(0))
+    >>> quick, ends = quick_vitals(weight)
+    >>> abs(quick.sigma_min / vitals(weight).sigma_min - 1) < 1e-7, ends.right.shape
+    (True, torch.Size([300, 8]))
+    """
+    given = _as_matrix(matrix)
+    bisected = Method.PIVOTS_THEN_BISECTION, Method.BISECTION
+    suits = given.is_floating_point() and given.numel() >= MIN_QUICK_ENTRIES
+    suits = suits and _chosen(EXTREMES, min(given.shape)) in bisected
+    if not suits or given.device.type != "cpu" or _unusable(given):
+        return vitals(given), None
+    a, power = scaled_to_one(given)
+    tall, exponent = a if a.shape[0] >= a.shape[1] else a.mT, int(power)
+    try:
+        extremes, ends = both_ends(tall, threshold=0.01)
+    except ArithmeticError:
+        return vitals(given), None
+    dtype = precision.storage_dtype(given)
+    measured = _report(given, dtype, _norms(given, a, dtype, exponent), extremes, exponent)
+    ends = ends.scaled(exponent, given.dtype if given.dtype.itemsize > 4 else torch.float32)
+    return measured, ends if tall is a else ends.transposed()
 
 
 @without_autocast()
@@ -918,25 +980,21 @@ def quick_product_singular_values(
 ) -> Float[Tensor, "stack rank"]:
     """The values of :func:`product_singular_values` where they can be had at a third of the cost.
 
-    The cores come from Cholesky factorizations of the factors' Gram matrices, which is as good as
-    QR where the factors are well-conditioned. What the squares may have cost, eps times the squared
-    condition numbers of the factors in parts of the smallest value, is checked: where it is more
-    than 1e-8, the slow way is taken.
+    With ``right right' = L L'`` (Cholesky) their squares are the eigenvalues of
+    ``L' left'left L``. Rounding moves none of them by more than a few eps times the product of the
+    squared norms: where that may be 1e-8 of the smallest or more, the slow way is taken.
 
     >>> quick_product_singular_values(torch.eye(5)[None, :, :2], torch.eye(2, 4)[None])
     tensor([[1., 1.]], dtype=torch.float64)
     """
     a, b = left.double(), right.double()
-    cores = [torch.linalg.cholesky_ex(x)[0] for x in (a.mT @ a, b @ b.mT)]
-    eye = torch.eye(left.shape[-1], dtype=torch.float64, device=a.device)
-    blur = EPS * sum(
-        (torch.linalg.matrix_norm(torch.linalg.solve_triangular(c, eye, upper=False))
-         * torch.linalg.matrix_norm(c)).square()
-        for c in cores
-    )  # fmt: skip
-    core = cores[0].mT @ cores[1]
-    usable = bool((blur < TOLERANCE).all() and core.isfinite().all())
-    values = torch.linalg.svdvals(core) if usable else core.new_zeros(len(core), 1)
-    if not usable or bool((blur * values[:, 0] > TOLERANCE * values[:, -1]).any()):
-        return product_singular_values(left, right)[0]
-    return values
+    squares = [a.mT @ a, b @ b.mT]
+    factor = torch.linalg.cholesky_ex(squares[1])[0]
+    core = factor.mT @ squares[0] @ factor
+    if bool(core.isfinite().all()):
+        found = torch.linalg.eigvalsh(core)
+        # the traces exceed the squared norms by more than the roundings are
+        traces = [x.diagonal(dim1=-2, dim2=-1).sum(-1) for x in squares]
+        if bool((EPS * traces[0] * traces[1] < TOLERANCE * found[:, 0]).all()):
+            return found.flip(-1).sqrt()
+    return product_singular_values(left, right)[0]

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from kappascope.matrix import _blas, spectra
 from kappascope.matrix._gram import gram
+from kappascope.matrix.ends import Ends
 
 State = dict[str, Any]
 
@@ -484,24 +485,6 @@ MAX_SHARPENING_STEPS = 4  # of the last vectors, each by the factorization of tr
 SHARP_BELOW = 0.1  # of the estimate, which is five to ten times what a vector is off
 
 
-@dataclass(frozen=True)
-class Ends:
-    """The outermost singular triplets: some of the first, then as many of the last.
-
-    ``errors`` estimates the sine of the angle by which each right vector is off: its residual over
-    the distance to the nearest value that is not among those of its end.
-
-    >>> found = ends(torch.diag(torch.tensor([4.0, 3.0, 2.0, 1.0])), {}, count=1)
-    >>> found.values, found.errors
-    (tensor([4., 1.]), tensor([0., 0.]))
-    """
-
-    left: Float[Tensor, "out k"]
-    values: Float[Tensor, " k"]
-    right: Float[Tensor, "in k"]
-    errors: Float[Tensor, " k"]
-
-
 def ends(matrix: Float[Tensor, "out in"], memory: State, count: int = BLOCK_SIZE) -> Ends:
     """Find both ends of a spectrum with vectors to look along, from where the last call left them.
 
@@ -529,21 +512,9 @@ def ends(matrix: Float[Tensor, "out in"], memory: State, count: int = BLOCK_SIZE
         kept = memory["top"]
         _improved(a, memory)
         memory["top"] = kept
-    parts = [
-        torch.cat(pair, -1)
-        for pair in zip(
-            (top.left[:, :count], top.values[:count], top.right[:, :count], top.errors[:count]),
-            (
-                bottom.left[:, -count:],
-                bottom.values[-count:],
-                bottom.right[:, -count:],
-                bottom.errors[-count:],
-            ),
-            strict=True,
-        )
-    ]
-    left, values, right, errors = parts
-    return Ends(left, values, right, errors) if a is matrix else Ends(right, values, left, errors)
+    first, last = top.sliced(slice(None, count)), bottom.sliced(slice(-count, None))
+    found = first.then(last)
+    return found if a is matrix else found.transposed()
 
 
 def _sharpened_top(a: Float[Tensor, "q p"], block: Float[Tensor, "k p"]) -> Float[Tensor, "k p"]:

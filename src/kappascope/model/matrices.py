@@ -65,9 +65,11 @@ from kappascope.model.tensors import (
     stored_tensors,
     tie,
 )
+from kappascope.text import html_table, plural
 
 __all__ = ["Logical", "Matrices", "Plan", "Unit", "matrices", "plan", "reader"]
 
+MOST_SHOWN = 200  # matrices in a notebook: more would fill it
 NO_VALUES = unreadable("on the meta device, without values")
 
 
@@ -228,6 +230,19 @@ class Matrices:
             at_hand = dict(zip(unit.paths, _values(stored), strict=True))
             for logical, matrix in unit.matrices(at_hand.__getitem__):
                 yield logical.name, matrix
+
+    def _repr_html_(self) -> str:
+        """Return a table of names, shapes and dtypes; no matrix is read for it."""
+        rows = []
+        for item in self._survey():
+            if not isinstance(item, Skipped):
+                for part in item[0].parts:
+                    shape = " × ".join(map(str, part.shape))
+                    dtype = str(part.dtype).removeprefix("torch.")
+                    rows.append((part.name, shape, dtype, part.kind))
+        more = [("…", f"{len(rows) - MOST_SHOWN:,} more")] if len(rows) > MOST_SHOWN else []
+        caption = f"{plural(len(rows), 'matrix', 'matrices')}, {len(self.skipped)} skipped"
+        return html_table(caption, [*rows[:MOST_SHOWN], *more])
 
     @cached_property
     def skipped(self) -> tuple[Skipped, ...]:

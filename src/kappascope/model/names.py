@@ -28,7 +28,7 @@ _KINDS = {"joined": "fused", "out": "output"}
 
 # Matched at the end of a path, before its last name alone is looked at.
 _ENDS = {
-    "adapter": r"(^|\.)lora_\w+(\.\w+)?",
+    "adapter": r"(^|\.)(lora|hada|lokr)_\w+(\.\w+)?",
     "router": r"(^|\.)(router|shared_expert_gate|ffn_gate_inp)(\.\w+)?|"
     r"(moe|mlp|feed_forward|ffn)\.gate(\.wg)?",
     "expert": r"(^|\.)((local_)?experts|expert_\w+)(\.\w+)*|(^|\.)ffn_\w+_exps",

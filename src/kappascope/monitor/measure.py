@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kappascope.matrix import spectra
+from kappascope.matrix.ends import Ends
 from kappascope.matrix.status import Outcome
-from kappascope.matrix.tracking import Ends
 from kappascope.model.weights import precise
 from kappascope.monitor.signal import signals
 
@@ -23,14 +23,14 @@ SPECTRUM_POINTS = 65  # of a whole spectrum, and of the signals along it, at equ
 MIN_SIGNAL_ACCURACY = 0.25  # an end whose vector may be off by more has no signal
 
 
-def components(matrix: Float[Tensor, "out in"]) -> tuple[Quantities, spectra.Vitals]:
-    """The components of a matrix without the list of its singular values.
+def components(matrix: Float[Tensor, "out in"], vitals: spectra.Vitals) -> Quantities:
+    """The components of a matrix with these vitals.
 
-    >>> found, _ = components(torch.diag(torch.tensor([4.0, 2.0, 1.0])))
+    >>> weight = torch.diag(torch.tensor([4.0, 2.0, 1.0]))
+    >>> found = components(weight, spectra.vitals(weight))
     >>> found["condition_number"], found["stable_rank"], found["row_norms"][0]
     (4.0, 1.3125, (0.0, 4.0))
     """
-    vitals = spectra.vitals(matrix)
     names = (
         "frobenius_norm", "sigma_max", "sigma_2", "sigma_min", "condition_number",
         "condition_number_low", "condition_number_high", "effective_rank", "spectral_gap",
@@ -45,7 +45,7 @@ def components(matrix: Float[Tensor, "out in"]) -> tuple[Quantities, spectra.Vit
             quantities[name] = at_quantiles(norms.sort(descending=True).values, QUANTILES)
     if vitals.status.outcome is Outcome.FAILED and (count := _non_finite(matrix)):
         quantities["non_finite"] = float(count)
-    return quantities, vitals
+    return quantities
 
 
 def _non_finite(matrix: Tensor) -> int:

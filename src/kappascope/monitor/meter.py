@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kappascope.matrix import spectra, tracking
+from kappascope.matrix.ends import Ends
 from kappascope.matrix.status import Outcome
 from kappascope.model.matrices import Logical
 from kappascope.model.weights import precise
@@ -35,7 +36,7 @@ class MatrixMemory:
     """What is remembered of one matrix between readings."""
 
     warm: tracking.State = field(default_factory=dict)
-    ends: tracking.Ends | None = None
+    ends: Ends | None = None
     values: tuple[float, float] | None = None
     step: Tensor | None = None
     signals: dict[float, deque[float]] = field(default_factory=dict)
@@ -122,13 +123,13 @@ class Meter:
         self, here: AroundStep, memory: MatrixMemory, decay: float | None, step: int
     ) -> dict[str, Any]:
         """The components of a matrix, what the gradient asks of it, and what the step did."""
-        quantities, vitals = measure.components(here.after)
+        vitals, ends = spectra.quick_vitals(here.after)
+        quantities = measure.components(here.after, vitals)
         if vitals.status.outcome is not Outcome.OK or not vitals.sigma_max:
             return quantities
         is_whole = "spectra" in self.quantities and step % self.spectra_every == 0
-        ends = None
         if self.quantities & {"signal", "update"}:
-            ends = tracking.ends(precise(here.after), memory.warm)
+            ends = ends or tracking.ends(precise(here.after), memory.warm)
             quantities |= self._since_last(here, memory, ends, vitals)
         if ends is not None and here.gradient is not None and "signal" in self.quantities:
             quantities |= measure.ends_signal(here.gradient, ends)
@@ -142,7 +143,7 @@ class Meter:
         return quantities
 
     def _since_last(
-        self, here: AroundStep, memory: MatrixMemory, ends: tracking.Ends, vitals: spectra.Vitals
+        self, here: AroundStep, memory: MatrixMemory, ends: Ends, vitals: spectra.Vitals
     ) -> dict[str, Any]:
         """How the ends of the spectrum moved since the last reading, and what was expected."""
         changes: dict[str, Any] = {}
@@ -164,7 +165,7 @@ class Meter:
         self,
         here: AroundStep,
         memory: MatrixMemory,
-        ends: tracking.Ends | None,
+        ends: Ends | None,
         decay: float | None,
         is_whole: bool,
     ) -> dict[str, Any]:

@@ -56,13 +56,18 @@ class Standing:
     @property
     def attention(self) -> tuple[bool, bool, float, float]:
         """The key that sorts by alerts, then numbers that are not finite, swallowed, growth."""
-        lost = self.swallowed or 0.0
         return (
             bool(self.alerts),
             self.kappa is not None and not math.isfinite(self.kappa),
-            lost if lost >= SWALLOWED_FROM else 0.0,
+            (self.swallowed or 0.0) if self.loses_updates else 0.0,
             abs(self.growth),
         )
+
+    @property
+    def loses_updates(self) -> bool:
+        """Whether it swallows more than any dtype does; one entry of a short gain is chance."""
+        lost = self.swallowed or 0.0
+        return lost >= SWALLOWED_FROM and lost * math.prod(self.shape) > 1.5
 
 
 def standings(run: Run) -> list[Standing]:
@@ -172,13 +177,12 @@ def sentence_of(text: str) -> str:
 
 
 def _lost(every: list[Standing]) -> str:
-    known = [
-        (standing.swallowed, standing.name) for standing in every if standing.swallowed is not None
-    ]
+    known = [(each.swallowed, each.name) for each in every if each.swallowed is not None]
     if not known:
         return ""
-    most, name = max(known)
-    many = sum(share >= SWALLOWED_FROM for share, _ in known)
+    losers = [(each.swallowed or 0.0, each.name) for each in every if each.loses_updates]
+    most, name = max(losers or known)
+    many = len(losers)
     if not many:
         return f"Hardly an update was swallowed: {percent(most)} of the entries at most."
     among = f"{many:,} of {len(known):,} lose more than {percent(SWALLOWED_FROM)}"

@@ -134,7 +134,11 @@ def _gradient(parameter: Tensor) -> Tensor:
 def _norms(tensors: list[Tensor]) -> Tensor:
     """The norms of some tensors, in float32 at least and on the device of the first."""
     local = [own_shard(t) for t in tensors]
-    single = torch._foreach_norm(local, 2, dtype=torch.float32)
+    if all(t.device.type == "cpu" and t.dtype == torch.float32 for t in local):
+        # every step waits for this: the BLAS takes half the time of torch's norm
+        single = [torch.dot(flat, flat).sqrt() for flat in (t.reshape(-1) for t in local)]
+    else:
+        single = list(torch._foreach_norm(local, 2, dtype=torch.float32))
     device = single[0].device
     norms = torch.stack([norm.to(device, non_blocking=True) for norm in single])
     shards = [shard_count(t) for t in tensors]

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kappascope.matrix.tracking import Ends
+from kappascope.matrix.ends import Ends
 from kappascope.model.weights import precise
 
 Matrix = Float[Tensor, "out in"]

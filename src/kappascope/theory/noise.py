@@ -16,7 +16,10 @@ over their own randomness:
 N is normal once many independent steps are in it: Adam's and SGD's from a few momentum times on.
 Muon's steps have no freedom but their directions, and its momentum is long. Its N is drawn as what
 it is, a sum of the orthogonal factors of a momentum that is looked at several times while it
-changes; with `MAX_PIECES` independent ones in the memory 1 / (lr wd) it is drawn as normal.
+changes. A sum of n independent factors departs from normal noise by its fourth cumulant, which
+falls as 1 / n, and slowly: with 70 of them singular values are still off by one per cent. So a long
+sum is drawn as a shorter one of m factors and normal noise, in shares of sqrt(m / n) and the rest
+of the variance, whose fourth cumulant is the same; from `NORMAL` factors on it is normal.
 
 Noise need not be white in space: with covariances of rows and of columns it is
 W_t = a_t W_0 + s_t R^(1/2) N C^(1/2), both of mean diagonal one (:meth:`NoiseLaw.shaped`).
@@ -49,7 +52,9 @@ FORGOTTEN = 1e-5  # of the largest weight of a step in the sum: what came before
 ADAM_SAMPLES = 2**23  # entries times steps: their mean square is known to 0.05 %
 MUON_SIDE = 128  # larger matrices are simulated with this longer side, of the same shape
 MUON_ENTRIES = 2**18  # of the factors that are simulated: their mean square is known to 0.2 %
-MAX_PIECES = 48  # independent orthogonal factors in a sum, from which on it is drawn as normal
+MAX_PIECES = 24  # independent orthogonal factors in a sum, up to which it is drawn as it is
+STAND_IN = 12  # of them in the sum that stands for a longer one
+NORMAL = 600  # of them from which on a sum is drawn as normal: it is, to 0.2 per cent
 LOOKS = 6  # at the momentum, in the time in which it changes
 FADED = 0.01  # of the largest weight: orthogonal factors that weigh less are not drawn
 DRAW_ENTRIES = 2**22  # held at a time while matrices are drawn
@@ -60,7 +65,8 @@ class FactorSum:
     """A sum of the orthogonal factors of averaged noise, every ``stride`` steps, scaled to one.
 
     The averages are those of Muon's ``momentum``, looked up ``ahead`` (Nesterov); ``is_fresh`` says
-    that they begin with nothing, at the first step of training.
+    that they begin with nothing, at the first step of training. The sum has a ``share`` of the
+    variance; the rest is normal noise.
 
     >>> law = FactorSum((1.0, 1.0), stride=3, momentum=0.9, ahead=0.9, is_fresh=True)
     >>> drawn = law.drawn((2000, 4, 6), torch.Generator().manual_seed(0))
@@ -73,6 +79,7 @@ class FactorSum:
     momentum: float
     ahead: float
     is_fresh: bool
+    share: float = 1.0
 
     def drawn(self, shape: tuple[int, int, int], random: torch.Generator) -> Tensor:
         """Draw a stack of sums; the average and its newest gradient are followed exactly."""
@@ -89,7 +96,10 @@ class FactorSum:
                 average += older * torch.randn(shape, generator=random)
             seen = newest + self.ahead * average if self.ahead < 1 else average
             total += weight * orthogonalized(seen)
-        return total / math.sqrt(self._square(shape[1], shape[2]))
+        total *= math.sqrt(self.share / self._square(shape[1], shape[2]))
+        if self.share < 1:
+            total += math.sqrt(1 - self.share) * torch.randn(shape, generator=random)
+        return total
 
     def _square(self, rows: int, columns: int) -> float:
         """Return the mean square of an entry of the plain sum."""
@@ -303,17 +313,29 @@ def _muon(
     matched = settings.get("adjust_lr_fn") == "match_rms_adamw"
     size = 0.2 * math.sqrt(columns) if matched else math.sqrt(max(1, shape[0] / shape[1]))
     spread = size * math.sqrt(max(square, 0.0) * _factor_square(rows, columns))
-    memory = float(used.sum() ** 2 / np.square(used).sum())
-    if memory >= MAX_PIECES * together:
-        return NoiseLaw(kept, spread)
-    stride = max(1, round(min(together, memory) / LOOKS))
+    return NoiseLaw(kept, spread, _factors(weights, used, together, momentum, ahead))
+
+
+def _factors(
+    weights: Array, used: Array, together: float, momentum: float, ahead: float
+) -> FactorSum | None:
+    """Choose what stands for the sum of a run's factors, if it is not normal.
+
+    ``together`` is the number of steps in which momentum changes.
+    """
+    square = np.square(used)
+    length = float(square.sum() ** 2 / np.square(square).sum())  # as many alike: fourth cumulants
+    stride = max(1, round(min(together, length) / LOOKS))
+    if length >= NORMAL * together:
+        return None
+    if length > MAX_PIECES * together:
+        looks = round(STAND_IN * together / stride)
+        share = math.sqrt(looks * stride / length)
+        return FactorSum((1.0,) * looks, stride, momentum, ahead, is_fresh=False, share=share)
     faded = np.flatnonzero(weights > FADED * weights.max())[0]
     looked = weights[len(weights) % stride if faded < stride else faded :]
     blocks = looked[len(looked) % stride :].reshape(-1, stride).sum(1)
-    is_fresh = bool(faded < stride)
-    return NoiseLaw(
-        kept, spread, FactorSum(tuple(blocks.tolist()), stride, momentum, ahead, is_fresh)
-    )
+    return FactorSum(tuple(blocks.tolist()), stride, momentum, ahead, bool(faded < stride))
 
 
 def _momentum_correlation(times: Array, lag: int, momentum: float, ahead: float) -> Array:

@@ -18,7 +18,6 @@ def small_rows() -> Table:
     """Three seeds of each optimizer with decay, and arms that hold the norm."""
     with pytest.MonkeyPatch.context() as patch:
         shorten(patch)
-        patch.setattr(study, "HELD_FROM", 3)
         cells = [study.cell(o, study.DECAYS[o][2], steps=24) for o in study.OPTIMIZERS]
         cells += [
             study.cell("AdamW", 0.5, stage="matter", steps=5, held="norm", level=level)

@@ -9,7 +9,9 @@ from kappascope.studies.unlearned.exhibits import beyond_ghosts, exhibits, learn
 
 def test_there_is_a_table_of_everything_that_ran(small_rows: Table) -> None:
     tables = list(exhibits(small_rows))
-    assert len(tables) == 4
+    shown = {table.title.split(":")[0].split(",")[0] for table in tables}
+    assert {"How far parts end from their ghosts", "Three laws", "Does it matter"} <= shown
+    assert not {"Which knob sets which part", "Public checkpoints"} & shown  # which did not run
     assert all(len(row) == len(table.columns) for table in tables for row in table.rows)
 
 

@@ -10,6 +10,7 @@ from kappascope.lab.resume import ResumePoint
 from kappascope.lab.table import Table
 from kappascope.studies.gpt.model import Corpus
 from kappascope.studies.unlearned import study
+from kappascope.studies.unlearned.claims import MATRICES, PRODUCTS
 from short_runs import run
 
 
@@ -45,25 +46,25 @@ def test_what_was_killed_goes_on_to_the_last_bit(
 @pytest.mark.parametrize("held", ["norm", "tail"])
 def test_a_part_is_held_at_its_multiple(held: str) -> None:
     weight = torch.nn.Parameter(torch.diag(torch.tensor([4.0, 3.0, 2.0, 1.0])))
-    holding = study.Held(held, 0.5)
-    holding.apply({"w": weight}, study.HELD_FROM)
+    holding = study.Held(held, 0.5, since=70)
+    holding.apply({"w": weight}, 70)
     if held == "norm":
         assert float(torch.linalg.matrix_norm(weight.detach())) == pytest.approx(30**0.5 / 2)
     else:
         expected = torch.tensor([4.0, 3.0, 1.0, 0.5])
         torch.testing.assert_close(torch.linalg.svdvals(weight.detach()), expected)
     held_once = weight.detach().clone()
-    holding.apply({"w": weight}, study.HELD_FROM + study.HOLD_EVERY)  # where it was, not half of it
+    holding.apply({"w": weight}, 70 + study.HOLD_EVERY)  # where it was, not half of it
     torch.testing.assert_close(weight.detach(), held_once)
 
 
 def test_nothing_is_held_before_its_time() -> None:
     weight = torch.nn.Parameter(torch.eye(3))
-    study.Held("norm", 4.0).apply({"w": weight}, study.HELD_FROM - 1)
+    study.Held("norm", 4.0, since=70).apply({"w": weight}, 69)
     assert torch.equal(weight, torch.eye(3))
 
 
-@pytest.mark.parametrize("held", ["multipliers", "values"])
+@pytest.mark.parametrize("held", list(study.FREED))
 def test_a_part_can_be_freed(held: str) -> None:
     rows = run(stage="matter", held=held, steps=4)
     (loss,) = (row["value"] for row in rows if row["component"] == "validation_loss")
@@ -76,7 +77,42 @@ def test_arms_share_start_and_batches() -> None:
     assert losses[0] == losses[1] == losses[2]
 
 
-def test_no_run_is_in_the_grid_twice_and_all_have_seeds() -> None:
+def test_a_temperature_is_a_factor_of_every_query() -> None:
+    model = study.started(11, 0, 32, "standard", 1.0)
+    handle = study.freed_by("temperature", model, list(study.steppers(model, "Muon", 0.1).values()))
+    assert handle is not None
+    assert handle.weights == tuple(f"blocks.{k}.attention.query.weight" for k in range(2))
+
+
+def test_a_start_of_another_scale_has_the_same_directions() -> None:
+    one, twice = (study.started(11, 0, 32, "standard", scale) for scale in (1.0, 2.0))
+    for p, q in zip(study.hidden(one).values(), study.hidden(twice).values(), strict=True):
+        torch.testing.assert_close(2 * p, q)
+    assert torch.equal(one.head.weight, twice.head.weight)
+
+
+def test_parts_of_a_text_are_there_without_nulls() -> None:
+    rows = run(stage="data", steps=2)
+    assert {row["kind"] for row in rows if row["component"] == "log_norm"} == {
+        *MATRICES,
+        *PRODUCTS,
+    }
+
+
+def test_no_run_is_in_the_grid_twice_and_all_that_train_have_eight_seeds() -> None:
     grid = study.whole_grid()
     assert len({repr(sorted(cell.items())) for cell in grid}) == len(grid)
-    assert all(study.STUDY.count(cell, "own") >= 3 for cell in grid)
+    trained = [cell for cell in grid if cell["stage"] != "file"]
+    assert all(study.STUDY.count(cell, "own") == 8 for cell in trained)
+
+
+def test_rates_differ_at_one_product_and_at_one_decay() -> None:
+    same = study.rate_cells("Muon", power=1)
+    products = [float(c["rate"]) * float(c["decay"]) for c in same]  # type: ignore[arg-type]
+    assert products == pytest.approx([0.0025, 0.0025])
+    assert [c["decay"] for c in study.rate_cells("Muon", power=0)] == [0.5, 0.5]
+
+
+def test_a_quick_run_has_every_stage() -> None:
+    whole, quick = ({c["stage"] for c in grid} for grid in (study.whole_grid(), study.quick_grid()))
+    assert quick == whole

@@ -1,10 +1,13 @@
 """Texts that differ in what there is to learn."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from kappascope.lab import downloads
 from kappascope.lab.tasks import generator
-from kappascope.studies.unlearned.texts import ORDER, markov, programs
+from kappascope.studies.unlearned.texts import ORDER, corpus, markov, programs
 
 
 def test_a_markov_text_has_only_transitions_of_its_source() -> None:
@@ -27,6 +30,13 @@ def test_a_markov_text_is_no_copy() -> None:
 @pytest.mark.parametrize("length", [100, 5000])
 def test_programs_have_the_length_that_is_asked_for(length: int) -> None:
     assert len(programs(length)) == length
+
+
+def test_the_users_own_text_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "mine.txt"
+    file.write_text("abcdefg hijklm\n" * 2000)
+    monkeypatch.setenv(downloads.TEXT, str(file))
+    assert corpus(downloads.label_of(file)).vocabulary == 17  # 15 letters and one unknown, odd
 
 
 def test_programs_can_be_compiled() -> None:

@@ -60,7 +60,7 @@ const FRAME = { wide: WIDE, high: HIGH, left: LEFT, right: RIGHT, top: TOP, bott
 const box = (title, across, up, labels, { wide, high, left, right, top, bottom } = FRAME) => {
   const floor = high - bottom, end = wide - right;
   const picture = make("svg", { viewBox: `0 0 ${wide} ${high}`, role: "img", "aria-label": title });
-  picture.append(make("text", { x: left, y: 14, class: "heading" }, title));
+  if (title) picture.append(make("text", { x: left, y: 14, class: "heading" }, title));
   for (const [x, text] of across.ticks) picture.append(
     make("line", { class: "axis", x1: across.at(x), x2: across.at(x), y1: top, y2: floor }),
     make("text", { x: across.at(x), y: floor + 16, "text-anchor": "middle" }, text));

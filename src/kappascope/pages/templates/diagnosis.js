@@ -1,6 +1,8 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const zip = (xs, ys, factor = 1) => xs.map((x, k) => [x + (xs[0] === 0), ys[k] * factor]);
 
+const capital = (text) => text.slice(0, 1).toUpperCase() + text.slice(1);
+
 const spectrum = (plot) => {
   const points = plot.spectrum ? zip(data.shelf[plot.spectrum[0]], plot.spectrum[1]) : [];
   const chance = plot.null ? zip(data.shelf[plot.null[0]], data.shelf[plot.null[1]], plot.null[2]) : [];
@@ -45,11 +47,11 @@ const follow = (picture, points, across, told) => {
   });
 };
 
-const histogram = ({ ends: [low, high], counts }) => {
+const histogram = ([low, high, counts], side) => {
   if (!counts.length || low === null) return null;
   const edges = Array.from({ length: counts.length + 1 }, (_, k) => low + (high - low) * k / counts.length);
   const across = axis(edges, LEFT, WIDE - RIGHT, false), up = axis([0, 1.06 * Math.max(...counts)], HIGH - BOTTOM, TOP, false);
-  const picture = box("Row norms", across, up, "norm of a row");
+  const picture = box(`${capital(side)} norms`, across, up, `norm of a ${side}`);
   counts.forEach((count, k) => {
     const x = across.at(edges[k]), y = up.at(count);
     picture.append(make("rect", {
@@ -57,7 +59,7 @@ const histogram = ({ ends: [low, high], counts }) => {
     }));
   });
   const total = counts.reduce((a, b) => a + b, 0);
-  return figure(picture, [], `${total} rows, norms from ${brief(low)} to ${brief(high)}`);
+  return figure(picture, [], `${total} ${side}s, norms from ${brief(low)} to ${brief(high)}`);
 };
 
 // One matrix, opened on demand
@@ -67,7 +69,6 @@ const table = find(".vitals");
 const rows = all("tr[data-place]", table);
 let current = null;
 
-const capital = (text) => text.slice(0, 1).toUpperCase() + text.slice(1);
 const wide = (text) => text.length > 34;
 const snippet = (text) => copyable(make("pre", {}, make("code", {}, text)));
 
@@ -84,7 +85,7 @@ const open = (place) => {
   const matrix = data.matrices[place], plot = matrix.plot;
   current = place;
   find("h2", dialog).replaceChildren(make("bdi", {}, matrix.name));
-  const drawn = plot ? [spectrum(plot), histogram(plot)].filter(Boolean) : [];
+  const drawn = plot ? [spectrum(plot), histogram(plot.bars[0], "row"), histogram(plot.bars[1], "column")].filter(Boolean) : [];
   const why = rows.length > data.plotted && !plot
     ? `Plots are kept for the ${data.plotted} worst matrices only, so that the page stays small.`
     : "No spectrum was kept for this matrix.";
@@ -100,7 +101,21 @@ const open = (place) => {
   for (const button of all("[data-step]", dialog)) button.disabled = at < 0 || !(at + Number(button.dataset.step) in places);
   if (!dialog.open) dialog.showModal();
   dialog.scrollTop = 0;
+  address(`#matrix=${encodeURIComponent(matrix.name)}`);
 };
+
+// The address names the open matrix, so that a link leads to it; a frame may forbid that.
+const address = (hash) => {
+  try { history.replaceState(null, "", hash || location.pathname + location.search); } catch { /* no harm */ }
+};
+const linked = () => {
+  if (!location.hash.startsWith("#matrix=")) return;
+  let name = location.hash.slice(8);
+  try { name = decodeURIComponent(name); } catch { /* as it is */ }
+  const at = data.matrices.findIndex((matrix) => matrix.name === name || matrix.name === `${name}.weight`);
+  if (at >= 0) open(at);
+};
+dialog.addEventListener("close", () => { if (location.hash.startsWith("#matrix=")) address(""); });
 
 const step = (by) => {
   const places = order(), next = places[places.indexOf(current) + by];
@@ -144,7 +159,7 @@ let chosen = new Set(rows), limit = data.rows;
 const lay = () => {
   let shown = 0;
   for (const row of table.tBodies[0].rows) row.hidden = rows.length > 0 && !(chosen.has(row) && shown++ < limit);
-  find(".more").hidden = chosen.size <= limit;
+  find("#matrices .more").hidden = chosen.size <= limit;
 };
 
 const filter = () => {
@@ -167,7 +182,7 @@ for (const button of all(".tally button", controls)) {
   });
 }
 for (const input of all("[data-filter]", controls)) input.addEventListener("input", filter);
-find(".more button").addEventListener("click", () => { limit += 10 * data.rows; lay(); });
+find("#matrices .more button").addEventListener("click", () => { limit += 10 * data.rows; lay(); });
 table.addEventListener("sorted", lay);
 addEventListener("beforeprint", () => { limit = Infinity; lay(); }); // paper has no button for more
 addEventListener("afterprint", () => { limit = data.rows; lay(); });
@@ -176,29 +191,21 @@ controls.hidden = rows.length === 0;
 for (const row of rows) row.classList.remove("later"); // from here on the script hides and shows
 filter();
 
-// The heat map: a cell with one matrix opens it, one with several lists them; arrows move about
+// The map: a button a matrix; arrows move about, a switch chooses the number that is shown
 
 const map = find("#glance .heat");
 const reading = find(".reading");
 
-const press = (cell) => {
-  const { kind, depth } = cell.dataset;
-  const own = rows.filter((row) => row.dataset.kind === kind && row.dataset.depth === depth);
-  if (own.length === 1) return open(Number(own[0].dataset.place));
-  for (const button of all(".tally button", controls)) button.setAttribute("aria-pressed", "false");
-  field("kind").value = kind;
-  field("depth").value = depth;
-  field("text").value = "";
-  filter();
-  find("#matrices").scrollIntoView();
-};
-
 const neighbour = (cell, key) => {
   const [right, down] = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[key] ?? [];
   if (right === undefined) return null;
-  const lines = [...map.tBodies[0].rows];
-  let x = cell.closest("td").cellIndex + right, y = lines.indexOf(cell.closest("tr")) + down;
-  for (; lines[y]?.cells[x]; x += right, y += down) {
+  const lines = [...map.tBodies[0].rows], line = cell.closest("tr");
+  if (right) {
+    const own = all("button", line);
+    return own[own.indexOf(cell) + right] ?? cell;
+  }
+  const x = cell.closest("td").cellIndex;
+  for (let y = lines.indexOf(line) + down; lines[y]; y += down) {
     const found = find("button", lines[y].cells[x]);
     if (found) return found;
   }
@@ -206,10 +213,14 @@ const neighbour = (cell, key) => {
 };
 
 if (map) {
-  const cells = all("button", map);
+  const cells = all("button", map), heads = [...map.tHead.rows[0].cells].map((head) => head.textContent);
+  const said = (cell) => {
+    const td = cell.closest("td"), layer = cell.closest("tr").cells[0].textContent;
+    return `layer ${layer}, ${heads[td.cellIndex]}: ${cell.title}`;
+  };
   cells.forEach((cell, k) => {
     cell.tabIndex = k ? -1 : 0; // one stop for the tabulator, arrows inside
-    cell.setAttribute("aria-label", `layer ${cell.dataset.depth}, ${cell.dataset.kind}: ${cell.title}`);
+    cell.setAttribute("aria-label", said(cell));
   });
   const read = (event) => {
     const cell = event.target.closest("button");
@@ -217,10 +228,6 @@ if (map) {
   };
   map.addEventListener("pointerover", read);
   map.addEventListener("focusin", read);
-  map.addEventListener("click", (event) => {
-    const cell = event.target.closest("button");
-    if (cell) press(cell);
-  });
   map.addEventListener("keydown", (event) => {
     const next = event.target.closest("button") && neighbour(event.target, event.key);
     if (!next) return;
@@ -228,7 +235,80 @@ if (map) {
     for (const cell of cells) cell.tabIndex = cell === next ? 0 : -1;
     next.focus();
   });
+  const choice = find("#glance .switch");
+  choice.hidden = false;
+  choice.addEventListener("change", (event) => {
+    const k = data.keys.findIndex(([key]) => key === event.target.value);
+    for (const cell of cells) {
+      const [text, level] = data.matrices[cell.dataset.open].metrics.slice(2 * k);
+      cell.dataset.level = level ?? "";
+      find("span", cell).textContent = text;
+      cell.toggleAttribute("data-unresolved", k === 0 && cell.title.includes("not resolved by its dtype"));
+    }
+    find(".legend .meaning").textContent = `${capital(data.keys[k][1])}: the fuller the colour, the farther from usual.`;
+  });
 }
+
+// Spectra as small multiples on shared axes: values over the edge of chance, and the band of chance
+
+const MANY = 12, SMALL = { wide: 220, high: 130, left: 34, right: 6, top: 18, bottom: 18 };
+const drawable = data.worst.filter((at) => data.matrices[at].plot?.spectrum && data.matrices[at].plot.null);
+let shownSpectra = MANY, fromLargest = true;
+
+const relative = (plot) => {
+  const edge = data.shelf[plot.null[1]][0] * plot.null[2];
+  const points = positive(zip(data.shelf[plot.spectrum[0]], plot.spectrum[1], 1 / edge));
+  const chance = positive(zip(data.shelf[plot.null[0]], data.shelf[plot.null[1]], plot.null[2] / edge));
+  const last = Math.max(...points.map(([x]) => x), ...chance.map(([x]) => x), 1);
+  const turn = (line) => fromLargest ? line : line.map(([x, y]) => [last + 1 - x, y]).reverse();
+  const at = (x) => { // of chance at any index, by interpolation
+    if (x > last) return chance.at(-1)?.[1] > 0.02 ? chance.at(-1)[1] : 0; // a square one may be singular
+    const k = chance.findIndex(([there]) => there >= x);
+    if (k <= 0) return chance[0]?.[1] ?? 0;
+    const [[x0, y0], [x1, y1]] = [chance[k - 1], chance[k]];
+    return y0 + (y1 - y0) * (x - x0) / (x1 - x0);
+  };
+  // places of the values of a random matrix stray by about one: two to either side hold nearly all
+  return { points: turn(points), high: turn(chance.map(([x]) => [x, at(x - 2)])), low: turn(chance.map(([x]) => [x, at(x + 2)])), last };
+};
+
+const multiples = () => {
+  const holder = find(".multiples"), told = find(".spectra-told");
+  const chosen = drawable.slice(0, shownSpectra).map((at) => [data.matrices[at], at, relative(data.matrices[at].plot)])
+    .filter(([, , drawn]) => drawn.points.length > 1);
+  const heights = chosen.flatMap(([, , drawn]) => drawn.points.map(([, y]) => y));
+  if (!heights.length) {
+    holder.replaceChildren(make("p", { class: "absent" }, "No spectrum was kept."));
+    return;
+  }
+  const floor = SMALL.high - SMALL.bottom;
+  const up = axis([Math.max(1e-6, Math.min(...heights)), Math.max(...heights, 1)], floor, SMALL.top, true);
+  const across = axis([1, Math.max(...chosen.map(([, , drawn]) => drawn.last))], SMALL.left, SMALL.wide - SMALL.right, true);
+  for (const one of [up, across]) one.ticks = one.ticks.filter((_, k, every) => every.length < 4 || k % 2 === 0);
+  const clipped = (y) => Math.min(Math.max(y, up.low), up.high);
+  holder.replaceChildren(...chosen.map(([matrix, at, drawn]) => {
+    const short = matrix.name.replace(/\.weight$/, "");
+    const picture = box("", across, up, "", SMALL);
+    const edge = (line) => line.map(([x, y]) => [x, clipped(y)]);
+    const rim = [...edge(drawn.high), ...edge(drawn.low).reverse()];
+    if (rim.length > 2) picture.append(make("path", { class: "band", d: `${line(rim, across, up, "").getAttribute("d")}Z` }));
+    picture.append(line(edge(drawn.points), across, up, "curve"));
+    const button = make("button", { type: "button", "data-open": at, class: matrix.alarm ? "multiple alarm" : "multiple", "aria-label": `Spectrum of ${matrix.name}` },
+      make("span", {}, short.length > 34 ? `…${short.slice(-33)}` : short), picture);
+    button.addEventListener("pointermove", (event) => {
+      const place = picture.getBoundingClientRect(), x = (event.clientX - place.left) * SMALL.wide / place.width;
+      const distance = drawn.points.map(([index]) => Math.abs(across.at(index) - x));
+      const [index, y] = drawn.points[distance.indexOf(Math.min(...distance))];
+      told.textContent = `${matrix.name}: number ${index} from the ${fromLargest ? "largest" : "smallest"} is ${brief(y)} of the edge`;
+    });
+    return button;
+  }));
+  find(".spectra-more").hidden = drawable.length <= shownSpectra;
+};
+find("#spectra .switch").hidden = !drawable.length;
+find("#spectra .switch").addEventListener("change", (event) => { fromLargest = event.target.value === "largest"; multiples(); });
+find(".spectra-more button").addEventListener("click", () => { shownSpectra += 4 * MANY; multiples(); });
+multiples();
 
 // Trajectories, from the tables of their numbers
 
@@ -249,5 +329,8 @@ const path = (source) => {
     ...found.map(([x, y]) => make("circle", { class: "dot", cx: across.at(x), cy: up.at(y), r: 2.5 })))));
   return figure(picture, lines.map(([kind], k) => [kind, tint(k)]));
 };
+
+addEventListener("hashchange", linked);
+linked();
 
 find("#trajectory .charts")?.append(...all("#trajectory .path").map(path));

@@ -33,16 +33,16 @@ for (const table of document.querySelectorAll("table.sortable")) {
   for (const head of table.tHead.rows[0].cells) {
     const button = document.createElement("button");
     button.type = "button";
-    button.append(...head.childNodes);
+    button.append(...[...head.childNodes].filter((node) => node.className !== "about"));
     button.addEventListener("click", () =>
       sort(table, head.cellIndex, next[head.getAttribute("aria-sort") ?? ""]));
-    head.append(button);
+    head.prepend(button);
   }
 }
 
 // A phone shows cards without a head to press: a menu sorts them.
 const offer = (menu, table) => {
-  for (const head of table.tHead.rows[0].cells) menu.add(new Option(head.textContent, head.cellIndex));
+  for (const head of table.tHead.rows[0].cells) menu.add(new Option((head.querySelector("button") ?? head).textContent, head.cellIndex));
   menu.addEventListener("change", () => {
     const column = Number(menu.value), numeric = table.tHead.rows[0].cells[column].className === "number";
     sort(table, column, menu.value === "" ? "" : numeric && menu.dataset.sort || "ascending");

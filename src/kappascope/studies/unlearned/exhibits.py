@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,23 +12,33 @@ from kappascope.lab import drawing
 from kappascope.lab.claims import Measure
 from kappascope.lab.drawing import INK, SPARE
 from kappascope.lab.experiment import Exhibit
-from kappascope.lab.figures import sheet
+from kappascope.lab.figures import Panel, sheet
+from kappascope.lab.measures import select
 from kappascope.lab.statistics import Estimate, over_seeds
 from kappascope.lab.table import Floats, Table
 from kappascope.studies.unlearned.claims import (
     GROUPS,
+    LEARNERS,
+    LOSS,
+    MAIN,
     MATRICES,
-    OPTIMIZERS,
     PRODUCTS,
     WITHIN,
     by_seed,
+    cells,
     column,
-    decayed,
+    file_gap,
+    final,
     gap,
     hypothesis,
     levels,
     loss_of_holding,
+    memory,
+    slopes_over,
+    variance_shares,
 )
+from kappascope.studies.unlearned.files import CHECKPOINTS, KINDS
+from kappascope.studies.unlearned.model import CENTRE, DECAYS, OPTIMIZERS
 from kappascope.theory.beyond import LEVEL, MARGIN
 
 if TYPE_CHECKING:
@@ -36,16 +46,40 @@ if TYPE_CHECKING:
 
 NONE = "–"
 WORDS = {"holds": "noise", "fails": "learned", "undecided": "undecided"}
-SHOWN = (
-    "log_norm", "row_spread", "column_spread", "log_sigma_1", "log_sigma_90", "log_sigma_50",
-    "log_sigma_10", "log_sigma_min", "log_kappa", "log_stable_rank",
-)  # fmt: skip
+SHOWN: Mapping[str, tuple[str, ...]] = {
+    "norm": GROUPS["norm"],
+    "spread of row norms": ("row_spread",),
+    "spread of column norms": ("column_spread",),
+    "sigma_1": ("log_sigma_1",),
+    "bulk": GROUPS["bulk"],
+    "sigma_min": ("log_sigma_min",),
+    "kappa": ("log_kappa",),
+    "stable rank": ("log_stable_rank",),
+}
+NAMES = dict(zip(MAIN, ("norm", "sigma_1", "median sigma", "sigma above 10 %"), strict=True))
+SUMS = ("0", "1", "5", "30")  # of rate times decay, at the four decays of the grid
+FREED = ("multipliers", "values", "temperature")
 GHOSTS = 4  # beside every run
+SEEDS = "means over seeds with 95 % intervals"
 
 
 def exhibits(rows: Table) -> Iterator[Exhibit]:
     """Yield the tables whose runs are there."""
-    for table in (gap_table, share_table, law_table, holding_table):
+    tables = (
+        kind_table,
+        decay_table,
+        share_table,
+        law_table,
+        law_by_kind_table,
+        slope_table,
+        memory_table,
+        loss_table,
+        holding_table,
+        data_table,
+        width_table,
+        file_table,
+    )
+    for table in tables:
         found = table(rows)
         if found.rows:
             yield found
@@ -59,19 +93,44 @@ def measured(measure: Measure, rows: Table) -> Estimate | None:
         return None
 
 
-def gap_table(rows: Table) -> Exhibit:
-    """Tabulate the gap of every part under every optimizer, with the answer."""
+def told(found: Estimate | None, spec: str = "+.2f") -> str:
+    """Write an estimate with its interval, or a dash."""
+    return f"{found:{spec}}" if found else NONE
+
+
+def kind_table(rows: Table) -> Exhibit:
+    """Tabulate the gap of the parts of every kind of layer at the centre, with the answer."""
     lines = []
-    for part in SHOWN:
-        found = [measured(gap(o, (part,)), rows) for o in OPTIMIZERS]
-        if any(found):
-            cells = [f"{e:+.2f} {WORDS[WITHIN.decide(e)]}" if e else NONE for e in found]
-            lines.append((part, *cells))
+    for kind in (*MATRICES, *PRODUCTS):
+        for name, parts in SHOWN.items():
+            found = [measured(gap(o, parts, (kind,)), rows) for o in OPTIMIZERS]
+            if any(found):
+                row = [f"{e:+.2f} {WORDS[WITHIN.decide(e)]}" if e else NONE for e in found]
+                lines.append((kind, name, *row))
     return Exhibit(
-        "How far parts of the matrices end from their ghosts, where weights decay",
-        ("part", *OPTIMIZERS),
+        "How far parts end from their ghosts, by kind of layer, at the centre of the grid",
+        ("kind", "part", *OPTIMIZERS),
         tuple(lines),
-        f"Natural logarithms, means over seeds with 95 % intervals; noise: within {MARGIN}.",
+        f"Natural logarithms, {SEEDS}; noise: within {MARGIN}, learned: wholly outside.",
+    )
+
+
+def decay_table(rows: Table) -> Exhibit:
+    """Tabulate how the gap of every kind's norm changes with decay."""
+    lines = []
+    for kind in (*MATRICES, *PRODUCTS):
+        for optimizer in OPTIMIZERS:
+            places = range(len(SUMS))
+            found = [
+                measured(gap(optimizer, GROUPS["norm"], (kind,), place=k), rows) for k in places
+            ]
+            if any(found):
+                lines.append((kind, optimizer, *map(told, found)))
+    return Exhibit(
+        "The gap of norms, by decay",
+        ("kind", "optimizer", *(f"sum {each}" for each in SUMS)),
+        tuple(lines),
+        f"Natural logarithms, {SEEDS}; columns: the sum of rate times decay over the run.",
     )
 
 
@@ -82,13 +141,13 @@ def share_table(rows: Table) -> Exhibit:
         for part in ("log_norm", "log_sigma_1", "log_sigma_50", "log_sigma_min"):
             found = [measured(learned_share(o, part, kind), rows) for o in OPTIMIZERS]
             if any(found):
-                lines.append((kind, part, *(f"{e:.2f}" if e else NONE for e in found)))
+                lines.append((kind, part, *(told(e, ".2f") for e in found)))
     return Exhibit(
         "The learned share: matrices whose part is beyond noise, by kind of layer",
         ("kind", "part", *OPTIMIZERS),
         tuple(lines),
-        "Beyond noise: a false discovery rate of 5 % against the ghosts by Student's law, over all "
-        "matrices and cells of the part, and more than ten per cent away.",
+        "At the centre of the grid. Beyond noise: a false discovery rate of 5 % against the ghosts "
+        "by Student's law, over all matrices of the part, and more than ten per cent away.",
     )
 
 
@@ -96,7 +155,7 @@ def learned_share(optimizer: str, part: str, kind: str) -> Measure:
     """Measure the share of the matrices of a kind whose part is beyond noise, over seeds."""
 
     def measure(rows: Table) -> Estimate:
-        chosen = decayed(rows, optimizer, (part,), (*MATRICES, *PRODUCTS))
+        chosen = cells(rows, optimizer, (part,), (*MATRICES, *PRODUCTS), CENTRE)
         beyond = beyond_ghosts(chosen)
         kinds = np.asarray(chosen.rows["kind"].to_pylist())
         mine = Table.of(chosen.rows.filter((kinds == kind).tolist()))
@@ -121,23 +180,117 @@ def law_table(rows: Table) -> Exhibit:
         for group, parts in GROUPS.items():
             nulls = ("start", "white", "shaped", "ghost")
             found = {n: measured(gap(optimizer, parts, null=n), rows) for n in nulls}
+            law = measured(gap(optimizer, parts, null="shaped", of="ghost"), rows)
             start, noise = found["start"], found["shaped"]
             if start and noise:
-                cells = [f"{e:+.2f}" if e else NONE for e in found.values()]
-                lines.append((optimizer, group, *cells, hypothesis(start, noise)))
+                answer = hypothesis(start, noise)
+                lines.append((optimizer, group, *map(told, found.values()), told(law), answer))
     return Exhibit(
         "Three laws: trained less predicted, without a free parameter",
-        ("optimizer", "part", "start (H1)", "white noise", "noise (H2)", "ghosts", "law"),
+        (
+            "optimizer", "part", "start (H1)", "white noise", "noise (H2)", "ghosts",
+            "ghosts less H2", "law",
+        ),
         tuple(lines),
-        "Natural logarithms, means over seeds with 95 % intervals. H1: what decay leaves of the "
+        f"At the centre of the grid; natural logarithms, {SEEDS}. H1: what decay leaves of the "
         "start. H2: noise with the covariances of gradients. H3: neither, by more than a tenth.",
+    )  # fmt: skip
+
+
+def law_by_kind_table(rows: Table) -> Exhibit:
+    """Tabulate which law holds for which part of which kind of matrix."""
+    lines = []
+    for kind in MATRICES:
+        for group, parts in GROUPS.items():
+            row = []
+            for optimizer in OPTIMIZERS:
+                start, noise = (
+                    measured(gap(optimizer, parts, (kind,), null=null), rows)
+                    for null in ("start", "shaped")
+                )
+                if start and noise:
+                    row.append(f"{hypothesis(start, noise)}: {noise:+.2f}")
+                else:
+                    row.append(NONE)
+            if set(row) != {NONE}:
+                lines.append((kind, group, *row))
+    return Exhibit(
+        "Which law for which part of which matrix",
+        ("kind", "part", *OPTIMIZERS),
+        tuple(lines),
+        "H2 or H1 where the part lies within a tenth of its prediction, H3 where it surely lies "
+        "within a tenth of neither; with it, trained less noise as measured (H2).",
+    )
+
+
+def slope_table(rows: Table) -> Exhibit:
+    """Tabulate how parts follow their ghosts over decays and rates, and the rate itself."""
+    lines = []
+    for optimizer in OPTIMIZERS:
+        for part, name in NAMES.items():
+            ways = (("decays", "ghost"), ("rates", "ghost"), ("products", "rate"))
+            found = [
+                measured(slopes_over(optimizer, part, over, on), rows)
+                if over == "decays" or optimizer in LEARNERS
+                else None
+                for over, on in ways
+            ]
+            if any(found):
+                lines.append((optimizer, name, *(told(e, ".2f") for e in found)))
+    return Exhibit(
+        "Which knob sets which part",
+        (
+            "optimizer", "part", "on its ghosts, over decays", "on its ghosts, over rates",
+            "power of the rate, at one product with decay",
+        ),
+        tuple(lines),
+        f"Slopes on logarithmic scales, matrix by matrix, {SEEDS}; one is what noise alone does.",
+    )  # fmt: skip
+
+
+def memory_table(rows: Table) -> Exhibit:
+    """Tabulate how much of the size of the start is left in parts and in ghosts."""
+    lines = []
+    for optimizer in OPTIMIZERS:
+        for group, parts in GROUPS.items():
+            found = [measured(memory(optimizer, parts, of), rows) for of in ("value", "ghost")]
+            if any(found):
+                lines.append((optimizer, group, *(told(e, ".2f") for e in found)))
+    return Exhibit(
+        "What remembers the size of its start",
+        ("optimizer", "part", "trained", "ghosts"),
+        tuple(lines),
+        f"The power with which a part grows with the start, where rate times decay sums to one: 1 "
+        f"is all of it, 0 none; {SEEDS}.",
+    )
+
+
+def loss_table(rows: Table) -> Exhibit:
+    """Tabulate the validation loss by decay."""
+    lines = []
+    for optimizer in OPTIMIZERS:
+        found = []
+        for decay in DECAYS[optimizer]:
+
+            def loss(rows: Table, optimizer: str = optimizer, decay: float = decay) -> Estimate:
+                about = {"stage": "grid", "optimizer": optimizer, "component": LOSS}
+                return over_seeds(select(rows, **about, decay=decay).values("value"), "mean loss")
+
+            found.append(measured(loss, rows))
+        if any(found):
+            lines.append((optimizer, *(told(e, ".3f") for e in found)))
+    return Exhibit(
+        "The validation loss, by decay",
+        ("optimizer", *(f"sum {each}" for each in SUMS)),
+        tuple(lines),
+        f"Nats a character, {SEEDS}; columns: the sum of rate times decay over the run.",
     )
 
 
 def holding_table(rows: Table) -> Exhibit:
     """Tabulate the loss of holding or freeing a part."""
     lines = []
-    for optimizer in ("AdamW", "Muon"):
+    for optimizer in LEARNERS:
         arms = {
             f"{held}, {level}": measure
             for held in ("norm", "tail")
@@ -145,7 +298,13 @@ def holding_table(rows: Table) -> Exhibit:
         }
         arms |= {
             f"free {held}": loss_of_holding(optimizer, held, 1.0, ("nothing", 1.0))
-            for held in ("multipliers", "values")
+            for held in FREED
+        }
+        arms |= {
+            f"norm, at {level:g}, against the optimizer alone": loss_of_holding(
+                optimizer, "norm", level, ("nothing", 1.0)
+            )
+            for level in (1.0, 2.0)
         }
         for arm, measure in arms.items():
             found = measured(measure, rows)
@@ -160,25 +319,155 @@ def holding_table(rows: Table) -> Exhibit:
     )
 
 
-def along_the_spectrum(axes: Axes, rows: Table, spectra: Table) -> str:
-    """Draw the gap of every decile under each optimizer."""
-    parts = tuple(part for group in ("top", "bulk", "bottom") for part in GROUPS[group])
-    drawing.entitle(
-        axes, "Trained less noise", "singular value: first, above so many %, last", "log ratio"
+def data_table(rows: Table) -> Exhibit:
+    """Tabulate the variance components of every group of parts."""
+    lines = []
+    wanted: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+        **{group: (parts, MATRICES) for group, parts in GROUPS.items()},
+        "sigma_1 of QK": (("log_sigma_1",), ("QK",)),
+    }
+    for name, (parts, kinds) in wanted.items():
+        try:
+            shares = variance_shares(rows, parts, kinds)
+        except (LookupError, ValueError):
+            continue
+        lines.append((name, *(f"{100 * share:.0f} %" for share in shares)))
+    return Exhibit(
+        "Data against settings: shares of the variance of parts at equal loss",
+        ("part", "settings", "text", "both together", "seed and rest"),
+        tuple(lines),
+        "Of all runs' variance about each matrix's mean: four texts, three pairs of rate and decay "
+        "of equal loss, eight seeds; shares are corrected for chance and may be below zero.",
     )
+
+
+def width_table(rows: Table) -> Exhibit:
+    """Tabulate the mean distance of spectra from their ghosts, by width."""
+    parts = tuple(part for group in ("top", "bulk", "bottom") for part in GROUPS[group])
+    found: dict[str, dict[int, Estimate]] = {}
+    for scaling in ("standard", "mup"):
+        about = {"stage": "width", "scaling": scaling, "component": parts, "kind": MATRICES}
+        try:
+            chosen = final(select(rows, **about))
+        except LookupError:
+            continue
+        found[scaling] = {}
+        for width, runs in chosen.by("width").items():
+            apart = np.abs(column(runs, "value") - column(runs, "ghost"))
+            found[scaling][width] = over_seeds(list(by_seed(runs, apart).values()), "mean distance")
+    widths = sorted({width for each in found.values() for width in each})
+    lines = [
+        (scaling, *(told(each.get(width), ".3f") for width in widths))
+        for scaling, each in found.items()
+    ]
+    return Exhibit(
+        "The mean distance of singular values from their ghosts, by width",
+        ("scaling", *(f"width {width}" for width in widths)),
+        tuple(lines),
+        f"Natural logarithms, AdamW, {SEEDS}.",
+    )
+
+
+def file_table(rows: Table) -> Exhibit:
+    """Tabulate how far public checkpoints lie from the nulls that a file allows."""
+    nulls = (
+        ("start", "log_norm"), ("white", "log_norm"), ("shaped", "log_sigma_1"),
+        ("shaped", "log_sigma_50"), ("shaped", "log_sigma_min"),
+    )  # fmt: skip
+    lines = []
+    for model in CHECKPOINTS:
+        for kind in KINDS:
+            where = {"model": model, "kind": kind}
+            found = [measured(file_gap(null, (part,), **where), rows) for null, part in nulls]
+            if any(found):
+                cells = (told(e) if e and e.n else NONE for e in found)
+                lines.append((model, kind, *cells))
+    return Exhibit(
+        "Public checkpoints: how far parts lie from the nulls that a file allows",
+        (
+            "model", "kind", "norm, from the start", "norm, from noise and decay",
+            "sigma_1, from random", "median sigma, from random", "sigma_min, from random",
+        ),
+        tuple(lines),
+        "Natural logarithms, means over the matrices of a kind with 95 % intervals. Random: noise "
+        "with the matrix's own row and column norms.",
+    )  # fmt: skip
+
+
+# --- the figure -----------------------------------------------------------------------------------
+
+DECILES = tuple(part for group in ("top", "bulk", "bottom") for part in GROUPS[group])
+
+
+def along_the_spectrum(optimizer: str, title: str) -> Panel:
+    """Draw the gap of every decile, kind by kind."""
+
+    def draw(axes: Axes, rows: Table, spectra: Table) -> str:
+        drawing.entitle(
+            axes, title, "singular value: first, above so many %, last", "log(trained / noise)"
+        )
+        n = 0
+        for kind, colour in zip(MATRICES, SPARE, strict=False):
+            found = [measured(gap(optimizer, (part,), (kind,)), rows) for part in DECILES]
+            points = [(k, e) for k, e in enumerate(found) if e]
+            if points:
+                places, values = [k for k, _ in points], [e.value for _, e in points]
+                axes.plot(places, values, "o-", markersize=3, color=colour, label=kind)
+                ends = np.array([e.interval or (e.value, e.value) for _, e in points])
+                axes.fill_between(places, ends[:, 0], ends[:, 1], color=colour, alpha=0.15)
+                n = max(n, points[0][1].n)
+        axes.axhspan(-MARGIN, MARGIN, color=INK, alpha=0.08)
+        axes.set_xticks(range(len(DECILES)), ["1", *(f"{d}" for d in range(90, 0, -10)), "min"])
+        if n:
+            axes.legend(ncols=2)
+        return f"{n} seeds"
+
+    return draw
+
+
+def over_decays(axes: Axes, rows: Table, spectra: Table) -> str:
+    """Draw norms against decay: trained, ghosts, and the law without a free parameter."""
+    drawing.entitle(axes, "Norm against decay", "sum of rate times decay", "log of the mean norm")
     n = 0
     for optimizer, colour in zip(OPTIMIZERS, SPARE, strict=False):
-        found = [measured(gap(optimizer, (part,)), rows) for part in parts]
-        points = [(k, e) for k, e in enumerate(found) if e]
-        if points:
-            places, values = [k for k, _ in points], [e.value for _, e in points]
-            axes.plot(places, values, "o-", color=colour, label=optimizer)
-            ends = np.array([e.interval or (e.value, e.value) for _, e in points])
-            axes.fill_between(places, ends[:, 0], ends[:, 1], color=colour, alpha=0.2)
-            n = max(n, points[0][1].n)
-    axes.axhspan(-MARGIN, MARGIN, color=INK, alpha=0.08)
-    axes.set_xticks(range(len(parts)), ["1", *(f"{d}" for d in range(90, 0, -10)), "min"])
-    if axes.get_legend_handles_labels()[1]:
+        for label, style in (("value", "o-"), ("ghost", "s--"), ("shaped", "x:")):
+            points = {}
+            for place, total in enumerate(SUMS):
+                try:
+                    chosen = cells(rows, optimizer, GROUPS["norm"], MATRICES, place)
+                except LookupError:
+                    continue
+                means = by_seed(chosen, column(chosen, label))
+                points[max(float(total), 0.2)] = float(np.mean(list(means.values())))
+                n = max(n, len(means))
+            if points:
+                name = optimizer if label == "value" else None
+                axes.plot(list(points), list(points.values()), style, color=colour, label=name)
+    axes.set_xscale("log")
+    axes.set_xticks([0.2, 1, 5, 30], ["0", "1", "5", "30"])
+    if n:
+        axes.legend()
+    return f"{n} seeds"
+
+
+def over_time(axes: Axes, rows: Table, spectra: Table) -> str:
+    """Draw singular values during training at the centre: trained, ghosts, and the law."""
+    drawing.entitle(axes, "AdamW's spectrum over time", "step", "mean log singular value")
+    n = 0
+    for part, colour in zip(("log_sigma_1", "log_sigma_50", "log_sigma_10"), SPARE, strict=False):
+        about = {"stage": "grid", "optimizer": "AdamW", "decay": DECAYS["AdamW"][CENTRE]}
+        try:
+            chosen = select(rows, **about, component=part, kind=MATRICES)
+        except LookupError:
+            continue
+        steps = column(chosen, "epoch")
+        n = len(set(column(chosen, "seed").tolist()))
+        for label, style in (("value", "o-"), ("ghost", "s--"), ("shaped", "x:")):
+            values = column(chosen, label)
+            points = {step: float(values[steps == step].mean()) for step in sorted(set(steps))}
+            name = part.removeprefix("log_") if label == "value" else None
+            axes.plot(list(points), list(points.values()), style, color=colour, label=name)
+    if n:
         axes.legend()
     return f"{n} seeds"
 
@@ -187,14 +476,18 @@ def against_the_level(axes: Axes, rows: Table, spectra: Table) -> str:
     """Draw the loss against the level at which the norm, or the lower half, is held."""
     drawing.entitle(axes, "Loss of holding a part", "multiple of its value", "nats a character")
     n = 0
-    arms = [(o, held) for o in ("AdamW", "Muon") for held in ("norm", "tail")]
+    arms = [(o, held) for o in LEARNERS for held in ("norm", "tail")]
     for (optimizer, held), colour in zip(arms, SPARE, strict=False):
         found = {name: measured(m, rows) for name, m in levels(optimizer, held).items()}
         points = {float(name.split()[1]): e for name, e in found.items() if e}
         if points:
             x = sorted({*points, 1.0})
-            y = [points[level].value if level in points else 0.0 for level in x]
+            known = [points.get(level) for level in x]
+            ends = [(e.interval or (e.value, e.value)) if e else (0.0, 0.0) for e in known]
+            y = [e.value if e else 0.0 for e in known]
             axes.plot(x, y, "o-", color=colour, label=f"{optimizer}, {held}")
+            lows, highs = zip(*ends, strict=True)
+            axes.fill_between(x, lows, highs, color=colour, alpha=0.15)
             n = max(n, *(e.n for e in points.values()))
     axes.set_xscale("log", base=2)
     axes.set_xticks([0.25, 0.5, 1.0, 2.0, 4.0], ["1/4", "1/2", "1", "2", "4"])
@@ -204,8 +497,41 @@ def against_the_level(axes: Axes, rows: Table, spectra: Table) -> str:
     return f"{n} seeds"
 
 
+def against_a_public_model(axes: Axes, rows: Table, spectra: Table) -> str:
+    """Draw the norm of every kind of matrix against noise: this study's GPT, and a public Llama."""
+    drawing.entitle(axes, "Norm against noise, by kind", "", "log(trained / noise)")
+    sources: dict[str, dict[str, Measure]] = {
+        "this GPT, ghosts": {kind: gap("AdamW", GROUPS["norm"], (kind,)) for kind in MATRICES},
+        "stories15m, published settings": {
+            kind: file_gap("white", GROUPS["norm"], model="stories15m", kind=kind) for kind in KINDS
+        },
+    }
+    n = 0
+    for (label, measures), colour, shift in zip(sources.items(), SPARE, (-0.1, 0.1), strict=False):
+        found = {kind: measured(measure, rows) for kind, measure in measures.items()}
+        known = {kind: e for kind, e in found.items() if e and e.interval}
+        if known:
+            places = [KINDS.index(kind) + shift for kind in known]
+            values = np.array([e.value for e in known.values()])
+            ends = np.array([e.interval for e in known.values()])
+            reach = np.abs(ends - values[:, None]).T
+            axes.errorbar(places, values, reach, fmt="o", color=colour, label=label)
+            n = max(n, *(e.n for e in known.values()))
+    axes.axhspan(-MARGIN, MARGIN, color=INK, alpha=0.08)
+    axes.set_xticks(range(len(KINDS)), KINDS)
+    if n:
+        axes.legend()
+    return f"{n} seeds or matrices of a kind"
+
+
 plot = sheet(
-    along_the_spectrum,
+    along_the_spectrum("AdamW", "Trained against noise, AdamW"),
+    along_the_spectrum("Muon", "Trained against noise, Muon"),
+    over_decays,
+    over_time,
     against_the_level,
-    marks="Means over seeds, bands: 95 % intervals; grey: within ten per cent of noise.",
+    against_a_public_model,
+    marks="Means over seeds, bands: 95 % intervals; grey: within ten per cent of noise. Dots: "
+    "trained; squares, dashed: ghosts; crosses, dotted: the law of noise with measured "
+    "covariances.",
 )

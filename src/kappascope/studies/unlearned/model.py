@@ -24,6 +24,15 @@ BASE_WIDTH = 32  # of the grid; a wider model is compared with it
 REST_RATE = 0.005  # of embeddings, head and gains, without decay
 MOMENTUM = 0.9  # of SGD
 BETAS = (0.9, 0.95)  # of GPT-3 and Llama
+RATE: Mapping[str, float] = {"AdamW": 0.005, "Muon": 0.005, "SGD": 0.1}
+# the sum of rate times decay over a run: 0, 1, 5 and 30, momentum of SGD counted
+DECAYS: Mapping[str, tuple[float, ...]] = {
+    "AdamW": (0.0, 0.1, 0.5, 3.0),
+    "Muon": (0.0, 0.1, 0.5, 3.0),
+    "SGD": (0.0, 0.0005, 0.0025, 0.015),
+}
+OPTIMIZERS = tuple(RATE)
+LIGHT, CENTRE = 1, 2  # the places of two of the decays
 BEHIND_A_NORM = {"query": "attention", "key": "attention", "value": "attention", "up": "perceptron"}
 
 

@@ -24,7 +24,9 @@ ORDER = 3  # characters that a state of the Markov chain has
 
 @cache
 def corpus(text: str) -> Corpus:
-    """Make one of the texts, the same in every process."""
+    """Make one of the texts, the same in every process; another label is the user's own text."""
+    if text not in TEXTS:
+        return Corpus.of(downloads.text(text))
     if text == "code":
         return Corpus.of(programs(CHARACTERS))
     prose = downloads.text(downloads.SHAKESPEARE)[:CHARACTERS]
