@@ -21,7 +21,7 @@ from kappascope.lab import downloads
 from kappascope.paper.review import all_claims
 
 ROOT = Path(__file__).parents[1]
-RESULTS = [ROOT / "results" / "paper", *sorted((ROOT / "results" / "studies").glob("*/"))]
+RESULTS = [ROOT / "results" / "reproduce", *sorted((ROOT / "results" / "studies").glob("*/"))]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 DIAGNOSE = ["kappascope", "diagnose"]
 

@@ -70,3 +70,16 @@ def test_random_factors_have_no_spikes_and_a_strong_direction_is_one() -> None:
     b[:, 0] *= 10
     found = delta_of_product(torch.linalg.svdvals(b @ a), (200, 150), limit=8)
     assert found.spikes == 1 and found.rank < 8
+
+
+@pytest.mark.parametrize("scale", [1e-310, 1e-200, 1e-20, 1.0, 1e200, 1e305])
+def test_a_change_has_the_same_rank_at_every_scale(scale: float) -> None:
+    start = draw(10, 60, 40)
+    tuned = start + 0.01 * draw(11, 60, 40) + planted(3, 60, 40, 1.0)
+    found = delta_between(scale * start, scale * tuned)
+    assert found is not None and found.rank == (3 if scale > 1e-309 else found.rank)
+    if found.chance_edge is not None:
+        one = delta_between(start, tuned)
+        assert one is not None and found.chance_edge == pytest.approx(
+            one.chance_edge * scale, rel=1e-2
+        )

@@ -76,3 +76,25 @@ def test_a_frozen_half_is_more_than_a_step_leaves() -> None:
 def test_without_a_change_there_is_no_share() -> None:
     assert unchanged_share(torch.ones(3, 3), torch.ones(3, 3), torch.float32) is None
     assert unchanged_share(torch.zeros(3, 3), torch.zeros(3, 3), torch.float32) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16])
+@pytest.mark.parametrize("factor", [1.2, 1.05, 1.01, 0.97, 1.002])
+def test_a_scaling_of_all_entries_stalls_none(dtype: torch.dtype, factor: float) -> None:
+    random = torch.Generator().manual_seed(0)
+    normal = torch.randn(200, 150, generator=random)
+    heavy = normal * torch.randn(200, 150, generator=random).exp()
+    for weight in (normal, heavy):
+        found = unchanged_share(weight.to(dtype), (factor * weight).to(dtype), dtype)
+        if found is not None:
+            assert found[0] - found[1] < 0.1
+
+
+def test_a_frozen_half_is_still_seen() -> None:
+    random = torch.Generator().manual_seed(0)
+    before = torch.randn(200, 150, generator=random)
+    after = before + 0.05 * torch.randn(200, 150, generator=random)
+    after[:100] = before[:100]
+    for dtype in (torch.bfloat16, torch.float16):
+        share, expected = unchanged_share(before.to(dtype), after.to(dtype), dtype) or (0, 0)
+        assert share - expected > 0.35

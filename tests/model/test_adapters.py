@@ -147,3 +147,20 @@ def test_changes_without_a_weight_are_named(tmp_path: Path) -> None:
     notes = located(tmp_path / "a", tmp_path / "base.safetensors").opened().notes
     assert "0 of 1 change of the adapter merged" in notes
     assert "no single weight in the model for the adapter's fc" in notes
+
+
+def test_adapters_with_names_of_their_own_lie_side_by_side() -> None:
+    factors = {
+        f"base_model.model.fc.lora_{side}.{name}.weight": torch.randn(shape)
+        for name in ("default", "other")
+        for side, shape in (("A", (2, 3)), ("B", (4, 2)))
+    }
+    parts = adapter_parts(factors, {"r": 2, "lora_alpha": 4})
+    assert [(part.module, part.adapter, part.scale) for part in parts] == [
+        ("fc", "default", 2.0),
+        ("fc", "other", 2.0),
+    ]
+    assert [adapted_layer(part.name) for part in parts] == ["fc", "fc"]
+    for part in parts:
+        a, b = (factors[f"base_model.model.fc.lora_{side}.{part.adapter}.weight"] for side in "AB")
+        assert torch.allclose(part.delta(lambda path: factors[path[0]]), 2 * b @ a)

@@ -18,9 +18,9 @@ from tiny_experiments import TOY
 from tiny_runs import complete
 
 ROOT = Path(__file__).parents[2]
-PAPER = ROOT / "results" / "paper"
+ROWS = ROOT / "results" / "reproduce"
 with_rows = pytest.mark.skipif(
-    not PAPER.exists(), reason="the rows of the nineteen experiments are not committed"
+    not ROWS.exists(), reason="the rows of the nineteen experiments are not committed"
 )
 FOLDERS = sorted(file.parent for file in (ROOT / "results").rglob("verdicts.json"))
 

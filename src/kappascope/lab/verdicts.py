@@ -149,7 +149,7 @@ def conclusion(claims: Sequence[Record], figures: Sequence[Record]) -> tuple[str
     >>> claim = {"verdict": "fails", "sentence": "κ plateaus.", "id": "e9.x", "source": "abstract"}
     >>> for sentence in conclusion([claim], []):
     ...     print(sentence)
-    Of 1 claim, 0 hold, 1 fails, 0 are undecided and 0 are ill-posed.
+    Of 1 claim, 0 hold, 1 fails and 0 are undecided.
     The most prominent of those that fail: “κ plateaus” (e9.x).
     No printed figure was compared.
     """
@@ -187,14 +187,15 @@ def verdict_counts(claims: Sequence[Record]) -> str:
     """Say how many claims have which verdict.
 
     >>> verdict_counts([{"verdict": "holds"}])
-    'Of 1 claim, 1 holds, 0 fail, 0 are undecided and 0 are ill-posed.'
-    >>> verdict_counts([{"verdict": "undecided", "explanation": "Not measured: no rows"}])[-52:]
-    'ill-posed; 1 of the undecided was not measured here.'
+    'Of 1 claim, 1 holds, 0 fail and 0 are undecided.'
+    >>> verdict_counts([{"verdict": "undecided", "explanation": "Not measured: no rows"}])[-42:]
+    ' 1 of the undecided was not measured here.'
     """
     if not claims:
         return "In this run no claim was judged."
     verdicts = [claim["verdict"] for claim in claims]
-    counts = [plural(verdicts.count(outcome), *VERBS[outcome]) for outcome in OUTCOMES]
+    told = [each for each in OUTCOMES if each != "ill-posed" or each in verdicts]
+    counts = [plural(verdicts.count(outcome), *VERBS[outcome]) for outcome in told]
     many = plural(len(claims), "claim")
     absent = sum(map(unmeasured, claims))
     left = f"; {plural(absent, 'of the undecided was', 'of the undecided were')} not measured here"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
@@ -34,7 +35,7 @@ class Delta:
     rank: int
     spikes: int
     energy: float  # the share of the squared norm in these directions
-    chance_edge: float
+    chance_edge: float | None  # none where float64 cannot hold it
     rounding_edge: float | None = None
     limit: int | None = None
 
@@ -51,22 +52,29 @@ def delta_between(
     >>> delta_between(start, start + noise).rank, delta_between(start, start + noise + push).rank
     (0, 1)
     """
-    change = after.double() - before.double()
+    both, exponents = spectra.scaled_to_one(torch.cat([before.double(), after.double()], dim=1))
+    exponent = int(exponents)  # so that no square leaves float64's range
+    old, new = both.split(before.shape[1], dim=1)
+    change = new - old
     found = spectra.spectrum(change)
     if found.status.outcome is Outcome.FAILED or not change.any():
         return None
-    squares = _squared_half_ulps(before) + _squared_half_ulps(after)
+    squares = torch.zeros_like(change)
+    for matrix, scaled in ((before, old), (after, new)):
+        dtype = precision.storage_dtype(matrix)
+        squares += precision.half_ulps(scaled.contiguous(), dtype, exponent).square()
     rounding = precision.rounding_norm(squares.sum(1).sqrt(), squares.sum(0).sqrt())
     values = found.values
     edge = bulk_edge(values, (change.shape[0], change.shape[1]))
     spikes = int((values > edge).sum())
     rank = int((values > max(edge, rounding)).sum())
-    return Delta(rank, spikes, _share(values, rank), edge, rounding)
-
-
-def _squared_half_ulps(matrix: Tensor) -> Float[Tensor, "out in"]:
-    wide = matrix.double()
-    return precision.half_ulps(wide.contiguous(), precision.storage_dtype(matrix)).square()
+    return Delta(
+        rank,
+        spikes,
+        _share(values, rank),
+        chance_edge=spectra.unscaled(edge, exponent),
+        rounding_edge=spectra.unscaled(rounding, exponent),
+    )
 
 
 def bulk_edge(values: Float[Tensor, " count"], shape: tuple[int, int]) -> float:

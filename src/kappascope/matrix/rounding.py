@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from jaxtyping import Bool
+from numpy.typing import NDArray
 from scipy.special import ndtri
 from torch import Tensor
 
@@ -94,6 +96,7 @@ def _squared_error(panel: Tensor, largest: Tensor) -> Tensor:
 
 
 NODES = 64  # quantiles of a normal step: the share is asked for to two digits
+SCALED_ENTRIES = 2**16  # that tell the share which a scaling leaves, to two digits
 HALVINGS = 60  # of the logarithm of the step's size, which lies within float64's range
 
 
@@ -102,7 +105,8 @@ def unchanged_share(
 ) -> tuple[float, float] | None:
     """Return which share of entries is the same to the bit, and which one a step would leave.
 
-    The step is normal with one deviation for all entries, fitted to the size of the change as it is
+    The step is normal with one deviation for all entries, or a scaling of all by one factor, of
+    which the one is taken that predicts better; it is fitted to the size of the change as it is
     stored. Both matrices are roundings to ``dtype``: a step of x spacings leaves an entry where
     it was with probability 1 - x, for it may have lain anywhere between two numbers. Entries that
     are zero in both do not count. None where nothing changed or nothing is left to be counted.
@@ -131,17 +135,39 @@ def unchanged_share(
     sizes, shares = np.unique(spacing.numpy(force=True), return_counts=True)
     weights, nodes = shares / shares.sum(), ndtri((np.arange(NODES) + 0.5 + NODES) / (2 * NODES))
 
-    def moved(deviation: float) -> tuple[float, float]:
+    some = slice(None, None, max(1, len(old) // SCALED_ENTRIES))
+    ulps = spacing[some].numpy(force=True)
+    largest = spectra.ldexp(torch.maximum(old.abs(), new.abs())[some], -power)
+    lengths = largest.numpy(force=True) / ulps
+    spread = nodes[None, :] / sizes[:, None]
+
+    def normal(deviation: float) -> tuple[float, float]:
         """Return the mean square of the stored change, and the share of entries that stay."""
-        steps = deviation * nodes[None, :] / sizes[:, None]
-        whole = np.floor(steps)
-        part = steps - whole
-        squares = (1 - part) * whole**2 + part * (whole + 1) ** 2
-        stay = np.clip(1 - steps, 0, None)
+        squares, stay = _stored_steps(deviation * spread)
         return float(weights @ (squares.mean(1) * sizes**2)), float(weights @ stay.mean(1))
 
-    low, high = 0.0, 2 * math.sqrt(size) + float(sizes[-1])
+    def scaled(factor: float) -> tuple[float, float]:
+        """Return the same for all entries scaled by one plus a factor."""
+        squares, stay = _stored_steps(factor * lengths)
+        return float((squares * ulps**2).mean()), float(stay.mean())
+
+    widest = 2 * math.sqrt(size) + float(sizes[-1])
+    predicted = _fitted(normal, size, widest), _fitted(scaled, size, high=1.0)
+    share = float((old == new).double().mean())
+    return share, min(predicted, key=lambda one: abs(one - share))
+
+
+def _stored_steps(steps: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return mean squares of steps once stored, in spacings, and the shares that do not move."""
+    whole = np.floor(steps)
+    part = steps - whole
+    return (1 - part) * whole**2 + part * (whole + 1) ** 2, np.clip(1 - steps, 0, None)
+
+
+def _fitted(model: Callable[[float], tuple[float, float]], size: float, high: float) -> float:
+    """Return the share that stays under the step whose stored change has this mean square."""
+    low = 0.0
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if moved(middle)[0] < size else (low, middle)
-    return float((old == new).double().mean()), moved((low + high) / 2)[1]
+        low, high = (middle, high) if model(middle)[0] < size else (low, middle)
+    return model((low + high) / 2)[1]

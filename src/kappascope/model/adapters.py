@@ -24,10 +24,15 @@ from kappascope.text import first_few, plural
 WRAPPER = "base_model.model."  # what peft writes before every name
 FORMS = {
     "lora": re.compile(
-        r"(?P<module>.+)\.(?P<part>lora_(A|B|embedding_A|embedding_B|magnitude_vector))(\.weight)?"
+        r"(?P<module>.+)\.(?P<part>lora_(A|B|embedding_A|embedding_B|magnitude_vector))"
+        r"(\.(?!weight$)(?P<adapter>\w+))?(\.weight)?"
     ),
-    "loha": re.compile(r"(?P<module>.+)\.(?P<part>hada_(w1_a|w1_b|w2_a|w2_b|t1|t2))"),
-    "lokr": re.compile(r"(?P<module>.+)\.(?P<part>lokr_(w1|w2|w1_a|w1_b|w2_a|w2_b|t2))"),
+    "loha": re.compile(
+        r"(?P<module>.+)\.(?P<part>hada_(w1_a|w1_b|w2_a|w2_b|t1|t2))(\.(?P<adapter>\w+))?"
+    ),
+    "lokr": re.compile(
+        r"(?P<module>.+)\.(?P<part>lokr_(w1|w2|w1_a|w1_b|w2_a|w2_b|t2))(\.(?P<adapter>\w+))?"
+    ),
 }
 NEEDED = {
     "lora": ({"lora_A", "lora_B"}, {"lora_embedding_A", "lora_embedding_B"}),
@@ -57,13 +62,17 @@ class AdapterPart:
     shapes: Mapping[str, tuple[int, ...]]
     scale: float
     transposed: bool = False  # the layer stores (in, out)
+    adapter: str = ""  # its name, where several may lie in one file
 
     @property
     def name(self) -> str:
         """The name of the change among the adapter's own tensors."""
         path = next(iter(self.paths.values()))
         stem = str(path[-1]).partition(f"{self.module}.")[0]
-        return f"{stem}{self.module}.{PRODUCTS[self.form]}"
+        product = PRODUCTS[self.form]
+        if self.adapter:
+            product = f"{product.removesuffix('.weight')}.{self.adapter}.weight"
+        return f"{stem}{self.module}.{product}"
 
     @property
     def rank(self) -> int | None:
@@ -144,21 +153,22 @@ def adapter_parts(contents: Mapping[Any, Any], config: Mapping[str, Any]) -> lis
     >>> part.module, part.scale, part.delta(lambda path: tensors[path[0]])[0]
     ('fc', 4.0, tensor([8., 8., 8.]))
     """
-    found: dict[tuple[str, str], dict[str, str]] = {}
+    found: dict[tuple[str, str, str], dict[str, str]] = {}
     for key, value in contents.items():
         for form, pattern in FORMS.items():
             named = pattern.fullmatch(key) if isinstance(key, str) else None
             if named and isinstance(value, Tensor):
-                found.setdefault((form, named["module"]), {})[named["part"]] = key
+                place = form, named["module"], named["adapter"] or ""
+                found.setdefault(place, {})[named["part"]] = key
     parts = []
-    for (form, module), keys in found.items():
+    for (form, module, adapter), keys in found.items():
         if any(needed <= keys.keys() for needed in NEEDED[form]):
             inside = module.removeprefix(WRAPPER)
             shapes = {what: tuple(contents[key].shape) for what, key in keys.items()}
             paths: dict[str, Path] = {what: (key,) for what, key in keys.items()}
             turned = bool(config.get("fan_in_fan_out")) and "lora_embedding_A" not in keys
             scale = _scale(inside, form, shapes, config)
-            parts.append(AdapterPart(inside, form, paths, shapes, scale, turned))
+            parts.append(AdapterPart(inside, form, paths, shapes, scale, turned, adapter))
     return parts
 
 
@@ -197,7 +207,7 @@ def adapted_layer(name: str) -> str:
     ('h.0.q_proj', 'h.0.fc')
     """
     plain = layer(name).removeprefix(WRAPPER)
-    return re.sub(r"\.(lora_BA|hada_delta|lokr_delta)$", "", plain)
+    return re.sub(r"\.(lora_BA|hada_delta|lokr_delta)(\.\w+)?$", "", plain)
 
 
 @dataclass(frozen=True)
