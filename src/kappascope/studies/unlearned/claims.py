@@ -125,7 +125,15 @@ def slope_within(rows: Table, x: Floats, y: Floats) -> float:
     return float(x @ y / (x @ x))
 
 
-def slopes_over(optimizer: str, part: str, over: str, on: str) -> Measure:
+def slopes_over(
+    optimizer: str,
+    part: str,
+    over: str,
+    on: str,
+    *,
+    kinds: Sequence[str] = MATRICES,
+    of: str = "value",
+) -> Measure:
     """Regress a part on its ghosts, or on the log of the rate, over decays or over rates.
 
     ``over`` is ``decays`` (those above none), ``rates`` (the same product of rate and decay, or the
@@ -133,11 +141,11 @@ def slopes_over(optimizer: str, part: str, over: str, on: str) -> Measure:
     """
 
     def measure(rows: Table) -> Estimate:
-        chosen = _varied(rows, optimizer, part, over)
+        chosen = select(_varied(rows, optimizer, part, over), kind=tuple(kinds))
         slopes = []
         for runs in chosen.by("seed").values():
             x = np.log(column(runs, "rate")) if on == "rate" else column(runs, on)
-            slopes.append(slope_within(runs, x, column(runs, "value")))
+            slopes.append(slope_within(runs, x, column(runs, of)))
         return over_seeds(slopes, "mean slope")
 
     return measure

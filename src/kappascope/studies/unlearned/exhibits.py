@@ -72,10 +72,13 @@ def exhibits(rows: Table) -> Iterator[Exhibit]:
         law_table,
         law_by_kind_table,
         slope_table,
+        power_table,
         memory_table,
         loss_table,
         holding_table,
         data_table,
+        data_by_kind_table,
+        text_table,
         width_table,
         file_table,
     )
@@ -336,8 +339,74 @@ def data_table(rows: Table) -> Exhibit:
         "Data against settings: shares of the variance of parts at equal loss",
         ("part", "settings", "text", "both together", "seed and rest"),
         tuple(lines),
-        "Of all runs' variance about each matrix's mean: four texts, three pairs of rate and decay "
-        "of equal loss, eight seeds; shares are corrected for chance and may be below zero.",
+        "Of all runs' variance about each matrix's mean; texts: prose, code, Markov, shuffled; "
+        "settings: pairs of rate and decay. Shares are corrected for chance.",
+    )
+
+
+def data_by_kind_table(rows: Table) -> Exhibit:
+    """Tabulate the shares of settings and of texts in the variance, by kind of layer."""
+    lines = []
+    for kind in (*MATRICES, *PRODUCTS):
+        row = []
+        for group in ("norm", "top", "bulk"):
+            try:
+                settings, text, *_ = variance_shares(rows, GROUPS[group], (kind,))
+            except (LookupError, ValueError):
+                continue
+            row.append(f"{100 * settings:.0f} % / {100 * text:.0f} %")
+        if row:
+            lines.append((kind, *row))
+    return Exhibit(
+        "Data against settings, by kind of layer",
+        ("kind", "norm: settings / text", "top: settings / text", "bulk: settings / text"),
+        tuple(lines),
+        "Shares of the variance, as in the table before.",
+    )
+
+
+def power_table(rows: Table) -> Exhibit:
+    """Tabulate with which power of the rate parts grow at one product with decay, by kind."""
+    lines = []
+    for optimizer in LEARNERS:
+        for kind in MATRICES:
+            found = [
+                measured(
+                    slopes_over(optimizer, part, "products", "rate", kinds=(kind,), of=of), rows
+                )
+                for part in ("log_norm", "log_sigma_50")
+                for of in ("value", "ghost")
+            ]
+            if any(found):
+                lines.append((optimizer, kind, *(told(e, ".2f") for e in found)))
+    return Exhibit(
+        "The power of the rate, at one product with decay, by kind of layer",
+        ("optimizer", "kind", "norm", "its ghosts", "median sigma", "its ghosts "),
+        tuple(lines),
+        f"With the gain of the norm before it folded in; {SEEDS}. White noise has 1.",
+    )
+
+
+def text_table(rows: Table) -> Exhibit:
+    """Tabulate the loss of every text at the settings that were chosen for equal loss."""
+    lines: list[tuple[str, ...]] = []
+    rates: list[float] = []
+    try:
+        chosen = select(rows, stage="data", component=LOSS)
+        rates = sorted(chosen.by("rate"))
+    except LookupError:
+        chosen = Table.of([])
+    for text, runs in chosen.by("text").items() if rates else ():
+        losses = {
+            rate: over_seeds(each.values("value"), "mean loss")
+            for rate, each in runs.by("rate").items()
+        }
+        lines.append((text, *(told(losses.get(rate), ".3f") for rate in rates)))
+    return Exhibit(
+        "The validation loss of texts, at settings of equal loss",
+        ("text", *(f"rate {rate:g}" for rate in rates)),
+        tuple(lines),
+        f"Nats a character, AdamW, {SEEDS}; decays were chosen on the pilot's seeds and prose.",
     )
 
 
