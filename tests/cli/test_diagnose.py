@@ -684,3 +684,28 @@ def test_what_is_not_finite_is_told_once(run: Run, tmp_path: Path) -> None:
     assert code == 3 and (output + errors).count("[3, 4]") == 1
     code, output, errors = run(path, "--json")
     assert "[3, 4]" in one_line(errors)  # where no table stands above it
+
+
+def test_an_adapter_is_told_as_what_it_changes_and_merged_into_its_base(
+    run: Run, tmp_path: Path
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    base, adapter = tmp_path / "base.pt", tmp_path / "adapter"
+    adapter.mkdir()
+    torch.save({"fc.weight": torch.randn(40, 30, generator=generator)}, base)
+    factors = {"lora_A": torch.randn(3, 30, generator=generator)}
+    factors["lora_B"] = torch.randn(40, 3, generator=generator)
+    named = {f"base_model.model.fc.{part}.weight": it for part, it in factors.items()}
+    torch.save(named, adapter / "adapter_model.bin")
+    config = {"peft_type": "LORA", "r": 3, "lora_alpha": 6}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    code, output, _ = run(adapter)
+    assert code == 0 and "3 of 3" in output and "ill-conditioned" not in output
+    code, output, _ = run(adapter, "--base", base, "--json")
+    (row,) = json.loads(output)["matrices"]
+    expected = torch.load(base)["fc.weight"] + 2 * factors["lora_B"] @ factors["lora_A"]
+    assert row["name"] == "fc.weight" and row["delta"]["rank"] == 3
+    assert math.isclose(row["frobenius_norm"], float(expected.norm()), rel_tol=1e-5)
+    code, output, _ = run(adapter, "--base", base)
+    assert code == 0 and "rank_pattern={'fc': 3}" in output
+    assert run(base, "--base", base)[0] == 2

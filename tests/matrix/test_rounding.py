@@ -98,3 +98,14 @@ def test_a_frozen_half_is_still_seen() -> None:
     for dtype in (torch.bfloat16, torch.float16):
         share, expected = unchanged_share(before.to(dtype), after.to(dtype), dtype) or (0, 0)
         assert share - expected > 0.35
+
+
+@pytest.mark.parametrize("exponent", [-1070, -1040, -1000, -500, 0, 500, 1015])
+def test_the_share_is_told_at_every_scale_of_float64(exponent: int) -> None:
+    random = torch.Generator().manual_seed(0)
+    before = torch.randn(40, 30, generator=random, dtype=torch.float64)
+    scale = torch.tensor(2.0, dtype=torch.float64)
+    pair = (torch.ldexp(each, torch.tensor(exponent)) for each in (before, 1.01 * before))
+    old, new = (each.nan_to_num(0.0) * scale / scale for each in pair)
+    share, expected = unchanged_share(old, new, torch.float64) or (0.0, 0.0)
+    assert 0 <= expected <= 1 and share - expected < 0.25

@@ -100,13 +100,19 @@ def _known(diagnosis: Diagnosis) -> Iterator[Fact]:
         yield Fact(
             f"The condition number farthest above chance is {number(row.kappa)}: {times}.", row
         )
-    ranked = [row for row in rows if row.effective_rank is not None and min(row.shape) > 1]
+    ranked = [
+        row
+        for row in rows
+        if row.effective_rank is not None and row.effective_rank < min(row.shape)
+    ]
     if ranked:
         row = min(ranked, key=lambda row: (row.effective_rank or 0) / min(row.shape))
         used = f"{row.effective_rank} of {min(row.shape)}"
         yield Fact(
             f"The fewest directions used: {used} singular values exceed 1 % of the largest.", row
         )
+    elif rows:
+        yield Fact("In every matrix all singular values exceed 1 % of the largest.", rows[0])
     heavy = [row for row in rows if row.outliers]
     if heavy:
         row = max(heavy, key=lambda row: row.outliers or 0)

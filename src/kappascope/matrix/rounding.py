@@ -126,9 +126,10 @@ def unchanged_share(
     if not len(old):
         return None
     power = int(spectra.scaled_to_one(torch.stack([old, new]))[1])
-    spacing = 2 * half_ulps(torch.maximum(old.abs(), new.abs()), dtype)
-    spacing = spectra.ldexp(spacing, -power)
-    change = (spectra.ldexp(new, -power) - spectra.ldexp(old, -power)).abs()
+    old, new = (spectra.ldexp(values, -power) for values in (old, new))
+    largest = torch.maximum(old.abs(), new.abs())
+    spacing = 2 * half_ulps(largest, dtype, power)
+    change = (new - old).abs()
     size = float(change.square().mean())
     if not size > 0:
         return None
@@ -137,8 +138,7 @@ def unchanged_share(
 
     some = slice(None, None, max(1, len(old) // SCALED_ENTRIES))
     ulps = spacing[some].numpy(force=True)
-    largest = spectra.ldexp(torch.maximum(old.abs(), new.abs())[some], -power)
-    lengths = largest.numpy(force=True) / ulps
+    lengths = largest[some].numpy(force=True) / ulps
     spread = nodes[None, :] / sizes[:, None]
 
     def normal(deviation: float) -> tuple[float, float]:
