@@ -235,6 +235,11 @@ def quantized_layers() -> list[dict[str, torch.Tensor]]:
     }
     return [
         {
+            "a.weight": drawn(torch.int32, 8, 16).view(torch.uint32),
+            "a.scales": torch.ones(8, 2).half(),
+            "a.biases": torch.ones(8, 2).half(),
+        },
+        {
             "a.qweight": drawn(torch.int32, 2, 8),
             "a.qzeros": drawn(torch.int32, 2, 1),
             "a.scales": torch.ones(2, 8).half(),

@@ -32,6 +32,7 @@ NAMES = {
     torch.float8_e8m0fnu: "F8_E8M0",
     torch.int8: "I8",
     torch.int32: "I32",
+    torch.uint32: "U32",
     torch.uint8: "U8",
     torch.int64: "I64",
     torch.uint64: "U64",

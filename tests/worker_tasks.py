@@ -69,9 +69,9 @@ def stops(marker: str) -> None:
 
 
 def marks(item: tuple[str, float]) -> None:
-    """Leave the numbers of this process and of the one that its server is of, and rest."""
+    """Leave the number of this process and the seconds of its rest, and rest."""
     folder, seconds = item
-    (Path(folder) / f"{os.getpid()}").write_text(f"{os.getpid()} {_worker_of_ray()}")
+    (Path(folder) / f"{os.getpid()} {seconds}").touch()
     time.sleep(seconds)
 
 
@@ -109,3 +109,14 @@ def raylet(item: int) -> int:
     while not Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0].endswith(b"raylet"):
         pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return pid
+
+
+def rests(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def computes(size: int) -> float:
+    """Factorize a matrix of this size; return the seconds of CPU that it took."""
+    began = time.process_time()
+    torch.linalg.svdvals(torch.randn(size, size, generator=torch.Generator().manual_seed(0)))
+    return time.process_time() - began

@@ -23,7 +23,7 @@ from kappascope.lab import downloads
 
 HERE = Path(__file__).parent
 CHROMIUM = Path("/usr/bin/chromium")
-WIDTH, HEIGHT = 820, 860  # as wide as a README is shown
+WIDTH, HEIGHT = 1000, 860  # as wide as a README is shown
 MODEL = "all-MiniLM-L6-v2"
 COLOURS = 128  # a page of text and lines has few; a quarter of the bytes
 

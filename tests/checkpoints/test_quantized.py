@@ -242,6 +242,43 @@ def test_what_does_not_fit_is_left_as_it_is(tmp_path: Path, tensors: dict[str, T
     assert torch.equal(checkpoint.read(("good",)), torch.eye(2))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+def test_mlx_is_decoded_as_mlx_does(tmp_path: Path, bits: int, dtype: str) -> None:
+    mlx = pytest.importorskip("mlx.core", reason="mlx is not installed")
+    weight = torch.randn(16, 192, generator=RANDOM)
+    as_stored = mlx.array(weight.numpy()).astype(getattr(mlx, dtype))
+    parts = mlx.quantize(as_stored, group_size=32, bits=bits)
+    tensors = dict(zip(("fc.weight", "fc.scales", "fc.biases"), parts, strict=True))
+    mlx.save_safetensors(str(tmp_path / "model.safetensors"), tensors, {"format": "mlx"})
+    facts = {"group_size": 64, "bits": bits, "fc": {"group_size": 32, "bits": bits}}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization": facts}))
+    checkpoint = open_checkpoint(tmp_path)
+    exact = [part.astype(mlx.float32) for part in parts[1:]]
+    expected = mlx.dequantize(parts[0], *exact, group_size=32, bits=bits)
+    decoded = checkpoint.read(("fc.weight",))
+    torch.testing.assert_close(decoded, torch.tensor(expected.tolist()), rtol=1e-6, atol=1e-6)
+    assert checkpoint.codes == {("fc.weight",): f"MLX of {bits} bits"}
+    if dtype == "float32":  # bfloat16 rounds the scales as well, after the codes were chosen
+        off = (decoded - weight).abs()
+        assert (off <= checkpoint.half_steps(("fc.weight",)).float()).all()
+
+
+def test_codes_that_are_all_one_value_are_found(tmp_path: Path) -> None:
+    layer = {
+        "fc.qweight": torch.full((16, 128), 0x77777777, dtype=torch.int32),
+        "fc.qzeros": integers(2**31 - 1, 2, 16).to(torch.int32),
+        "fc.scales": torch.rand(2, 128, generator=RANDOM).half() + 0.1,
+    }
+    opened(tmp_path, layer)
+    (row,) = diagnose(tmp_path).matrices
+    assert row.one_code and "one-code" in {finding.rule for finding in row.findings}
+    layer["fc.qweight"][3, 5] += 1
+    opened(tmp_path, layer)
+    (row,) = diagnose(tmp_path).matrices
+    assert not row.one_code and "one-code" not in {finding.rule for finding in row.findings}
+
+
 def test_rows_say_what_the_weight_is_stored_in(tmp_path: Path) -> None:
     weight = torch.randn(16, 16, generator=RANDOM)
     largest = weight.abs().amax(1)

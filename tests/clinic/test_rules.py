@@ -63,6 +63,7 @@ def half_moved(before: Tensor) -> Tensor:
 ILL: dict[str, tuple[Callable[[], Tensor | Examination], str]] = {
     "non-finite": (lambda: changed(lambda w: w[3, 4].fill_(math.nan)), "critical"),
     "zero": (lambda: torch.zeros(40, 30), "warning"),
+    "one-code": (lambda: replace(examine("ill.weight", trained()), one_code=True), "critical"),
     "dead-rows": (lambda: changed(lambda w: w[2:5].zero_()), "warning"),
     "dead-columns": (lambda: changed(lambda w: w[:, 7].zero_()), "warning"),
     "outlier-rows": (lambda: changed(lambda w: w[7].mul_(30)), "info"),

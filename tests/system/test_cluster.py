@@ -112,9 +112,10 @@ class TestOnThreeNodes:
     def test_closing_the_iterator_ends_the_work_on_the_nodes(self, tmp_path: Path) -> None:
         running = Cluster(WORKER).run(marks, [(str(tmp_path), 0.0), (str(tmp_path), 60.0)])
         next(running)
+        until(lambda: any(tmp_path.glob("* 60.0")))
         running.close()
-        started = [int(marker.name) for marker in tmp_path.iterdir()]
-        until(lambda: not any(map(alive, started)), 10)
+        (resting,) = (int(marker.name.split()[0]) for marker in tmp_path.glob("* 60.0"))
+        until(lambda: not alive(resting), 10)
 
     def test_what_cannot_be_pickled_fails_alone(self) -> None:
         (done,) = Cluster(WORKER).run(lambda item: None, [1])

@@ -88,6 +88,11 @@ class CodedLocation:
         """Return half the distance between codes at each number."""
         return self._checked(self.code.half_steps(*(part.read() for part in self.stored)))
 
+    def is_one_code(self) -> bool:
+        """Tell whether all codes are one and the same, which no quantizer makes of a weight."""
+        codes = self.stored[0].read().contiguous().flatten().view(torch.uint8)
+        return codes.numel() > 1 and bool((codes == codes[0]).all())
+
     def meta(self, storage: torch.UntypedStorage) -> Tensor:
         """Return a tensor of this shape without content."""
         return torch.empty(self.shape, dtype=self.dtype, device="meta")

@@ -156,6 +156,12 @@ class Checkpoint:
         with _refusing(Path(node.storage.file.path)):
             return node.half_steps()
 
+    def is_one_code(self, path: tuple[str, ...]) -> bool:
+        """Tell whether all codes of a tensor that is coded are one and the same."""
+        node = self._node(path)
+        with _refusing(Path(node.storage.file.path)):
+            return isinstance(node, CodedLocation) and node.is_one_code()
+
     def _node(self, path: tuple[str, ...]) -> _Location:
         node: Any = self.tree
         for key in path:

@@ -1,4 +1,4 @@
-"""Quantized weights in safetensors and PyTorch files: GPTQ, AWQ, bitsandbytes, FP8 and others.
+"""Quantized weights in safetensors and PyTorch files: GPTQ, AWQ, MLX, bitsandbytes, FP8, others.
 
 A layer of these formats is several tensors beside one another: codes, scales, zero points, and
 sometimes the order of columns. :func:`with_weights` finds such groups by their names and shapes and
@@ -40,7 +40,7 @@ def with_weights(tree: Tree, config: Mapping[str, Any]) -> Tree:
 
     ``config`` is the model's, whose ``quantization_config`` tells what shapes leave open.
     """
-    facts = config.get("quantization_config")
+    facts = config.get("quantization_config", config.get("quantization"))  # which is MLX's
     facts = facts if isinstance(facts, Mapping) else {}
     weights: Tree = {}
     wholes: dict[str, str] = {}  # of each tensor that a weight is made of
@@ -89,7 +89,7 @@ class _Group:
 # --- whole numbers of a few bits, in words --------------------------------------------------------
 
 
-def unpacked(words: Int[Tensor, "words other"], bits: int) -> Int[Tensor, "codes other"]:
+def unpacked(words: Integer[Tensor, "words other"], bits: int) -> Int[Tensor, "codes other"]:
     """Return the codes that are packed one after the other into the words of each column.
 
     >>> unpacked(torch.tensor([[0x21]], dtype=torch.int32), 4)[:3].flatten().tolist()
@@ -237,6 +237,76 @@ def _packed(group: _Group, facts: Facts) -> CodedLocation | None:
     )
     stored = [part for part in (codes, scales, zeros, order) if part is not None]
     return CodedLocation(tuple(stored), code, (rows, columns))
+
+
+# --- MLX ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AffineIntegers(Code):
+    """Codes of a few bits: every group of columns has a scale and an offset for each row (MLX)."""
+
+    bits: int
+    columns: int
+
+    @property
+    def name(self) -> str:
+        """The format and its bits."""
+        return f"MLX of {self.bits} bits"
+
+    def decode(self, *stored: Tensor) -> Float[Tensor, "out in"]:
+        """Return code * scale + offset."""
+        return self._by_rows(
+            stored, torch.float32, lambda codes, scale, offset: codes * scale + offset
+        )
+
+    def half_steps(self, *stored: Tensor) -> Float[Tensor, "out in"]:
+        """Return half the scale of every entry, and all of it at the ends, where MLX clips.
+
+        It makes one end of a group exact, and what is beyond the other is cut by up to a step.
+        """
+        last = (1 << self.bits) - 1
+
+        def half_step(codes: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
+            is_end = (codes == 0) | (codes == last)
+            return enlarged(scale.abs() * torch.where(is_end, 1.0, 0.5))
+
+        return self._by_rows(stored, torch.bfloat16, half_step)
+
+    def _by_rows(
+        self, stored: tuple[Tensor, ...], dtype: torch.dtype, of: Callable[..., Tensor]
+    ) -> Tensor:
+        """Return a function of code, scale and offset of every entry, a panel at a time."""
+        words, scales, offsets = stored
+        group = torch.arange(self.columns) // (self.columns // scales.shape[1])
+        result = torch.empty(len(words), self.columns, dtype=dtype)
+        for rows in panels(len(result), self.columns):
+            codes = unpacked(words[rows].T, self.bits).T
+            result[rows] = of(codes, *(part[rows].float()[:, group] for part in (scales, offsets)))
+        return result
+
+
+MLX_GROUP = 64  # columns that share a scale, where no config tells
+
+
+def _affine(group: _Group, facts: Facts) -> CodedLocation | None:
+    """Return the weight of a layer of MLX; the config may tell of layers apart."""
+    codes, scales = group.get(".weight", None, None), group.get(".scales", None, None)
+    if codes is None or scales is None or codes.dtype != torch.uint32:
+        return None
+    rows, groups = scales.shape
+    offsets = group.get(".biases", rows, groups)
+    own = facts.get(group.stem)
+    size = (own if isinstance(own, Mapping) else facts).get("group_size", MLX_GROUP)
+    if offsets is None or codes.shape[0] != rows or not rows * groups:
+        return None
+    if type(size) is not int or not 0 < size < 1 << 20:
+        return None
+    columns = groups * size
+    bits, rest = divmod(codes.shape[1] * WORD, columns)
+    if rest or bits not in (2, 3, 4, 5, 6, 8):
+        return None
+    return CodedLocation((codes, scales, offsets), AffineIntegers(bits, columns), (rows, columns))
 
 
 # --- bitsandbytes ---------------------------------------------------------------------------------
@@ -483,6 +553,8 @@ def _experts(group: _Group, facts: Facts) -> CodedLocation | None:
 _MAKERS: dict[str, Callable[[_Group, Facts], CodedLocation | None]] = {
     ".qweight": _gptq_or_awq,
     ".weight_packed": _packed,
-    ".weight": lambda group, facts: _four_bits(group, facts) or _scaled(group, facts),
+    ".weight": lambda group, facts: next(
+        filter(None, (make(group, facts) for make in (_affine, _four_bits, _scaled))), None
+    ),
     "_blocks": _experts,
 }

@@ -41,6 +41,8 @@ if TYPE_CHECKING:  # what needs torch is loaded when there is work
     from kappascope.clinic.diagnosis import Diagnosis
     from kappascope.clinic.training import Trainings
 
+LARGE = 10**9  # parameters, from which on the first rows are shown while the others are made
+FIRST_ROWS = 5
 MORE_MEMORY = "allow more with --memory, or free some"
 OWN_SUFFIXES = (".html", ".htm", ".csv", ".parquet")  # of reports, which may be written over
 
@@ -410,11 +412,16 @@ def examined_tasks(case: Case, quiet: bool = False) -> Iterator[Done[Task]]:
         tensors = plural(len(case.inventory.plan.units), "tensor")
         announce(f"{case.model}: {tensors} to examine", case.seconds)
     parts = [("matrices", task.effort) for task in case.tasks]
+    unshown = FIRST_ROWS if not quiet and case.parameters >= LARGE else 0
     silent: AbstractContextManager[Callable[..., None]] = nullcontext(_ignored)
     shown = silent if quiet else progress(parts)
     with shown as advance, closing(case.examine()) as ended:
         for done in ended:
             advance(("matrices", done.item.effort), case.fetched)
+            for row in done.result[:unshown]:
+                if kappa := getattr(row, "kappa_text", ""):
+                    say(f"{row.name}: κ {kappa}")
+                    unshown -= 1
             yield done
 
 

@@ -211,7 +211,7 @@ class TensorTask(Task):
         """Examine each chosen matrix, and compare it with its counterpart if there is one."""
         wanted = [part.name for part in self.unit.parts if part.name in self.chosen]
         counterparts, fault = _counterparts(reference, wanted)
-        roundings = model.roundings(self.unit)
+        roundings, one_code = model.roundings(self.unit), model.holds_one_code(self.unit)
         for logical, matrix in self.unit.matrices(model.read):
             if logical.name not in self.chosen:
                 continue
@@ -233,7 +233,7 @@ class TensorTask(Task):
                 elif row.failure is not None:
                     row = replace(row, uncompared=unreadable(row.status))
                 row = replace(row, reasons={"errors": str(row.uncompared), **row.reasons})
-            row = replace(row, faults=(*row.faults, *fault))
+            row = replace(row, faults=(*row.faults, *fault), one_code=one_code)
             if self.training is not None and row.failure is None:
                 row = _against_noise(row, self.training, matrix, other)
             yield _described(row, logical, rounding.code if rounding else "")
@@ -538,7 +538,7 @@ def _not_found(error: Exception) -> Reason:
 
 @dataclass(frozen=True)
 class Case:
-    """A model to be examined: the tasks, the largest first, and where they are done."""
+    """A model to be examined: tasks, one short and then the longest, and where they are done."""
 
     model: Location
     reference: Location | None
@@ -551,6 +551,12 @@ class Case:
     atlas: Atlas | None = None
     compared: Inventory | None = None  # what is in the reference
     counterparts: Counterparts = NO_COUNTERPARTS
+
+    @property
+    def parameters(self) -> int:
+        """The number of entries of all stored tensors that are examined."""
+        units = [task.unit for task in self.tasks if isinstance(task, TensorTask)]
+        return sum(math.prod(unit.parts[0].shape) for unit in units)
 
     @property
     def seconds(self) -> float:
@@ -798,7 +804,7 @@ def case(
         tasks += [MomentsTask(one) for one in inventory.moments if selection.takes(one.name)]
     if isinstance(model, OnDisk) and not isinstance(model, Mirrored):  # which has holes
         tasks += [DigestTask(path, Path(path).stat().st_size) for path in inventory.files]
-    tasks.sort(key=lambda task: task.effort, reverse=True)
+    _put_in_order(tasks)
     engine: Engine = Here()
     sides = [side for side in (model, other) if side is not None]
     on_disk = [side for side in sides if isinstance(side, OnDisk)]
@@ -848,6 +854,13 @@ def case(
         compared,
         matched,
     )
+
+
+def _put_in_order(tasks: list[Task]) -> None:
+    """Leave no long task for the end, but begin with a short one: its row can be shown soon."""
+    tensors = [task for task in tasks if isinstance(task, TensorTask)]
+    shortest = min(tensors, key=lambda task: task.effort, default=None)
+    tasks.sort(key=lambda task: (task is shortest, task.effort), reverse=True)
 
 
 def _kept_name(made_of: list[Any], order: _Order) -> str:

@@ -155,6 +155,7 @@ class Examination:
     lines: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     int8: Int8Errors | None = None
     sinusoidal: bool = False
+    one_code: bool = False
     entry_mean: float | None = None
     entry_std: float | None = None
     entry_kurtosis: float | None = None
@@ -315,8 +316,8 @@ class Examination:
 
 
 # What only some matrices have, with no reason to be given for the others.
-OPTIONAL = ("taps", "lines", "int8", "sinusoidal", "energy_ranks", "operator_norm", "unchanged",
-            "likeness", "fingerprints", "delta")  # fmt: skip
+OPTIONAL = ("taps", "lines", "int8", "sinusoidal", "one_code", "energy_ranks", "operator_norm",
+            "unchanged", "likeness", "fingerprints", "delta")  # fmt: skip
 
 
 def json_value(value: Any) -> Any:

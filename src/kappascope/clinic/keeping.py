@@ -15,6 +15,7 @@ from typing import Any, TypeVar, final
 
 from kappascope.clinic.examination import Examination, Finding, Spread
 from kappascope.clinic.moments import SwallowedStep
+from kappascope.matrix.deltas import Delta
 from kappascope.matrix.fingerprints import Fingerprints
 from kappascope.matrix.rounding import Int8Errors
 from kappascope.matrix.status import Outcome, Status
@@ -31,7 +32,7 @@ T = TypeVar("T")
 RECORDS: dict[str, Callable[..., Any]] = {
     record.__name__: record
     for record in (Examination, Product, Chain, LogitBound, SwallowedStep, FileDigest, Spread,
-                   Finding, Int8Errors, Fingerprints, PartComparison)
+                   Finding, Int8Errors, Fingerprints, PartComparison, Delta)
 }  # fmt: skip
 
 

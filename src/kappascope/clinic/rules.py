@@ -86,6 +86,19 @@ def zero(row: Examination, model: Measurements) -> Symptom | None:
     return Symptom("warning", "all entries are zero: it passes nothing on", advice, harm=1.0)
 
 
+@rule("defect")
+def one_code(row: Examination, model: Measurements) -> Symptom | None:
+    """All codes of a quantized weight are one value: nothing but its scales is left of it.
+
+    A quantizer spreads the entries of a group over its codes, so that even the roughest code has
+    several values in every group: critical, at any size.
+    """
+    if not row.one_code:
+        return None
+    evidence = f"all its codes ({row.dtype}) are one value"
+    return Symptom("critical", evidence, "the file is damaged or was not filled: quantize again")
+
+
 # --- rows and columns -----------------------------------------------------------------------------
 
 

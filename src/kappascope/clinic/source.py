@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -65,6 +65,7 @@ class Opened:
     files: tuple[str, ...] = ()  # of which it was read
     codes: Mapping[Keys, str] = field(default_factory=dict)  # what tensors are stored in, if coded
     half_steps: Read | None = None  # of those codes
+    is_one_code: Callable[[Keys], bool] | None = None  # tells of which all are the same
     ranks: Mapping[str, int] = field(default_factory=dict)  # what factors allow, by their products
 
     def roundings(self, unit: Unit) -> dict[str, Rounding]:
@@ -80,6 +81,17 @@ class Opened:
             return {}
         pairs = unit.matrices(self.half_steps)
         return {logical.name: Rounding(code, steps) for logical, steps in pairs}
+
+    def holds_one_code(self, unit: Unit) -> bool:
+        """Tell whether a tensor is stored in codes that are all one value.
+
+        >>> import torch
+        >>> opened = InMemory({"fc.weight": torch.zeros(2, 2)}).opened()
+        >>> opened.holds_one_code(opened.plan.units[0])
+        False
+        """
+        path = unit.paths[0]
+        return path in self.codes and self.is_one_code is not None and self.is_one_code(path)
 
     def examined_vectors(self) -> Iterator[Vector | Skipped]:
         """Yield the vectors, or why one cannot be read or is not finite: all outputs pass them.
@@ -274,6 +286,7 @@ def _opened(path: str, stamp: Stamps) -> Opened:
         checkpoint.files,
         checkpoint.codes,
         checkpoint.half_steps,
+        checkpoint.is_one_code,
         adapted.ranks,
     )
 

@@ -9,10 +9,13 @@ their own account and not used.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import pickle
+import secrets
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -21,13 +24,14 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 from typing import Any, Generic, TypeVar, final
 
 from kappascope.refusal import Refusal
-from kappascope.system._server import START_SECONDS
+from kappascope.system._server import START_SECONDS, Worker
 from kappascope.system.extras import optional
 from kappascope.system.files import MODES, environment
-from kappascope.system.imports import trusted
+from kappascope.system.imports import trusted, trusted_environment
 from kappascope.system.workers import Done, Engine, Processes, failed, working_folder
 
 T = TypeVar("T")
@@ -37,6 +41,8 @@ LOSSES = 3  # nodes or processes of Ray that an item may lose before it is given
 QUEUED = 2  # items for every core: one that runs, and one that waits beside it
 NODES_SECONDS = 2.0  # between two looks at which nodes there are
 STORE_BYTES = 10**8  # of Ray's object store where we start it: answers are rows
+HELD = b"Ray is held at "  # what comes before the address that a holder tells
+QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.FATAL}
 NODE = "ray.io/node-id"  # the label by which Ray knows a node
 OURS = "KAPPASCOPE_"  # variables of this package, which workers need as the driver has them
 
@@ -77,7 +83,8 @@ class Cluster:
 
     ``worker`` does an item on its node. An item whose node or process of Ray is lost is given to
     another, a bounded number of times. ``reserved`` bytes of a node's memory are kept for an item.
-    ``address`` is as ``ray.init`` takes it; without one it is that of the cluster we are in.
+    ``address`` is as ``ray.init`` takes it, or in ``RAY_ADDRESS``; without either Ray is started on
+    this machine, for as long as this process lives.
     """
 
     worker: Processes
@@ -124,24 +131,24 @@ class Cluster:
 
     def warm(self) -> None:
         """Join the cluster, or start Ray on this machine."""
+        address = self.address or os.environ.get("RAY_ADDRESS")
+        if not address and "RAY_AUTH_MODE" not in os.environ and "ray" not in sys.modules:
+            # Ray of our own is for us alone; it looks for these when it is loaded
+            os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        # nobody is told of it
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         ray = optional("ray", "ray")
         if ray.is_initialized():
             return
-        # this machine's own: nobody is told of it, and no page of it is served
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        quiet = {"log_to_driver": False, "logging_level": logging.FATAL}
-        address = self.address or os.environ.get("RAY_ADDRESS") or "auto"
         # Ray puts the current folder, in which a stranger's files may lie, on its workers' path
         with chdir("/"), _signals_kept():
             try:
-                ray.init(address=address, **quiet)
+                ray.init(address=address or _held(self.worker.jobs), **QUIET)
             except ConnectionError as error:
-                if address != "auto":
-                    wrong = str(error).partition("\n")[0].rstrip(".")[:160]
-                    advice = "see whether Ray runs there: ray status"
-                    raise Refusal(5, f"--engine {address}", wrong, advice) from error
-                cores = {"num_cpus": self.worker.jobs, "object_store_memory": STORE_BYTES}
-                ray.init(address="local", include_dashboard=False, **cores, **quiet)
+                wrong = str(error).partition("\n")[0].rstrip(".")[:160]
+                advice = "see whether Ray runs there: ray status"
+                given = f"--engine {address or 'ray'}"
+                raise Refusal(5, given, wrong, advice) from error
 
     @property
     def node_bytes(self) -> int | None:
@@ -258,7 +265,88 @@ def _signals_kept() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+# --- Ray of our own -------------------------------------------------------------------------------
+
+SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of Linux's prctl
+HOLDERS: list[subprocess.Popen[bytes]] = []  # each ends, with all that it started, once we do
+
+
+def _held(cores: int) -> str:
+    """Start Ray on this machine for as long as this process lives; returns its address.
+
+    Not by this process itself: were it killed, Ray's helpers would look for their dead master for a
+    minute. Those of a holder are its children for ever, and it ends them.
+    """
+    program = f"from {__name__} import hold; hold({cores})"
+    holder = subprocess.Popen(
+        [sys.executable, "-P", "-c", program],
+        stdin=subprocess.PIPE,  # which closes when this process ends
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=trusted_environment() | {"PYTHONPATH": os.pathsep.join(trusted(sys.path))},
+        cwd="/",
+        start_new_session=True,  # Ctrl-C is for the driver
+    )
+    HOLDERS.append(holder)
+    assert holder.stdout
+    for line in holder.stdout:
+        if line.startswith(HELD):
+            return line.removeprefix(HELD).decode().strip()
+    raise Refusal(5, "--engine ray", "Ray cannot be started here", "try `ray start --head`")
+
+
+def hold(cores: int) -> None:
+    """Start Ray, tell its address, and end it with whoever waits for that."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(SUBREAPER, 1)
+    threading.Thread(target=_end_with_driver, daemon=True).start()
+    ray = optional("ray", "ray")
+    ray.init(
+        address="local",
+        num_cpus=cores,
+        object_store_memory=STORE_BYTES,
+        include_dashboard=False,
+        **QUIET,
+    )
+    sys.stdout.buffer.write(HELD + ray.get_runtime_context().gcs_address.encode() + b"\n")
+    sys.stdout.buffer.flush()
+    threading.Event().wait()
+
+
+def _end_with_driver() -> None:
+    """Wait until the driver has ended; then end every process that descends from this one."""
+    sys.stdin.buffer.read()
+    while found := _descendants():
+        for pid in found:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(0.05)
+    os._exit(0)
+
+
+def _descendants() -> set[int]:
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parents[int(entry.name)] = int(
+                (entry / "stat").read_text().rpartition(")")[2].split()[1]
+            )
+    found: set[int] = set()
+    while (
+        more := {pid for pid, parent in parents.items() if parent in {os.getpid(), *found}} - found
+    ):
+        found |= more
+    return found
+
+
 # --- on a node ------------------------------------------------------------------------------------
+
+
+_IDLE: dict[Processes, list[Worker]] = {}
+"""Processes of a node that have nothing to do; they end with the worker of Ray that has them."""
 
 
 def done_there(errand: _Errand) -> Done[None] | _Unfit:
@@ -275,7 +363,12 @@ def done_there(errand: _Errand) -> Done[None] | _Unfit:
     if other:
         whats = (f"its {name} is {theirs.get(name)}, here {errand.kind[name]}" for name in other)
         return _Unfit(node, next(whats))
-    (done,) = errand.engine.run(_opened, [errand.parcel])
+    engine = errand.engine
+    if isinstance(engine, Processes):  # whose process may have the next item, too
+        idle = _IDLE.setdefault(engine, [])
+        (done,) = engine.run_with(idle, _opened, [errand.parcel])
+    else:
+        (done,) = engine.run(_opened, [errand.parcel])
     return Done(None, done.seconds, done.failure, done.error, done.result)
 
 

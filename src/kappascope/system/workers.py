@@ -103,8 +103,18 @@ class Processes:
 
     def run(self, work: Callable[[T], object], items: Sequence[T]) -> Generator[Done[T]]:
         """Yield items as they end; a process takes the next when it has done its last."""
-        todo = deque((item, self.retries) for item in items)
         idle: list[Worker] = []
+        try:
+            yield from self.run_with(idle, work, items)
+        finally:
+            for worker in idle:
+                worker.end()
+
+    def run_with(
+        self, idle: list[Worker], work: Callable[[T], object], items: Sequence[T]
+    ) -> Generator[Done[T]]:
+        """Do the same with processes that are there already, and leave those that can go on."""
+        todo = deque((item, self.retries) for item in items)
         busy: dict[Worker, tuple[T, int]] = {}
         jobs = self.jobs
         with _one_thread():
@@ -136,7 +146,7 @@ class Processes:
                         else:
                             yield replace(done, item=item)
             finally:
-                for worker in (*idle, *busy):
+                for worker in busy:
                     worker.end()
 
     def warm(self) -> None:
