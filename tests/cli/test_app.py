@@ -238,7 +238,7 @@ def test_an_error_before_the_application_is_told_all_the_same(
 
     monkeypatch.setattr(app, "main", unloadable)
     monkeypatch.setattr("signal.pthread_sigmask", lambda *_: set())  # other tests take signals
-    monkeypatch.setattr(sys, "path", sys.path)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # which main changes in place
     monkeypatch.setattr(sys, "argv", ["kappascope", "diff", "a", "b", "--json"])
     with pytest.raises(SystemExit) as ended:
         main()

@@ -86,6 +86,7 @@ CASES = {
 
 UNEXPLAINED = (
     "depth",
+    "delta",
     "part_of",
     "errors",
     "unlearned",

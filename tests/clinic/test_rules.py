@@ -196,7 +196,7 @@ def test_a_short_median_of_few_norms_is_no_outlier(shape: tuple[int, int]) -> No
 # --- what is expected in one place and not in another ---------------------------------------------
 
 
-@pytest.mark.parametrize("rule", sorted(set(ILL) - {"non-finite"}))
+@pytest.mark.parametrize("rule", sorted(set(ILL) - {"non-finite", "one-code"}))  # damage anywhere
 def test_what_is_left_alone_alarms_nobody(rule: str) -> None:
     for kind in LEFT_ALONE:
         found = sick(ILL[rule][0](), kind=kind)

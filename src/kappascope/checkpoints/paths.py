@@ -85,7 +85,7 @@ def advice_on_missing(path: Path) -> str:
 def is_text(head: bytes) -> bool:
     r"""Tell whether a file that begins so is text and not one of the oldest pickles, which are too.
 
-    >>> is_text(b"# Notes\n"), is_text(b"(dp0\nS'w'\np1\n"), is_text(b"\x00\x01")
+    >>> is_text(b"# Notes\n"), is_text(b"(dp0\nS'w'\np1\nI7\ns."), is_text(b"\x00\x01")
     (True, False, False)
     """
     try:

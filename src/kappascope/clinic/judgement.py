@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -139,7 +140,11 @@ def explanation(rule_id: str) -> str:
     """
     known: dict[str, ClinicRule[Any]] = {**MODEL_RULES, **RULES}
     if rule_id not in known:
-        raise Refusal(4, rule_id, "is no rule", f"name one of {', '.join(sorted(known))}")
+        near = difflib.get_close_matches(rule_id, known, n=3, cutoff=0.5)
+        advice = "`kappascope explain` lists them"
+        if near:
+            advice = f"near it: {', '.join(near)}; {advice}"
+        raise Refusal(4, rule_id, "is no rule", advice)
     found = known[rule_id]
     of = {"defect": "a defect", "harm": "a harm", "observation": "an observation"}[found.concern]
     null = {

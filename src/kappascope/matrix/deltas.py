@@ -56,8 +56,10 @@ def delta_between(
     exponent = int(exponents)  # so that no square leaves float64's range
     old, new = both.split(before.shape[1], dim=1)
     change = new - old
+    if not change.any():
+        return None
     found = spectra.spectrum(change)
-    if found.status.outcome is Outcome.FAILED or not change.any():
+    if found.status.outcome is Outcome.FAILED:
         return None
     squares = torch.zeros_like(change)
     for matrix, scaled in ((before, old), (after, new)):
