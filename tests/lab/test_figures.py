@@ -255,7 +255,9 @@ def test_the_gallery_has_a_panel_for_each_setting(name: str) -> None:
 
 def test_a_singular_target_has_a_gallery_too() -> None:
     lines = [{"seed": 0, "which": w, "values": [2.0, 1.0, 0.0]} for w in ("target", "learned")]
-    drawing.svg(gallery(Table.of(lines)))
+    figure = gallery(Table.of(lines))
+    assert len(figure.axes) == 1 and len(figure.axes[0].lines) == 2
+    assert drawing.svg(figure)
 
 
 def test_errors_that_are_all_zero_are_drawn() -> None:

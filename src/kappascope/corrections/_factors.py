@@ -57,7 +57,7 @@ class Factors(nn.Module):
 
     def sums(self, weight: Tensor, gradient: Tensor) -> list[Tensor]:
         """:attr:`factors` times their gradients, from the matrix they multiply and its gradient."""
-        raise NotImplementedError
+        raise NotImplementedError  # every kind of factors has its own
 
     def pulled_back(self, weight: Tensor, gradient: Tensor) -> Tensor:
         """The gradient of what the factors multiply, from that of the product, both as stored."""

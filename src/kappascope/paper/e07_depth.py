@@ -140,7 +140,7 @@ def equal_rate(streams: Streams, depth: int, size: int) -> Iterator[Rows]:
             yield step
 
     steps = watched()
-    loss: Loss = lambda w: (w - target.matrix).square().sum((-2, -1)) / whole  # noqa: E731
+    loss: Loss = lambda w: (w - target.matrix).square().sum((-2, -1)) / whole  # noqa: E731 - typed
     arrival = arrivals(steps, loss, [LEVEL**2])[LEVEL**2]
     for step in steps:  # who has arrived before step 300 goes on to it
         if step.index >= 300:
