@@ -54,6 +54,8 @@ def test_shards_of_a_diagnosis_are_joined_to_the_same_document(tmp_path: Path, c
         documents.append(json.loads(capsys.readouterr().out))
     assert documents[0] == documents[1]
     assert app.run(["diagnose", str(path), "--shard", "1/2"]) == 4
+    assert app.run(["diagnose", str(path), "--shard", "3/2", "--out", str(tmp_path / "no")]) == 4
+    assert not (tmp_path / "no").exists()
     assert "name a folder for them with --out" in capsys.readouterr().err
 
 

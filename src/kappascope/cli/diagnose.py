@@ -261,6 +261,8 @@ def kept_rows(out: str | None, shard: str | None = None) -> Iterator[Store | Non
             raise Refusal(4, f"--shard {shard}", wrong, "name a folder for them with --out")
         yield None
         return
+    if shard:
+        Shard.of(shard)  # what is no shard is refused before there is a folder
     store = Store.at(out)
     with store.lock() as notice:
         say(notice)
