@@ -12,7 +12,7 @@ that its gradients have; and what decay leaves of the start. Stages:
 - ``matter``: the norm, or the lower half of the spectrum, is held at a quarter to four times what
   it was, or is freed by multipliers: does the loss care?
 - ``data``: four texts x settings of equal loss: does a part follow the text or the settings?
-- ``width``: 32 to 128, standard and muP;
+- ``width``: 32 to 256, standard and muP;
 - ``file``: public checkpoints, beside the nulls that a file alone allows.
 
 A pilot of 98 runs came before, of other seeds and 3,000 steps. It made the predictions that are
@@ -336,7 +336,7 @@ PLAIN: Setting = {
 LEVELS = (0.25, 0.5, 1.0, 2.0, 4.0)
 # factors of the rate, and decays: 2.27 to 2.29 nats a character in two runs of the pilot each
 EQUAL_LOSS = ((0.5, 0.8), (2.0, 0.25), (1.0, 0.5))
-WIDTHS = (32, 64, 128)
+WIDTHS = (32, 64, 128, 256)
 SEEDS = 8
 
 
