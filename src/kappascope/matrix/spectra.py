@@ -60,6 +60,7 @@ from kappascope.matrix._krylov import (
 )
 from kappascope.matrix.ends import Ends, both_ends
 from kappascope.matrix.status import OK, Outcome, Status
+from kappascope.matrix.threads import steady
 from kappascope.system.memory import is_out_of_memory
 from kappascope.text import html_table, number
 
@@ -274,6 +275,7 @@ def without_autocast() -> Iterator[None]:
         yield
 
 
+@steady
 @without_autocast()
 def vitals(
     matrix: Tensor | ArrayLike,
@@ -344,6 +346,7 @@ def _norms(given: Tensor, a: Matrix, dtype: torch.dtype, exponent: int) -> _Norm
     return replace(norms, rounding=bound)
 
 
+@steady
 @without_autocast()
 def quick_vitals(matrix: Shaped[Tensor, "out in"]) -> tuple[Vitals, Ends | None]:
     """Return what :func:`vitals` does, sooner, and the outermost singular vectors where found.
@@ -374,6 +377,7 @@ def quick_vitals(matrix: Shaped[Tensor, "out in"]) -> tuple[Vitals, Ends | None]
     return measured, ends if tall is a else ends.transposed()
 
 
+@steady
 @without_autocast()
 def singular_values(stack: Shaped[Tensor, "*stack out in"]) -> Float[Tensor, "*stack rank"]:
     """Return all singular values of each matrix of a stack, largest first, in float64.
@@ -393,6 +397,7 @@ def singular_values(stack: Shaped[Tensor, "*stack out in"]) -> Float[Tensor, "*s
     return torch.where(finite[..., None], ldexp(values, exponent[..., None]), torch.nan)
 
 
+@steady
 @without_autocast()
 def decomposition(
     stack: Float[Tensor, "*stack out in"],
@@ -501,6 +506,7 @@ def _each_spectrum(stack: Float[Tensor, "stack q p"]) -> Float[Tensor, "stack p"
     return values
 
 
+@steady
 @without_autocast()
 def _values_of_large(given: Shaped[Tensor, "out in"]) -> Float[Tensor, " rank"]:
     """Return what :func:`singular_values` does for one finite matrix, without a float64 copy."""
@@ -945,6 +951,7 @@ def _name(what: object) -> str:
     return str(what).removeprefix("torch.")
 
 
+@steady
 @without_autocast()
 def product_singular_values(
     left: Float[Tensor, "*#stack m r"], right: Float[Tensor, "*#stack r n"]
@@ -974,6 +981,7 @@ def product_singular_values(
     return torch.where(floor.isfinite()[..., None], values, torch.nan), floor
 
 
+@steady
 @without_autocast()
 def quick_product_singular_values(
     left: Float[Tensor, "stack m r"], right: Float[Tensor, "stack r n"]

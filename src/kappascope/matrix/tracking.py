@@ -21,6 +21,7 @@ from torch import Tensor
 from kappascope.matrix import _blas, spectra
 from kappascope.matrix._gram import gram
 from kappascope.matrix.ends import Ends
+from kappascope.matrix.threads import steady
 
 State = dict[str, Any]
 
@@ -76,6 +77,7 @@ class ExtremeTriplets:
         return first * left[..., :1] * right[..., :1, :] + last * left[..., 1:] * right[..., 1:, :]
 
 
+@steady
 def extreme_triplets(
     matrix: Float[Tensor, "*stack out in"], memory: State | None = None
 ) -> ExtremeTriplets:
@@ -169,6 +171,7 @@ def _unit_columns(x: Float[Tensor, "*stack n 1"]) -> Float[Tensor, "*stack n 1"]
     return x / torch.linalg.vector_norm(x, dim=-2, keepdim=True)
 
 
+@steady
 def largest_triplet(
     matrix: Float[Tensor, "*stack out in"], memory: State | None = None
 ) -> tuple[Float[Tensor, "*stack out"], Float[Tensor, "*stack"], Float[Tensor, "*stack in"]]:
@@ -221,6 +224,7 @@ def largest_form(matrix: Float[Tensor, "*stack out in"]) -> State:
     return {"top": matrix.new_empty((BLOCK_SIZE, min(matrix.shape)), device="meta")}
 
 
+@steady
 def lies_between(matrix: Float[Tensor, "*stack out in"], low: float, high: float) -> bool:
     """Whether all singular values are proven to lie between two values, cheaply.
 
@@ -240,6 +244,7 @@ def lies_between(matrix: Float[Tensor, "*stack out in"], low: float, high: float
     return not low or not _blas.Cholesky.of(square, 1 / ratio**2).indefinite
 
 
+@steady
 def lowered(
     matrix: Float[Tensor, "*stack out in"], limit: Float[Tensor, "*stack"]
 ) -> Float[Tensor, "*stack out in"]:
@@ -267,6 +272,7 @@ def lowered(
     return new if tall is matrix else new.mT
 
 
+@steady
 def within(matrix: Float[Tensor, "*stack out in"], kappa: float, memory: State) -> bool:
     """Tell whether every condition number is proven to be at most ``kappa``, cheaply.
 
@@ -301,6 +307,7 @@ def _proven(a: Float[Tensor, "q p"], kappa: float, memory: State, kept: torch.dt
     return False
 
 
+@steady
 def lifted(
     matrix: Float[Tensor, "*stack out in"], kappa: float, slack: float, memory: State
 ) -> Float[Tensor, "*stack out in"] | None:
@@ -485,6 +492,7 @@ MAX_SHARPENING_STEPS = 4  # of the last vectors, each by the factorization of tr
 SHARP_BELOW = 0.1  # of the estimate, which is five to ten times what a vector is off
 
 
+@steady
 def ends(matrix: Float[Tensor, "out in"], memory: State, count: int = BLOCK_SIZE) -> Ends:
     """Find both ends of a spectrum with vectors to look along, from where the last call left them.
 
