@@ -22,11 +22,14 @@ def test_every_part_has_its_nulls_beside_it(small_rows: Table) -> None:
         assert (row["white"] is not None) == (row["epoch"] == 24)
 
 
-@pytest.mark.parametrize("optimizer", ["AdamW", "Muon", "SGD"])
+@pytest.mark.parametrize(
+    ("optimizer", "stage"),
+    [("AdamW", "grid"), ("Muon", "grid"), ("SGD", "grid"), ("AdamW", "balance")],
+)
 def test_what_was_killed_goes_on_to_the_last_bit(
-    optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    optimizer: str, stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = run(optimizer=optimizer)
+    whole = run(optimizer=optimizer, stage=stage)
     kept, calls, drawn = ResumePoint(tmp_path / "trial", every=0.0), 0, Corpus.batch
 
     def killed(*given: Any) -> torch.Tensor:
@@ -38,8 +41,8 @@ def test_what_was_killed_goes_on_to_the_last_bit(
 
     monkeypatch.setattr(Corpus, "batch", killed)
     with pytest.raises(KeyboardInterrupt):
-        run(resume_point=kept, optimizer=optimizer)
-    assert repr(run(resume_point=kept, optimizer=optimizer)) == repr(whole)
+        run(resume_point=kept, optimizer=optimizer, stage=stage)
+    assert repr(run(resume_point=kept, optimizer=optimizer, stage=stage)) == repr(whole)
     assert calls == 16 + 24 - 15
 
 
@@ -97,6 +100,28 @@ def test_parts_of_a_text_are_there_without_nulls() -> None:
         *MATRICES,
         *PRODUCTS,
     }
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "SGD"])
+def test_the_balance_of_a_norm_is_that_of_its_ghosts(optimizer: str) -> None:
+    """Four ghosts lie about the mean square of all; the gap to it lies about the gap to them."""
+    about = {"optimizer": optimizer, "decay": study.DECAYS[optimizer][2]}
+    parts = {(r["component"], r.get("matrix")): r for r in run(**about)}
+    for row in run(**about, stage="balance"):
+        if row["component"] == "push_gap":
+            sampled = parts["log_norm", row["matrix"]]
+            near = 0.02 + 4 * sampled["ghost_spread"]
+            assert row["value"] == pytest.approx(sampled["value"] - sampled["ghost"], abs=near)
+
+
+def test_what_the_loss_says_of_a_size_is_one_thing_for_two_matrices() -> None:
+    """Query and key have the same one, which is that of the temperature."""
+    rows = run(stage="balance", steps=12)
+    radial = {r["matrix"]: r["value"] for r in rows if r["component"] == "radial"}
+    for layer in range(2):
+        of = {kind: radial[f"blocks.{layer}.attention.{kind}.weight"] for kind in MATRICES[:4]}
+        assert of["query"] == pytest.approx(of["key"], rel=1e-3)
+        assert of["value"] == pytest.approx(of["output"], rel=1e-3)
 
 
 def test_no_run_is_in_the_grid_twice_and_all_that_train_have_eight_seeds() -> None:

@@ -237,6 +237,36 @@ def levels(
     }
 
 
+# --- the balance of a norm ------------------------------------------------------------------------
+
+
+def balanced(optimizer: str, part: str, kinds: Sequence[str], place: int = CENTRE) -> Measure:
+    """Average what coherent gradients added to norms, or what the loss says of their size."""
+
+    def measure(rows: Table) -> Estimate:
+        about = {"stage": "balance", "optimizer": optimizer, "decay": DECAYS[optimizer][place]}
+        chosen = select(rows, **about, component=part, kind=tuple(kinds))
+        return over_seeds(list(by_seed(chosen, column(chosen, "value")).values()), "mean")
+
+    return measure
+
+
+def imbalance(optimizer: str, one: str, other: str) -> Measure:
+    """Compare the pushes on two kinds: their difference over the sum of their sizes."""
+
+    def measure(rows: Table) -> Estimate:
+        about = {"stage": "balance", "optimizer": optimizer, "component": "push"}
+        chosen = select(rows, **about, decay=DECAYS[optimizer][CENTRE])
+        sums = [
+            by_seed(part, column(part, "value"))
+            for part in (select(chosen, kind=kind) for kind in (one, other))
+        ]
+        found = [(sums[0][k] - sums[1][k]) / (abs(sums[0][k]) + abs(sums[1][k])) for k in sums[0]]
+        return over_seeds(found, "mean imbalance")
+
+    return measure
+
+
 # --- data against settings ------------------------------------------------------------------------
 
 
@@ -594,6 +624,44 @@ CLAIMS = (
         expect={"excess": WITHIN},
         explain="A start of twice the size leaves a norm that is larger by the power {memory:.2f}; "
         "beyond the ghosts' that is {excess:+.2f} (n = {excess.n} seeds).",
+        answers=ANSWERS,
+    ),
+    Claim(
+        "unlearned.pairs",
+        "What is learned of a norm belongs to a block of the network and not to a matrix: under "
+        "SGD gradients add as much to the squared norm of query as to that of key, and as much to "
+        "that of value as to that of output, to a tenth.",
+        "Velikanov et al. 2026",
+        measures={
+            "pairs": {
+                f"({one}, {other})": imbalance("SGD", one, other)
+                for one, other in (("query", "key"), ("value", "output"))
+            },
+            "perceptron": imbalance("SGD", "up", "down"),
+            "adamw": {
+                f"({one}, {other})": imbalance("AdamW", one, other)
+                for one, other in (("query", "key"), ("value", "output"), ("up", "down"))
+            },
+        },
+        expect={"pairs": WITHIN},
+        explain="The difference of the two over the sum of their sizes is {pairs:+.2f}; for up and "
+        "down {perceptron:+.2f}; under AdamW {adamw:+.2f} (n = {pairs.n} seeds).",
+        answers=ANSWERS,
+    ),
+    Claim(
+        "unlearned.radial",
+        "A norm is above noise where the loss wants more of it, and below where it wants less: at "
+        "the end of training under AdamW the loss of held-out text falls with the size of query "
+        "and key, and rises with that of value, output, up and down.",
+        "Velikanov et al. 2026",
+        measures={
+            "above": {f"({kind})": balanced("AdamW", "radial", (kind,)) for kind in MATRICES[:2]},
+            "below": {f"({kind})": balanced("AdamW", "radial", (kind,)) for kind in MATRICES[2:]},
+            "sgd": {f"({kind})": balanced("SGD", "radial", (kind,)) for kind in MATRICES},
+        },
+        expect={"above": Below(0), "below": Above(0)},
+        explain="With the logarithm of the size it changes by {above:+.4f}, {below:+.4f} nats a "
+        "character; under SGD {sgd:+.4f} (n = {above.n} seeds).",
         answers=ANSWERS,
     ),
     Claim(

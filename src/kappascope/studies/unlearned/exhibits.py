@@ -24,6 +24,7 @@ from kappascope.studies.unlearned.claims import (
     MATRICES,
     PRODUCTS,
     WITHIN,
+    balanced,
     by_seed,
     cells,
     column,
@@ -74,12 +75,14 @@ def exhibits(rows: Table) -> Iterator[Exhibit]:
         slope_table,
         power_table,
         memory_table,
+        balance_table,
         loss_table,
         holding_table,
         data_table,
         data_by_kind_table,
         text_table,
         width_table,
+        width_by_kind_table,
         file_table,
     )
     for table in tables:
@@ -410,6 +413,27 @@ def text_table(rows: Table) -> Exhibit:
     )
 
 
+def balance_table(rows: Table) -> Exhibit:
+    """Tabulate what coherent gradients add to each kind's norm, and what the loss says of it."""
+    lines = []
+    for optimizer in ("AdamW", "SGD"):
+        for kind in MATRICES:
+            gaps = [
+                measured(balanced(optimizer, "push_gap", (kind,), place), rows)
+                for place in (1, 2, 3)
+            ]
+            radial = measured(balanced(optimizer, "radial", (kind,)), rows)
+            cells_ = [*(told(gap_, "+.2f") for gap_ in gaps), told(radial, "+.4f")]
+            lines.append((optimizer, kind, *cells_))
+    return Exhibit(
+        "The balance of norms, against all ghosts in closed form",
+        ("optimizer", "kind", *(f"sum {total}" for total in SUMS[1:]), "loss by log size"),
+        tuple(line for line in lines if set(line[2:]) != {NONE}),
+        "The log of the norm less that of the ghosts' root mean square, at three decays; and how "
+        f"the held-out loss changes with the log of the matrix's size, at sum 5; {SEEDS}.",
+    )
+
+
 def width_table(rows: Table) -> Exhibit:
     """Tabulate the mean distance of spectra from their ghosts, by width."""
     parts = tuple(part for group in ("top", "bulk", "bottom") for part in GROUPS[group])
@@ -433,6 +457,32 @@ def width_table(rows: Table) -> Exhibit:
         "The mean distance of singular values from their ghosts, by width",
         ("scaling", *(f"width {width}" for width in widths)),
         tuple(lines),
+        f"Natural logarithms, AdamW, {SEEDS}.",
+    )
+
+
+def width_by_kind_table(rows: Table) -> Exhibit:
+    """Tabulate the gap of every kind's norm, by width."""
+    lines, widths = [], set[int]()
+    for scaling in ("standard", "mup"):
+        for kind in MATRICES:
+            about = {"stage": "width", "scaling": scaling, "component": "log_norm", "kind": kind}
+            try:
+                chosen = final(select(rows, **about))
+            except LookupError:
+                continue
+            found = {
+                width: told(over_seeds(list(by_seed(runs, apart).values()), "mean gap"))
+                for width, runs in chosen.by("width").items()
+                for apart in [column(runs, "value") - column(runs, "ghost")]
+            }
+            widths |= {*found}
+            lines.append((scaling, kind, found))
+    shown = sorted(widths)
+    return Exhibit(
+        "The gap of norms, by width",
+        ("scaling", "kind", *(f"width {width}" for width in shown)),
+        tuple((a, b, *(found.get(width, NONE) for width in shown)) for a, b, found in lines),
         f"Natural logarithms, AdamW, {SEEDS}.",
     )
 
