@@ -13,6 +13,7 @@ from kappascope.studies.unlearned.claims import (
     MATRICES,
     balanced,
     crossed_components,
+    departure,
     excess_memory,
     file_gap,
     gap,
@@ -178,3 +179,16 @@ def test_a_balance_is_that_of_its_kind_and_two_that_are_alike_have_no_imbalance(
     assert balanced("SGD", "push", ("query", "output"))(rows).value == pytest.approx(2.0)
     assert imbalance("SGD", "query", "key")(rows).value == pytest.approx(0.0)
     assert imbalance("SGD", "value", "output")(rows).value == pytest.approx(0.5)
+
+
+def test_a_gap_that_is_the_same_at_every_width_departs_by_nothing() -> None:
+    rows = Table.of(
+        {
+            "stage": "width", "scaling": "mup", "component": "log_norm", "kind": "up", "seed": seed,
+            "steps": 1, "epoch": 1, "width": width, "value": 0.3 + (width == 256) * 0.2,
+            "ghost": 0.0,
+        }
+        for seed in range(3) for width in (32, 64, 256)
+    )  # fmt: skip
+    assert departure("mup", "up", 64)(rows).value == pytest.approx(0.0)
+    assert departure("mup", "up", 256)(rows).value == pytest.approx(0.2)

@@ -384,6 +384,25 @@ def growth_with_width(scaling: str) -> Measure:
     return measure
 
 
+def departure(scaling: str, kind: str, width: int) -> Measure:
+    """Measure how far the gap of a kind's norm at one width is from its mean at lesser widths."""
+
+    def measure(rows: Table) -> Estimate:
+        about = {"stage": "width", "scaling": scaling, "component": "log_norm", "kind": kind}
+        chosen = final(select(rows, **about))
+        found = []
+        for runs in chosen.by("seed").values():
+            gaps = {
+                each: float((column(r, "value") - column(r, "ghost")).mean())
+                for each, r in runs.by("width").items()
+            }
+            lesser = [value for each, value in gaps.items() if each < width]
+            found.append(gaps[width] - float(np.mean(lesser)))
+        return over_seeds(found, "mean departure")
+
+    return measure
+
+
 # --- checkpoints ----------------------------------------------------------------------------------
 
 
@@ -713,6 +732,24 @@ CLAIMS = (
         "nats a character from that held at one (paired seeds, n = {levels.n}).",
         answers=ANSWERS,
     ),
+    Claim(
+        "unlearned.shape",
+        "Shape matters at a given scale: under AdamW, with every norm as it was, a spectrum whose "
+        "kappa is the root of what it was lowers the loss, and one whose kappa is the square of "
+        "that raises it.",
+        "P 1 (open question)",
+        measures={
+            "flatter": levels("AdamW", "shape", (0.5,)),
+            "steeper": levels("AdamW", "shape", (2.0,)),
+            "flat": levels("AdamW", "shape", (0.0,)),
+            "muon": levels("Muon", "shape", (0.5, 2.0)),
+        },
+        expect={"flatter": Below(0), "steeper": Above(0)},
+        explain="With singular values at a power of what they were, the loss differs by "
+        "{flatter:+.4f}, {steeper:+.4f}, {flat:+.4f}, under Muon {muon:+.4f} nats a character from "
+        "that at a power of one (paired seeds, n = {flatter.n}).",
+        answers=ANSWERS,
+    ),
     *(
         Claim(
             f"unlearned.free-{held}",
@@ -752,6 +789,20 @@ CLAIMS = (
         expect={"standard": Below(0), "mup": Below(0)},
         explain="With each doubling of the width the mean distance from the ghosts changes by "
         "{standard:+.3f}, under muP by {mup:+.3f} (n = {standard.n} seeds).",
+        answers=ANSWERS,
+    ),
+    Claim(
+        "unlearned.mup",
+        "Under muP the learned factor on a kind's norm is the same at every width: at 256 the gap "
+        "to noise is, to a tenth, its mean at 32, 64 and 128.",
+        "R W2; Yang et al. 2021",
+        measures={
+            scaling: {f"({kind})": departure(scaling, kind, 256) for kind in MATRICES}
+            for scaling in ("mup", "standard")
+        },
+        expect={"mup": WITHIN},
+        explain="At 256 it departs from that by {mup:+.2f}; under standard scaling by "
+        "{standard:+.2f} (n = {mup.n} seeds).",
         answers=ANSWERS,
     ),
     Claim(

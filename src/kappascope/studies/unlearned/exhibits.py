@@ -60,6 +60,10 @@ SHOWN: Mapping[str, tuple[str, ...]] = {
 NAMES = dict(zip(MAIN, ("norm", "sigma_1", "median sigma", "sigma above 10 %"), strict=True))
 SUMS = ("0", "1", "5", "30")  # of rate times decay, at the four decays of the grid
 FREED = ("multipliers", "values", "temperature")
+MULTIPLES = (0.25, 0.5, 2.0, 4.0)
+# at which levels a part is compared with itself at one, and at which with the optimizer alone
+HELD = {"norm": MULTIPLES, "tail": MULTIPLES, "shape": (0.0, 0.5, 2.0)}
+ALONE = {"norm": (1.0, 2.0), "tail": (1.0, 2.0, 4.0), "shape": (0.0, 0.5, 1.0)}
 GHOSTS = 4  # beside every run
 SEEDS = "means over seeds with 95 % intervals"
 
@@ -299,18 +303,19 @@ def holding_table(rows: Table) -> Exhibit:
     for optimizer in LEARNERS:
         arms = {
             f"{held}, {level}": measure
-            for held in ("norm", "tail")
-            for level, measure in levels(optimizer, held).items()
+            for held, which in HELD.items()
+            for level, measure in levels(optimizer, held, which).items()
         }
         arms |= {
             f"free {held}": loss_of_holding(optimizer, held, 1.0, ("nothing", 1.0))
             for held in FREED
         }
         arms |= {
-            f"norm, at {level:g}, against the optimizer alone": loss_of_holding(
-                optimizer, "norm", level, ("nothing", 1.0)
+            f"{held}, at {level:g}, against the optimizer alone": loss_of_holding(
+                optimizer, held, level, ("nothing", 1.0)
             )
-            for level in (1.0, 2.0)
+            for held, levels_ in ALONE.items()
+            for level in levels_
         }
         for arm, measure in arms.items():
             found = measured(measure, rows)

@@ -10,7 +10,8 @@ that its gradients have; and what decay leaves of the start. Stages:
 - ``rate``: half and twice the rate, at the same decay and at the same product of both;
 - ``start``: a start of half and of twice the size: what remembers it?
 - ``matter``: the norm, or the lower half of the spectrum, is held at a quarter to four times what
-  it was, or is freed by multipliers: does the loss care?
+  it was; or the spectrum is held flatter or steeper at the same norm; or a part is freed by
+  multipliers: does the loss care?
 - ``balance``: the square of every norm, less its mean over all ghosts in closed form: what did
   gradients that pointed the same way add, and does the loss want more or less of it?
 - ``data``: four texts x settings of equal loss: does a part follow the text or the settings?
@@ -18,8 +19,9 @@ that its gradients have; and what decay leaves of the start. Stages:
 - ``file``: public checkpoints, beside the nulls that a file alone allows.
 
 A pilot of 98 runs came before, of other seeds and 3,000 steps. It made the predictions that are
-judged here and the settings of equal loss; none of its rows counts. The balance was asked last,
-when the rows of the grid had been seen; its rules are older than its own rows.
+judged here and the settings of equal loss; none of its rows counts. Three rules came when other
+rows had been seen, and before their own: the balance, when those of the grid had been; the shape,
+when those of the tail had been; and width 256, when those of lesser widths had been.
 """
 
 from __future__ import annotations
@@ -87,6 +89,7 @@ FREED: Mapping[str, tuple[corrections.Correction, str | None]] = {
         "*.query.weight",
     ),
 }
+HELD = ("norm", "tail", "shape")
 # stages that ask for losses, compare runs with one another, or have a null of their own
 WITHOUT_NULLS = ("matter", "data", "balance")
 
@@ -333,6 +336,8 @@ class Held:
 
     ``norm``: the Frobenius norm; the rate is multiplied alike, so that a step turns the matrix by
     the same angle. ``tail``: the lower half of the singular values, each at its multiple.
+    ``shape``: all singular values, at what they were to the power of the level, with one factor by
+    which the norm stays as it was: at zero the spectrum is flat, at a half kappa is its root.
     """
 
     def __init__(self, what: str, level: float, since: int) -> None:
@@ -346,7 +351,7 @@ class Held:
     @torch.no_grad()
     def apply(self, matrices: Mapping[str, nn.Parameter], step: int) -> None:
         """Bring every matrix back to where it is held."""
-        if self.what not in ("norm", "tail") or step < self.since:
+        if self.what not in HELD or step < self.since:
             return
         if self.what == "norm":
             for name, p in matrices.items():
@@ -355,9 +360,17 @@ class Held:
         elif step % HOLD_EVERY == 0:
             for name, p in matrices.items():
                 u, s, vt = spectra.decomposition(p.detach())
-                half = len(s) // 2
-                tail = self.levels.setdefault(name, s[half:].clone())
-                p.copy_((u * torch.cat([s[:half], self.level * tail])) @ vt)
+                found = self._tail(name, s) if self.what == "tail" else self._shape(name, s)
+                p.copy_((u * found) @ vt)
+
+    def _tail(self, name: str, s: Tensor) -> Tensor:
+        half = len(s) // 2
+        return torch.cat([s[:half], self.level * self.levels.setdefault(name, s[half:].clone())])
+
+    def _shape(self, name: str, s: Tensor) -> Tensor:
+        held = self.levels.setdefault(name, s.clamp(min=1e-6 * float(s[0])))
+        powers = held**self.level
+        return powers * (torch.linalg.vector_norm(held) / torch.linalg.vector_norm(powers))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the levels that are held, by matrix."""
@@ -376,6 +389,7 @@ PLAIN: Setting = {
     "start_scale": 1.0, "held": "nothing", "level": 1.0,
 }  # fmt: skip
 LEVELS = (0.25, 0.5, 1.0, 2.0, 4.0)
+POWERS = (0.0, 0.5, 1.0, 2.0)  # to which singular values are taken at the same norm
 # factors of the rate, and decays: 2.27 to 2.29 nats a character in two runs of the pilot each
 EQUAL_LOSS = ((0.5, 0.8), (2.0, 0.25), (1.0, 0.5))
 WIDTHS = (32, 64, 128, 256)
@@ -430,6 +444,11 @@ def whole_grid() -> tuple[Setting, ...]:
         for o in OPTIMIZERS
     ]
     found += [centre("AdamW", stage="matter", held="tail", level=level) for level in LEVELS]
+    found += [
+        centre(o, stage="matter", held="shape", level=power)
+        for o, powers in (("AdamW", POWERS), ("Muon", POWERS[1:]))
+        for power in powers
+    ]
     found += [
         cell(o, DECAYS[o][k], stage="balance") for k in (CENTRE, 3, LIGHT) for o in ("AdamW", "SGD")
     ]
