@@ -46,7 +46,7 @@ def test_what_was_killed_goes_on_to_the_last_bit(
     assert calls == 16 + 24 - 15
 
 
-@pytest.mark.parametrize("held", ["norm", "tail", "shape"])
+@pytest.mark.parametrize("held", ["norm", "tail", "share", "shape"])
 def test_a_part_is_held_at_its_multiple(held: str) -> None:
     weight = torch.nn.Parameter(torch.diag(torch.tensor([4.0, 3.0, 2.0, 1.0])))
     holding = study.Held(held, 0.5, since=70)
@@ -55,6 +55,8 @@ def test_a_part_is_held_at_its_multiple(held: str) -> None:
         assert float(torch.linalg.matrix_norm(weight.detach())) == pytest.approx(30**0.5 / 2)
     else:
         expected = torch.tensor([4.0, 3.0, 1.0, 0.5])
+        if held == "share":
+            expected *= 30**0.5 / torch.linalg.vector_norm(expected)
         if held == "shape":  # roots, at the same norm
             expected = torch.tensor([4.0, 3.0, 2.0, 1.0]).sqrt() * 3**0.5
         torch.testing.assert_close(torch.linalg.svdvals(weight.detach()), expected)

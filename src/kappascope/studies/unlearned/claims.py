@@ -750,6 +750,23 @@ CLAIMS = (
         "that at a power of one (paired seeds, n = {flatter.n}).",
         answers=ANSWERS,
     ),
+    Claim(
+        "unlearned.share",
+        "The lower half of the spectrum is too small at any scale: under AdamW, with every norm as "
+        "it was and the upper half free, a lower half of four times its size beside the upper one "
+        "lowers the loss.",
+        "P 1 (open question)",
+        measures={
+            "levels": levels("AdamW", "share", (4.0,)),
+            "others": levels("AdamW", "share", (0.25, 0.5, 2.0)),
+            "muon": levels("Muon", "share", (4.0,)),
+        },
+        expect={"levels": Below(0)},
+        explain="Held at a multiple of where it was, the loss differs by {levels:+.4f}, "
+        "{others:+.4f}, under Muon {muon:+.4f} nats a character from that held at one (paired "
+        "seeds, n = {levels.n}).",
+        answers=ANSWERS,
+    ),
     *(
         Claim(
             f"unlearned.free-{held}",

@@ -62,8 +62,8 @@ SUMS = ("0", "1", "5", "30")  # of rate times decay, at the four decays of the g
 FREED = ("multipliers", "values", "temperature")
 MULTIPLES = (0.25, 0.5, 2.0, 4.0)
 # at which levels a part is compared with itself at one, and at which with the optimizer alone
-HELD = {"norm": MULTIPLES, "tail": MULTIPLES, "shape": (0.0, 0.5, 2.0)}
-ALONE = {"norm": (1.0, 2.0), "tail": (1.0, 2.0, 4.0), "shape": (0.0, 0.5, 1.0)}
+HELD = {"norm": MULTIPLES, "tail": MULTIPLES, "share": MULTIPLES, "shape": (0.0, 0.5, 2.0)}
+ALONE = {"norm": (1.0, 2.0), "tail": (1.0, 2.0, 4.0), "share": (1.0, 4.0), "shape": (0.0, 0.5, 1.0)}
 GHOSTS = 4  # beside every run
 SEEDS = "means over seeds with 95 % intervals"
 
@@ -600,7 +600,7 @@ def against_the_level(axes: Axes, rows: Table, spectra: Table) -> str:
     """Draw the loss against the level at which the norm, or the lower half, is held."""
     drawing.entitle(axes, "Loss of holding a part", "multiple of its value", "nats a character")
     n = 0
-    arms = [(o, held) for o in LEARNERS for held in ("norm", "tail")]
+    arms = [(o, held) for o in LEARNERS for held in ("norm", "tail", "share")]
     for (optimizer, held), colour in zip(arms, SPARE, strict=False):
         found = {name: measured(m, rows) for name, m in levels(optimizer, held).items()}
         points = {float(name.split()[1]): e for name, e in found.items() if e}

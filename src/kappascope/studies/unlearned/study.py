@@ -19,9 +19,9 @@ that its gradients have; and what decay leaves of the start. Stages:
 - ``file``: public checkpoints, beside the nulls that a file alone allows.
 
 A pilot of 98 runs came before, of other seeds and 3,000 steps. It made the predictions that are
-judged here and the settings of equal loss; none of its rows counts. Three rules came when other
-rows had been seen, and before their own: the balance, when those of the grid had been; the shape,
-when those of the tail had been; and width 256, when those of lesser widths had been.
+judged here and the settings of equal loss; none of its rows counts. Some rules came when other
+rows had been seen, and before their own: the balance after the grid, the shape after the tail, the
+share of the lower half after both, and width 256 after the lesser widths.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ FREED: Mapping[str, tuple[corrections.Correction, str | None]] = {
         "*.query.weight",
     ),
 }
-HELD = ("norm", "tail", "shape")
+HELD = ("norm", "tail", "share", "shape")
 # stages that ask for losses, compare runs with one another, or have a null of their own
 WITHOUT_NULLS = ("matter", "data", "balance")
 
@@ -336,8 +336,9 @@ class Held:
 
     ``norm``: the Frobenius norm; the rate is multiplied alike, so that a step turns the matrix by
     the same angle. ``tail``: the lower half of the singular values, each at its multiple.
-    ``shape``: all singular values, at what they were to the power of the level, with one factor by
-    which the norm stays as it was: at zero the spectrum is flat, at a half kappa is its root.
+    ``share``: the lower half at a multiple of what it was beside the upper half, which is free, at
+    the same norm. ``shape``: all singular values at what they were to the power of the level, at
+    the same norm: at zero the spectrum is flat, at a half kappa is its root.
     """
 
     def __init__(self, what: str, level: float, since: int) -> None:
@@ -360,12 +361,18 @@ class Held:
         elif step % HOLD_EVERY == 0:
             for name, p in matrices.items():
                 u, s, vt = spectra.decomposition(p.detach())
-                found = self._tail(name, s) if self.what == "tail" else self._shape(name, s)
-                p.copy_((u * found) @ vt)
+                p.copy_((u * getattr(self, f"_{self.what}")(name, s)) @ vt)
 
     def _tail(self, name: str, s: Tensor) -> Tensor:
         half = len(s) // 2
         return torch.cat([s[:half], self.level * self.levels.setdefault(name, s[half:].clone())])
+
+    def _share(self, name: str, s: Tensor) -> Tensor:
+        size, half = torch.linalg.vector_norm, len(s) // 2
+        held = self.levels.setdefault(name, s.clone())
+        tail = self.level * held[half:] * (size(s[:half]) / size(held[:half]))
+        found = torch.cat([s[:half], tail])
+        return found * (size(held) / size(found))
 
     def _shape(self, name: str, s: Tensor) -> Tensor:
         held = self.levels.setdefault(name, s.clamp(min=1e-6 * float(s[0])))
@@ -449,6 +456,8 @@ def whole_grid() -> tuple[Setting, ...]:
         for o, powers in (("AdamW", POWERS), ("Muon", POWERS[1:]))
         for power in powers
     ]
+    shares = [("AdamW", level) for level in LEVELS] + [("Muon", 1.0), ("Muon", 4.0)]
+    found += [centre(o, stage="matter", held="share", level=level) for o, level in shares]
     found += [
         cell(o, DECAYS[o][k], stage="balance") for k in (CENTRE, 3, LIGHT) for o in ("AdamW", "SGD")
     ]
