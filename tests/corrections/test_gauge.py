@@ -265,3 +265,79 @@ class TestBatchNorm:
     def test_one_of_another_width_does_not(self) -> None:
         model = nn.ModuleDict({"conv": nn.Conv2d(4, 6, 3), "bn": nn.BatchNorm2d(4)})
         assert placed(model)["conv.weight"].rows
+
+
+# --- the function itself is asked: which changes of factors does it not feel? ---------------------
+
+
+def unfelt(model: nn.Module, text: Tensor, correction: Multipliers) -> int:
+    """In how many ways factors can change and the function does not, gains of norms making up.
+
+    A matrix, or a part of a fused one, that changes as a whole does not count: its scale is that
+    of its neighbours as well, in the plain model too.
+    """
+    entries: list[tuple[Tensor, int, object, object]] = []
+    for t in correction.attach(model, SGD(model.parameters(), lr=0.1)).treatments:
+        for side, factor in enumerate(t.module.factors):
+            mask, length = t.module.mask, factor.shape[-1]
+            for i in range(factor.numel()):
+                if side or mask is None or mask[i % length]:
+                    parts = [label for label, _ in t.weight.layout.parts or ()]
+                    its = [p for p in parts if not side and i % length in t.weight.layout.rows(p)]
+                    entries.append((factor, i, t, (id(factor), i // length, *its)))
+    for module in model.modules():
+        gains = module._parameters.get("weight") if "Norm" in type(module).__name__ else None
+        entries += [(gains, i, None, None) for i in range(0 if gains is None else gains.numel())]
+
+    def computed(entry: Tensor, i: int, t, change: float) -> Tensor:
+        flat = entry.data.view(-1)
+        kept, weight = flat[i].clone(), None if t is None else t.leaf.detach().clone()
+        flat[i] += change
+        if t is not None:
+            t.leaf.data.copy_(t.module(t.direction))
+        found = model(text).logits.flatten()
+        flat[i] = kept
+        if t is not None:
+            t.leaf.data.copy_(weight)
+        return found
+
+    with torch.no_grad():
+        felt = torch.stack([
+            (computed(e, i, t, 1e-5) - computed(e, i, t, -1e-5)) / 2e-5 for e, i, t, _ in entries
+        ], 1)  # fmt: skip
+    sizes = felt.norm(dim=0)
+    values, vectors = torch.linalg.svd(felt / sizes.clamp(min=1e-9), full_matrices=False)[1:]
+    is_factor = torch.tensor([group is not None for *_, group in entries])
+    nothing = (vectors[values < 1e-6 * values[0]] / sizes.clamp(min=1e-9))[:, is_factor]
+    nothing = nothing / nothing.norm(dim=1, keepdim=True).clamp(min=1e-3 / sizes.min())
+    groups = [group for *_, group in entries if group is not None]
+    wholes = torch.stack([
+        torch.tensor([g == group for g in groups]).double() for group in dict.fromkeys(groups)
+    ])  # fmt: skip
+    wholes = wholes / wholes.norm(dim=1, keepdim=True)
+    rest = nothing - nothing @ wholes.T @ wholes
+    return int((torch.linalg.svdvals(rest) > 1e-3).sum())
+
+
+KNOWN = ["gpt2", "gpt_neox", "bloom", "phi3", "falcon grouped", "bigcode", "qwen3", "deepseek v3"]
+KNOWN += ["jetmoe", "mixtral"]
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_no_factors_can_change_unfelt_but_those_of_a_matrix_as_a_whole(
+    name, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = pytest.importorskip("tiny_transformers")
+    text = torch.randint(3, 40, (6, 8), generator=torch.Generator().manual_seed(0))
+
+    def model() -> nn.Module:
+        made = transformers.tiny(name)
+        made.config._experts_implementation = "eager"  # others know no float64
+        return made
+
+    plain, all_sides = model(), model()
+    # norm layers ask for float32, in which differences would drown
+    monkeypatch.setattr(torch, "float32", torch.float64)
+    monkeypatch.setattr(Tensor, "float", Tensor.double)
+    assert unfelt(plain, text, Multipliers()) == 0
+    assert unfelt(all_sides, text, Multipliers(gauge=True)) > 0  # and this would tell

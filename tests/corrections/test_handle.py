@@ -29,8 +29,10 @@ from correction_examples import (
 )
 from kappascope.corrections import (
     Hybrid,
+    MagnitudeDirection,
     Multipliers,
     NormPin,
+    OrthogonalPenalty,
     PaperPenalty,
     SigmaMaxPenalty,
     SingularValueBound,
@@ -40,6 +42,7 @@ from kappascope.corrections import (
     SpectralPenalty,
     SVDCorrection,
 )
+from kappascope.corrections._stepping import StepHooks
 
 
 class Custom(Optimizer):
@@ -663,3 +666,36 @@ def test_metrics_of_a_penalty_that_steps_on_its_own_are_of_the_weight_it_moved()
 def test_metrics_count_rewrites() -> None:
     _, _, handle = trained(SVDCorrection(every=2), perceptron(), count=5)
     assert handle.metrics()["rewrites/2.weight"] == 2
+
+
+@pytest.mark.parametrize("correction", [SigmaMaxPenalty(0.5), OrthogonalPenalty(0.5)], ids=repr)
+def test_metrics_have_the_penalty_of_the_weight_that_was_looked_at(correction) -> None:
+    layer = nn.Linear(2, 2, bias=False)
+    layer.weight.data = torch.diag(torch.tensor([3.0, 1.0]))
+    optimizer = SGD(layer.parameters(), lr=0.0)
+    handle = correction.attach(layer, optimizer)
+    assert "penalty/weight" not in handle.metrics()  # not looked at yet
+    layer.weight.grad = torch.zeros(2, 2)
+    optimizer.step()
+    expected = {"SigmaMaxPenalty": 0.5 / 2 * 9, "OrthogonalPenalty": 0.5 * (9 - 1) ** 2}
+    assert handle.metrics()["penalty/weight"] == pytest.approx(expected[type(correction).__name__])
+
+
+@pytest.mark.parametrize("correction", [SpectralNormalization(), Multipliers(False, False)])
+def test_metrics_of_a_single_factor_are_the_factor(correction) -> None:
+    model, optimizer = attached(correction)
+    handle_of = StepHooks.of(optimizer).attachments[0].factored
+    steps(model, optimizer, 3)
+    for treatment in handle_of:
+        assert treatment.metrics() == {"gain": treatment.module.rows.abs().amax()}
+
+
+def test_what_is_shown_of_a_handle_fits_on_a_line_whatever_the_model() -> None:
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(100)))
+    handle = MagnitudeDirection().attach(
+        model, SGD(model.parameters(), lr=0.1), exclude=["0.*", "1.*"]
+    )
+    shown = "98 weights, 2 left out, 0 steps refused"
+    assert repr(handle) == f"<Handle: NormPin, Multipliers; {shown}>"
+    handle.close()
+    assert repr(handle) == f"<Handle: closed; {shown}>"

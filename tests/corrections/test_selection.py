@@ -295,3 +295,16 @@ def test_a_matrix_made_of_a_vector_is_a_weight() -> None:
     parametrize.register_parametrization(layer, "weight", Diagonal(), unsafe=True)
     with SpectralPenalty().attach(layer, SGD(layer.parameters())) as handle:
         assert handle.weights == ("weight",)
+
+
+def test_a_model_that_the_first_fsdp_has_flattened_is_refused_wherever_it_stands() -> None:
+    class FullyShardedDataParallel(nn.Module):
+        """As torch's, whose parameters are shards of one vector."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.flat = nn.Parameter(torch.ones(7))
+
+    model = nn.Sequential(nn.Linear(4, 3), FullyShardedDataParallel())
+    with pytest.raises(Refusal, match=r"^1: it joins weights .* \(shard by fully_shard \(FSDP2\)"):
+        NormPin().attach(model, SGD(model.parameters(), lr=0.1))

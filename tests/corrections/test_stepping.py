@@ -27,6 +27,7 @@ from kappascope.corrections import (
     SingularValueMultipliers,
     SpectralPenalty,
 )
+from kappascope.corrections._stepping import StepHooks
 
 ROBUST = [Multipliers(), SpectralPenalty(0.1, target=1.5), NormPin(), SingularValueMultipliers()]
 
@@ -443,3 +444,79 @@ def test_a_schedule_free_optimizer_is_corrected_where_it_trains(correction) -> N
         optimizer.train()
         steps(model, optimizer, 2)
     assert not handle.refused
+
+
+def free_of_schedule(correction) -> tuple[torch.nn.Module, Optimizer]:
+    schedulefree = pytest.importorskip("schedulefree")
+    torch.manual_seed(0)
+    model = perceptron()
+    optimizer = schedulefree.AdamWScheduleFree(model.parameters(), lr=0.05)
+    optimizer.train()
+    correction.attach(model, optimizer)
+    return model, optimizer
+
+
+@every
+def test_a_schedule_free_optimizer_goes_on_from_what_it_saved_in_eval_mode(correction) -> None:
+    model, optimizer = free_of_schedule(correction)
+    steps(model, optimizer, 4)
+    optimizer.eval()
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    again = free_of_schedule(correction)
+    for part, state in zip(again, saved, strict=True):
+        part.load_state_dict(state)
+    for each in ((model, optimizer), again):
+        each[1].train()
+        steps(*each, 4)
+    for a, b in zip(model.parameters(), again[0].parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_weights_loaded_before_a_schedule_free_optimizer_changes_its_mode_are_kept() -> None:
+    model, optimizer = free_of_schedule(Multipliers())
+    other = torch.randn(6, 4)
+    with torch.no_grad():
+        model[0].weight.copy_(other)
+    optimizer.eval()  # before the first step there is nothing to move
+    assert torch.equal(model[0].weight, other)
+
+
+def test_a_load_that_leaves_a_weight_out_is_none_of_that_weight() -> None:
+    model, optimizer = attached(Hybrid(penalties=SpectralPenalty(0.1, target=1.5)))
+    steps(model, optimizer, 2)
+    factors = StepHooks.of(optimizer).attachments[0].factored
+    model.load_state_dict({"0.bias": torch.zeros(6)}, strict=False)
+    steps(model, optimizer, 1)
+    assert all((f != 1).any() for t in factors for f in t.module.factors)
+
+
+class LoadsByItself(AdamW):
+    """An optimizer with a way of its own to save and load, as those of bitsandbytes have."""
+
+    def state_dict(self) -> dict:
+        return {"state": dict(enumerate(self.state.values()))}
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        assert set(state_dict) == {"state"}
+        parameters = self.param_groups[0]["params"]
+        self.state.update(zip(parameters, state_dict["state"].values(), strict=True))
+
+
+@every
+def test_an_optimizer_that_saves_and_loads_by_itself_carries_the_correction(correction) -> None:
+    def started() -> tuple[torch.nn.Module, Optimizer]:
+        torch.manual_seed(0)
+        model = perceptron()
+        optimizer = LoadsByItself(model.parameters(), lr=0.05)
+        correction.attach(model, optimizer)
+        return model, optimizer
+
+    first, again = started(), started()
+    steps(*first, 4)
+    saved = copy.deepcopy((first[0].state_dict(), first[1].state_dict()))
+    for part, state in zip(again, saved, strict=True):
+        part.load_state_dict(state)
+    for each in (first, again):
+        steps(*each, 4)
+    for a, b in zip(first[0].parameters(), again[0].parameters(), strict=True):
+        assert torch.equal(a, b)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -74,6 +75,27 @@ def test_a_correction_in_a_trainer_makes_a_difference(tmp_path: Path) -> None:
         run.train()
         trained.append(run.model.state_dict())
     assert not torch.equal(*(one["transformer.h.0.mlp.c_fc.weight"] for one in trained))
+
+
+def test_a_trainers_callback_selects_as_attach_does(tmp_path: Path) -> None:
+    for where, exclude, expected in (
+        (re.compile("c_fc"), None, ["mlp.c_fc"]),
+        (lambda name, module: "attn" in name, "*c_attn*", ["attn.c_proj"]),
+        ({"*mlp*": NormPin(), "*attn*": None}, "*lm_head*", ["mlp.c_fc", "mlp.c_proj"]),
+    ):
+        callback = CorrectionCallback(NormPin(), where, exclude)
+        seen = []
+
+        class Look(transformers.TrainerCallback):
+            def on_step_end(self, *args, callback=callback, seen=seen, **others) -> None:
+                seen.append(callback.handle.weights)
+
+        args = arguments(tmp_path, max_steps=1)
+        callbacks = [callback, Look()]
+        transformers.Trainer(
+            language_model(), args, train_dataset=Tokens(), callbacks=callbacks
+        ).train()
+        assert [list(one) for one in seen] == [[f"transformer.h.0.{n}.weight" for n in expected]]
 
 
 @each

@@ -45,6 +45,24 @@ class Attachment:
         """The treatments that train factors."""
         return [] if self.factors is None else list(self.factors.treatments)
 
+    def follow(self, treatment: TrainedFactors) -> None:
+        """Let factors and what is remembered of them change type and device as the weight did."""
+        if treatment.follow() and self.factors is not None:
+            self.factors.follow(treatment)
+
+    def take_up(self, treatment: TrainedFactors) -> None:
+        """Make a weight that somebody else has written the product of factors."""
+        if treatment.adopt() and self.factors is not None:
+            self.factors.forget(treatment)
+
+    def take_up_what_others_wrote(self) -> None:
+        """Look at every weight with factors, outside of a step, before directions are moved."""
+        for treatment in self.factored:
+            self.follow(treatment)
+            if treatment.was_written():
+                self.take_up(treatment)
+            treatment.was_loaded = False
+
     def refuse(self, treatment: Treatment) -> None:
         """Count a step that is not taken, and warn of the first of every weight."""
         name = treatment.weight.name

@@ -53,6 +53,8 @@ class Factors(nn.Module):
     layout: Layout  # of the weight as a matrix
     is_elementwise = False  # the product, whose bits then do not depend on how it is computed
 
+    is_scalar = False  # one factor of the matrix, or of each in a stack
+
     mask: Tensor | None = None  # of the first of :attr:`factors`: which of its entries are free
 
     def sums(self, weight: Tensor, gradient: Tensor) -> list[Tensor]:
@@ -111,6 +113,7 @@ class RowColumnFactors(Factors):
     def __init__(self, matrix: Tensor, layout: Layout, sides: FreeSides, scalar: bool) -> None:
         super().__init__()
         self.layout, self.mask = layout, None if scalar else sides.mask(matrix.shape[-2])
+        self.is_scalar = scalar
         ones = torch.ones_like(matrix, dtype=torch.promote_types(matrix.dtype, torch.float32))
         rows = (ones[..., :1, 0] if scalar else ones[..., 0]) if sides.rows else None
         columns = ones[..., 0, :] if sides.columns else None
@@ -406,6 +409,11 @@ class TrainedFactors(Treatment):
             self.mark.version = -1  # somebody has written it, too
         return True
 
+    def was_written(self) -> bool:
+        """Whether somebody else has written the weight since the last look; waited for."""
+        same = self.mark.version == self.leaf._version and bool(self.mark.same(self.leaf).all())
+        return not agreed(same, self.leaf)
+
     def adopt(self) -> bool:
         """Make a weight that somebody else has written the product; True if factors start anew.
 
@@ -446,8 +454,13 @@ class TrainedFactors(Treatment):
         return weight, dict(self.make(self.weight.layout.matrix(weight)).state_dict())
 
     def metrics(self) -> dict[str, Tensor | float]:
-        """The largest factor over the smallest, on the side where they differ most."""
+        """The largest factor over the smallest, on the side where they differ most.
+
+        Of a single factor of the matrix it is the factor; of a stack, the largest.
+        """
         sides = [factor.abs() for factor in self.module.factors]
+        if self.module.is_scalar:
+            return {"gain": sides[0].amax()}
         return {"spread": torch.stack([side.amax() / side.amin() for side in sides]).amax()}
 
     # Gradients

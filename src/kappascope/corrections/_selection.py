@@ -116,6 +116,21 @@ def _with_module(test: Callable[..., bool]) -> Callable[[str, nn.Module], bool]:
     return lambda name, module: bool(test(name))
 
 
+def _refuse_flat(model: nn.Module) -> None:
+    """Refuse what the first version of FSDP has wrapped: no process has a weight as a matrix.
+
+    >>> class FullyShardedDataParallel(nn.Sequential):
+    ...     pass
+    >>> _refuse_flat(FullyShardedDataParallel(nn.Linear(2, 2)))
+    Traceback (most recent call last):
+    kappascope.refusal.Refusal: FullyShardedDataParallel: it joins weights to one vector and ...
+    """
+    for name, module in model.named_modules():
+        if type(module).__name__ == "FullyShardedDataParallel":  # its import takes a second
+            wrong = "it joins weights to one vector and cuts that, so no process has a matrix"
+            raise Refusal(2, name or type(module).__name__, wrong, "shard by fully_shard (FSDP2)")
+
+
 Chosen = TypeVar("Chosen")
 Objection: TypeAlias = Callable[[LiveWeight, "AnalysedModel"], str | None]
 
@@ -141,6 +156,7 @@ class AnalysedModel:
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         refuse_meta(model)
+        _refuse_flat(model)
         self.model, self.optimizers = unwrapped(model), optimizers
         self.weights = live_weights(self.model)
         self._owners = {
@@ -175,7 +191,7 @@ class AnalysedModel:
             where if where is None else MeantWeights.of(where, names) for where, *_ in settings
         ]
         excluded = exclude if exclude is None else MeantWeights.of(exclude, names, "exclude=")
-        chosen, left_out = [], {}
+        chosen, left_out, unmapped = [], {}, False
         for weight in self.weights:
             uses = [weight if each is None else each.uses(weight) for each in meant]
             first = next((i for i, use in enumerate(uses) if use is not None), None)
@@ -190,6 +206,7 @@ class AnalysedModel:
             reason = self._why_untrained(weight)
             if reason is None and not named and its_uses is not None:
                 reason = why_no_map(its_uses)
+                unmapped |= reason is not None
             reason = reason or objection(weight, self)
             if reason is None:
                 chosen.append((weight, settings[first][1]))
@@ -201,6 +218,8 @@ class AnalysedModel:
         if not chosen:
             why = _summary(left_out) or "no matrix"
             wrong, advice = f"no weight to correct ({why})", "choose others by where="
+            if unmapped:
+                advice += "; what a pattern skips since it is no map is taken if it is named"
             raise NothingToCorrect(2, type(self.model).__name__, wrong, advice)
         return chosen, left_out
 

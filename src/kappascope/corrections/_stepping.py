@@ -86,14 +86,13 @@ class StepHooks:
         self.is_guarded = False
         self.replicas: Replicas | None = None
         self.is_alone: bool | None = None  # not known yet
-        self.fitting: list[tuple[Attachment, State]] = []  # in a state that is being loaded
         self.hooks: list[Any] = [
             optimizer.register_step_pre_hook(self._before),
             optimizer.register_step_post_hook(self._after),
-            optimizer.register_state_dict_post_hook(self._save),
-            optimizer.register_load_state_dict_pre_hook(self._check_loaded),
-            optimizer.register_load_state_dict_post_hook(self._load),
             MethodWrapper(optimizer, "step", self._guarded),
+            # torch has hooks for these two, which optimizers with methods of their own do not run
+            MethodWrapper(optimizer, "state_dict", self._save),
+            MethodWrapper(optimizer, "load_state_dict", self._load),
         ]
         for name in ("train", "eval"):  # in which a schedule-free optimizer moves the weights
             if callable(getattr(optimizer, name, None)):
@@ -226,8 +225,7 @@ class StepHooks:
         for t, attachment in step.factored.items():
             users[t] = t.leaf.grad
             step.keep_gradient(t.leaf)
-            if t.follow() and attachment.factors is not None:
-                attachment.factors.follow(t)
+            attachment.follow(t)
             pull_back(t)
         self._note_gradients(step)
         # all that only the device knows is asked in one question: it would be waited for each time
@@ -246,10 +244,10 @@ class StepHooks:
             t for t in step.factored if not answers["same", t] or t.mark.version != t.leaf._version
         ]
         for t in written:
-            factors = step.factored[t].factors
-            if t.adopt() and factors is not None:
-                factors.forget(t)
+            step.factored[t].take_up(t)
             pull_back(t)
+        for t in step.factored:  # what was loaded may have left this weight out
+            t.was_loaded = False
         if written:
             self._note_gradients(step)
         if step.replicas is not None:
@@ -412,6 +410,8 @@ class StepHooks:
         """Let the optimizer move directions, which are what it knows, outside of a step."""
         factored = [t for attachment in self.attachments for t in attachment.factored]
         with torch.no_grad():
+            for attachment in self.attachments:
+                attachment.take_up_what_others_wrote()
             for t in factored:
                 t.enter()
             try:
@@ -426,32 +426,36 @@ class StepHooks:
 
     # What the optimizer's state dict carries
 
-    def _save(self, optimizer: Optimizer, state: State) -> State:
-        return {**state, STATE_KEY: [state_of([attachment]) for attachment in self.attachments]}
+    def _save(self, call: Callable[..., State], *args: Any, **kwargs: Any) -> State:
+        states = [state_of([attachment]) for attachment in self.attachments]
+        return {**call(*args, **kwargs), STATE_KEY: states}
 
-    def _check_loaded(self, optimizer: Optimizer, state: State) -> State:
-        """Find the states of what is attached here; what does not fit is told and left alone."""
-        self.fitting = []
-        for attachment in self.attachments if state.get(STATE_KEY) else ():
+    def _load(self, call: Callable[..., Any], state_dict: State, *args: Any, **kwargs: Any) -> Any:
+        fitting = self._fitting(state_dict.get(STATE_KEY) or [])
+        known = {key: value for key, value in state_dict.items() if key != STATE_KEY}
+        result = call(known, *args, **kwargs)
+        for attachment, state in fitting:
+            load_state([attachment], state)
+        return result
+
+    def _fitting(self, states: Sequence[State]) -> list[tuple[Attachment, State]]:
+        """The saved states of what is attached here; what does not fit is told and left alone."""
+        fitting = []
+        for attachment in self.attachments if states else ():
             problems = []
-            for saved in state[STATE_KEY]:
+            for saved in states:
                 try:
                     check_state([attachment], saved)
                 except ValueError as error:
                     problems.append(str(error).partition(";")[0])
                 else:
-                    self.fitting.append((attachment, saved))
+                    fitting.append((attachment, saved))
                     break
             else:
                 kind = attachment.treatments[0].kind.__name__
                 text = f"the optimizer's state has none of this {kind}, which goes on as it is"
-                warnings.warn(f"{text} ({'; '.join(problems)})", RuntimeWarning, stacklevel=3)
-        return {key: value for key, value in state.items() if key != STATE_KEY}
-
-    def _load(self, optimizer: Optimizer) -> None:
-        for attachment, state in self.fitting:
-            load_state([attachment], state)
-        self.fitting = []
+                warnings.warn(f"{text} ({'; '.join(problems)})", RuntimeWarning, stacklevel=4)
+        return fitting
 
 
 def _answered(questions: Mapping[K, Sequence[Tensor]], replicas: Replicas | None) -> dict[K, bool]:

@@ -406,8 +406,8 @@ class DecoupledStep(Treatment):
         if (values := self.memory.get("values")) is not None:
             tiny = torch.finfo(values.dtype).tiny
             numbers["kappa"] = (values[..., 0] / values[..., -1].clamp(min=tiny)).amax()
-            if self.price is not None:
-                numbers["penalty"] = self.price(self.memory).sum()
+        if self.price is not None and self.was_looked_at:
+            numbers["penalty"] = self.price(self.memory).sum()
         if self.is_done_elsewhere:  # and the change is not known here
             return numbers
         if self.sizes is None:

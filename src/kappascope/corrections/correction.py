@@ -165,7 +165,8 @@ def attach(
     """
     if not isinstance(settings, Mapping) or not settings:
         expected = "corrections by pattern, as {'*.mlp.*': NormPin()}"
-        raise TypeError(f"expected {expected}; got {type(settings).__name__}")
+        came = "an empty one" if isinstance(settings, Mapping) else type(settings).__name__
+        raise TypeError(f"expected {expected}; got {came}")
     return _attached(model, optimizer, list(settings.items()), exclude)
 
 

@@ -38,7 +38,8 @@ class MagnitudeDirection(Correction):
     relative to it is the learning rate's alone; all scale is in the factors (``multipliers``).
     Magnitude-direction decoupling (arXiv 2606.25971) found this to lower the loss of language
     models, and others have repeated that. Weights whose factors are best left alone, such as a
-    language model's head, are left out.
+    language model's head, are left out. A pin with a ``norm`` of its own changes the function: the
+    first step takes the direction there, and factors do not make up for it.
 
     >>> two = MagnitudeDirection(pin=NormPin(norm=2.0))
     >>> two.corrected(torch.ones(2, 2) * 5, rows=torch.tensor([1.0, 3.0]))

@@ -15,6 +15,9 @@ such pairs of factors drift together without end (a *gauge freedom*). One of eac
   left alone;
 - rows of a language model's head scale logits, which hurts: it is left alone altogether.
 
+What stays is one number for some matrices: the scale of a matrix as a whole is in its neighbours as
+well (values and output, up and down, the gains of a norm layer and all that reads it).
+
 What a weight does, and which of its rows are whose, is what :func:`kappascope.matrices` says of it;
 neighbours are read off ``nn.Sequential`` and off the order of a module's children.
 """

@@ -23,9 +23,10 @@ from kappascope.corrections.optimizers import group_index
 from kappascope.matrix import spectra
 from kappascope.model.sharded import is_sharded
 from kappascope.model.tensors import stripped
+from kappascope.text import plural
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Handle:
     """An attached correction; closing it leaves plain weights and the same function.
 
@@ -132,7 +133,8 @@ class Handle:
 
         For every weight, where they are known: ``kappa/NAME`` (as last looked at), ``penalty/NAME``
         and ``gradient_share/NAME`` (the penalty's part of the sum of both gradients' norms),
-        ``spread/NAME`` of its factors (largest over smallest) and ``rewrites/NAME``. In all:
+        ``spread/NAME`` of its factors (largest over smallest) or ``gain/NAME`` if it has a single
+        one, and ``rewrites/NAME``. In all:
         ``refused`` steps, ``steps`` and the ``seconds`` that they took beside the optimizer's own.
 
         >>> from kappascope.corrections import NormPin
@@ -264,6 +266,13 @@ class Handle:
         self.difference = 0.0
         for attachment in self._attachments:
             attachment.treatments = []
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(dict.fromkeys(t.kind.__name__ for t in self.treatments))
+        what = "closed" if self.difference is not None else kinds or "nothing to do"
+        refused = plural(sum(self.refused.values()), "step")
+        counts = f"{plural(len(self.weights), 'weight')}, {len(self.left_out)} left out"
+        return f"<Handle: {what}; {counts}, {refused} refused>"
 
     def __enter__(self) -> Handle:
         return self

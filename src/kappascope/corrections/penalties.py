@@ -272,6 +272,12 @@ def _measured(matrix: Tensor) -> State:
     return {"calls": 0, "ends": ends, "warm": tracking.memory_form(matrix)}
 
 
+def _remembered(memory: State) -> Tensor:
+    """The penalty of every matrix when it was last looked at, where that is kept."""
+    penalty: Tensor = memory["penalty"]
+    return penalty
+
+
 def _null(weight: Tensor) -> float:
     """The kappa that 19 of 20 random matrices of this shape stay below."""
     shape = weight.shape[-2:]
@@ -336,14 +342,17 @@ class OrthogonalPenalty(Correction):
     def treatments(self, weight: LiveWeight, model: AnalysedModel) -> Iterator[Treatment]:
         """Take steps along the gradient of the penalty, unless its strength is zero."""
         if self.strength:
-            yield DecoupledStep(OrthogonalPenalty, weight, self._change, {}, self._grown)
+            yield DecoupledStep(
+                OrthogonalPenalty, weight, self._change, {}, self._grown, price=_remembered
+            )
 
     def _grown(self, matrix: Tensor) -> State:
-        return {"warm": tracking.memory_form(matrix), "calls": 0} if self.spectral else {}
+        form = {"penalty": matrix.new_empty(matrix.shape[:-2])}
+        return form | ({"warm": tracking.memory_form(matrix), "calls": 0} if self.spectral else {})
 
     def _change(self, matrix: Tensor, rate: float, memory: State) -> Tensor:
         warm = memory.get("warm", {})
-        _, gradient, room = self._parts(matrix, warm)
+        memory["penalty"], gradient, room = self._parts(matrix, warm)
         if self.spectral:
             memory |= {"warm": warm, "calls": memory.get("calls", 0) + 1}
         return -room.nan_to_num(posinf=rate).clamp(max=rate)[..., None, None] * gradient
@@ -378,15 +387,23 @@ class SigmaMaxPenalty(Correction):
         """Take steps along the gradient of the penalty, unless its strength is zero."""
         if self.strength:
             yield DecoupledStep(
-                SigmaMaxPenalty, weight, self._change, {}, self._grown, every=self.every
+                SigmaMaxPenalty,
+                weight,
+                self._change,
+                {},
+                self._grown,
+                every=self.every,
+                price=_remembered,
             )
 
     def _grown(self, matrix: Tensor) -> State:
-        return {"warm": tracking.largest_form(matrix), "calls": 0}
+        penalty = matrix.new_empty(matrix.shape[:-2])
+        return {"warm": tracking.largest_form(matrix), "calls": 0, "penalty": penalty}
 
     def _change(self, matrix: Tensor, rate: float, memory: State) -> Tensor:
         warm = memory.get("warm", {})
         u, s, v = tracking.largest_triplet(matrix, warm)
         memory |= {"warm": warm, "calls": memory.get("calls", 0) + 1}
+        memory["penalty"] = self.strength / 2 * s.square()
         lost = s * -math.expm1(-self.strength * rate)
         return -(lost[..., None] * u)[..., None] * v[..., None, :]

@@ -10,7 +10,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from kappascope.corrections import Correction, Handle
-from kappascope.model.weights import Where
 from kappascope.monitor.monitor import Monitor
 
 
@@ -21,6 +20,7 @@ class CorrectionCallback(Callback):
 
     Checkpoints are those of the plain module; the state of the optimizers in them carries what a
     resume to the last bit needs. Factors are spared the effect of the Trainer's gradient clip.
+    ``where`` and ``exclude`` are those of :meth:`~kappascope.corrections.Correction.attach`, and
     ``handle`` is what is attached.
 
     >>> from kappascope.corrections import NormPin
@@ -28,14 +28,21 @@ class CorrectionCallback(Callback):
     True
     """
 
-    def __init__(self, correction: Correction, where: Where = None) -> None:
-        self.correction, self.where = correction, where
+    def __init__(
+        self,
+        correction: Correction,
+        where: Any = None,
+        exclude: Any = None,
+    ) -> None:
+        self.correction, self.where, self.exclude = correction, where, exclude
         self.handle: Handle | None = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach to the optimizers; a checkpoint's states are loaded into them after this."""
         self.close()
-        self.handle = self.correction.attach(pl_module, trainer.optimizers, self.where)
+        self.handle = self.correction.attach(
+            pl_module, trainer.optimizers, self.where, self.exclude
+        )
 
     def on_before_optimizer_step(self, *args: Any) -> None:
         """Spare the factors, for the gradients are clipped after this."""

@@ -12,7 +12,6 @@ from transformers.trainer import OPTIMIZER_NAME
 
 from kappascope.corrections import Correction, Handle
 from kappascope.corrections.optimizers import STATE_KEY
-from kappascope.model.weights import Where
 from kappascope.monitor.monitor import Monitor
 from kappascope.refusal import Refusal
 
@@ -25,7 +24,8 @@ class CorrectionCallback(TrainerCallback):
     Checkpoints are those of the plain model; the optimizer's file in them carries what a resume to
     the last bit needs, and a resumed run takes it from there. The folder it resumes from is not
     told to callbacks: where it is not ``checkpoint-<step>`` in the output folder (or
-    ``args.resume_from_checkpoint``), pass it as ``resume_from``. ``handle`` is what is attached.
+    ``args.resume_from_checkpoint``), pass it as ``resume_from``. ``where`` and ``exclude`` are
+    those of :meth:`~kappascope.corrections.Correction.attach`; ``handle`` is what is attached.
 
     >>> from kappascope.corrections import NormPin
     >>> CorrectionCallback(NormPin()).handle is None
@@ -33,9 +33,14 @@ class CorrectionCallback(TrainerCallback):
     """
 
     def __init__(
-        self, correction: Correction, where: Where = None, resume_from: str | Path | None = None
+        self,
+        correction: Correction,
+        where: Any = None,
+        exclude: Any = None,
+        resume_from: str | Path | None = None,
     ) -> None:
-        self.correction, self.where, self.resume_from = correction, where, resume_from
+        self.correction, self.where, self.exclude = correction, where, exclude
+        self.resume_from = resume_from
         self.handle: Handle | None = None
 
     def on_train_begin(
@@ -47,7 +52,8 @@ class CorrectionCallback(TrainerCallback):
     ) -> None:
         """Attach, once the optimizer is there, and go on where a checkpoint was saved."""
         self.close()
-        self.handle = self.correction.attach(others["model"], others["optimizer"], self.where)
+        model, optimizer = others["model"], others["optimizer"]
+        self.handle = self.correction.attach(model, optimizer, self.where, self.exclude)
         if state.global_step:
             try:
                 self._resume(args, state)
