@@ -135,6 +135,7 @@ class Monitor:
             raise ValueError(
                 f"expected budget to be a share of the time, in (0, 1); got {budget!r}"
             )
+        quantities = {quantities} if isinstance(quantities, str) else quantities
         if unknown := set(quantities) - set(PARTS):
             known = ", ".join(PARTS)
             raise ValueError(f"expected quantities among {known}; got {', '.join(sorted(unknown))}")
@@ -144,6 +145,10 @@ class Monitor:
             spectra_every or SPECTRA_READINGS * every,
         )
         self.where, self.exclude, self.quantities = where, exclude, frozenset(quantities)
+        if not isinstance(ghosts, int) or ghosts < 0 or ghosts == 1:
+            raise ValueError(
+                f"expected no ghosts or at least two, to have a spread; got {ghosts!r}"
+            )
         self.sinks = tuple(_sink(sink) for sink in sinks)
         self.on_alert, self.strict, self.keys = on_alert, strict, keys
         self.ghosts = ghosts
@@ -218,7 +223,8 @@ class Monitor:
         self._latest: dict[str, dict[str, Any]] = {}
         self._facts: dict[str, dict[str, Any]] = {}
         self._watch = Watch()
-        self._ring = Ring(max(RING_STEPS, self.every if self.norms_every else 0))
+        steps = max(RING_STEPS, self.every if self.norms_every else 0)
+        self._ring = Ring(steps * max(len(self._optimizers), 1))
         self._keeps_norms = True
         self._passes: dict[str, tuple[weakref.ref[Tensor], int]] = {}
         self._pending = []
@@ -242,7 +248,8 @@ class Monitor:
                 last = earlier.step
                 end = "was closed at" if earlier.is_closed else "was cut after"
                 cut = f"the record before {end} step {last:,}"
-                self._watch.told |= {(alert.name, alert.matrix) for alert in earlier.alerts}
+                kept = (a for a in earlier.alerts if step is None or a.step <= step)
+                self._watch.told |= {(alert.name, alert.matrix) for alert in kept}
                 if step is not None and step < last:
                     cut += f"; what it has after step {step:,} is superseded"
             self._recorder = Recorder(self.folder)
@@ -373,11 +380,14 @@ class Monitor:
 
         A tensor on a device is read with the next reading: nothing waits for it here.
         """
-        kept = {
-            name: value.detach().clone() if isinstance(value, Tensor) else float(value)
-            for name, value in values.items()
-        }
-        self._pending.append({"kind": "log", "step": self.step, "values": kept})
+        if self._survey is None:
+            return
+        with self._contained("what was logged is no number"):
+            kept = {
+                name: value.detach().clone() if isinstance(value, Tensor) else float(value)
+                for name, value in values.items()
+            }
+            self._pending.append({"kind": "log", "step": self.step, "values": kept})
 
     @torch.no_grad()
     def microbatch(self) -> None:
@@ -585,7 +595,7 @@ class Monitor:
         elif groups == self._settings[k]:
             return
         self._settings[k] = groups
-        entry = {"kind": "settings", "step": self._counts[k], "optimizer": k, "groups": groups}
+        entry = {"kind": "settings", "step": self.step, "optimizer": k, "groups": groups}
         self._pending.append(entry)
 
     def _remember_norms(self, k: int) -> None:
@@ -593,7 +603,7 @@ class Monitor:
         if not self._keeps_norms:
             return
         named = [(key, t) for key, t in self._stepped(k, self._items_of(k)) if t.numel()]
-        self._ring.add(self._counts[k], dict(named))
+        self._ring.add(self.step, dict(named))
 
     # --- which work -------------------------------------------------------------------------------
 
@@ -674,7 +684,7 @@ class Monitor:
             self._pending.clear()
             self._ring.tell()
             return
-        step, rows = self._counts[k], dict[str, dict[str, Any]]()
+        step, rows = self.step, dict[str, dict[str, Any]]()  # one clock for all optimizers
         for part in parts:
             rows |= part.rows
         self._latest |= {name: self._latest.get(name, {}) | row for name, row in rows.items()}
@@ -743,7 +753,7 @@ class Monitor:
             source.gathered(None)
         for name, quantities in corrected.items():
             readings[name] = readings.get(name, {}) | quantities
-        alerts = self._nobody_steps(step) if captured is not None else []
+        alerts = self._nobody_steps(self.step) if captured is not None else []
         return _Part(readings, alerts, sums, self._ring.fresh if sharded else [])
 
     def _small_numbers(
@@ -929,7 +939,7 @@ class Monitor:
 
 def _sink(given: Sink | str) -> Sink:
     """Take a sink, or the name under which an installed package offers one."""
-    if not isinstance(given, str):
+    if callable(given):
         return given
     offered = plugins("sinks")
     if given not in offered:
