@@ -677,6 +677,18 @@ class TestManners:
         assert monitor.step == 2 and monitor.last
         monitor.close()
 
+    def test_what_is_logged_does_not_pile_up_where_no_reading_comes(self, tmp_path: Path) -> None:
+        for folder, options in (("a", {"every": 5, "budget": 1e-9}), ("b", {"every": 10**6})):
+            model, optimizer, monitor = linear(tmp_path / folder, **options)
+            most = 0
+            for batch in batches(100):
+                train(model, optimizer, iter([batch]), lambda loss, to=monitor: to.log(loss=loss))
+                most = max(most, len(monitor._pending))
+            assert most <= (10 if folder == "a" else module.PENDING_LOGS)
+            assert len(Run.read(tmp_path / folder).logs["loss"]) > 60  # while it runs
+            monitor.close()
+            assert len(Run.read(tmp_path / folder).logs["loss"]) == 100
+
     def test_weights_that_become_nan_are_an_alert_and_leave_the_ring(self, tmp_path: Path) -> None:
         told: list[Alert] = []
         model, optimizer, monitor = linear(tmp_path, every=5, on_alert=told.append)

@@ -80,6 +80,7 @@ PARTS = ("signal", "update", "swallowed", "spectra")
 SETTINGS = ("lr", "betas", "weight_decay", "momentum", "eps", "nesterov", "dampening", "amsgrad")
 SPECTRA_READINGS = 10  # a whole spectrum comes with every tenth reading, unless told otherwise
 RING_STEPS = 64
+PENDING_LOGS = 64  # on the host, after which they are written though no reading is due
 log = logging.getLogger("kappascope")
 _numbers = itertools.count()
 
@@ -388,6 +389,9 @@ class Monitor:
                 for name, value in values.items()
             }
             self._pending.append({"kind": "log", "step": self.step, "values": kept})
+            is_many = len(self._pending) >= PENDING_LOGS and self._recorder is not None
+            if is_many and all(t.device.type == "cpu" for t in _logged(self._pending).values()):
+                self._flush()
 
     @torch.no_grad()
     def microbatch(self) -> None:
@@ -581,6 +585,8 @@ class Monitor:
             if has_closure:  # which computed them within the step
                 self._capture_gradients(k, captured)
             self._read(captured.items, captured, k)
+        elif self._is_due(self._calls[k]):  # and there was no time for it
+            self._let_go()
 
     def _is_due(self, count: int) -> bool:
         return count % self.every == 0
@@ -680,9 +686,8 @@ class Monitor:
         parts = self._ranks.gathered(mine)
         if failure is not None:
             raise failure
-        if parts is None:  # another process writes
-            self._pending.clear()
-            self._ring.tell()
+        if parts is None:
+            self._let_go()
             return
         step, rows = self.step, dict[str, dict[str, Any]]()  # one clock for all optimizers
         for part in parts:
@@ -895,6 +900,14 @@ class Monitor:
                 rows = {name: {"frobenius_norm": norm} for name, norm in named}
                 entry = {"kind": "reading", "step": each.step, "time": time.time()}
                 self._write(entry | {"rows": rows})
+
+    def _let_go(self) -> None:
+        """Write what is pending without a reading; where another process writes, forget it."""
+        if self._recorder is not None:
+            self._flush()
+        else:
+            self._pending.clear()
+            self._ring.tell()
 
     def _flush(self) -> None:
         """Write what was pending: settings, and what the user logged."""
