@@ -35,7 +35,7 @@ from kappascope.corrections.optimizers import (
     understood_optimizers,
 )
 from kappascope.matrix import spectra
-from kappascope.model.sharded import is_sharded
+from kappascope.model.sharded import is_flattened, is_sharded
 from kappascope.model.weights import Where
 from kappascope.monitor._ranks import Ranks
 from kappascope.monitor.alerts import Watch
@@ -186,6 +186,9 @@ class Monitor:
         has_none = optimizer is None or optimizer == []
         self._optimizers = [] if has_none else understood_optimizers(optimizer)
         survey = watched(model, self.where, self.exclude)  # what is wrong with where= is told now
+        if is_flattened(model):
+            text = "FSDP1 keeps flat pieces of parameters, of which no matrix can be read"
+            _warn(f"kappascope's monitor: {text}: use FSDP2 (fully_shard)")
         self._begin(survey)
         with self._contained("the record cannot be begun"):
             self._open(survey, step)
@@ -707,7 +710,7 @@ class Monitor:
         for part in parts:
             self._alert(part.alerts)
         self._tell_of_drift(step, [part.sums for part in parts])
-        new = list(self._watch.reading(step, rows))
+        new = list(self._watch.reading(step, rows, self._facts))
         self._alert(new)
         for alert in new:
             if alert.name == "non-finite":
@@ -863,7 +866,7 @@ class Monitor:
     def _sums(self) -> dict[str, Tensor]:
         """Sums by which replicas are compared; nothing where there are none."""
         assert self._survey is not None
-        if self._ranks.count == 1:
+        if self._ranks.count == 1 or is_flattened(self._survey.model):
             return {}
         whole = ((n, p) for n, p in self._survey.parameters.items() if not is_sharded(p))
         return {name: parameter.detach().double().sum() for name, parameter in whole}

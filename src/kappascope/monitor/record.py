@@ -101,6 +101,15 @@ class Alert:
     matrix: str
     text: str
 
+    @property
+    def sentence(self) -> str:
+        """The text for a place that tells the step itself.
+
+        >>> Alert(1000, "audit", "", "it is not what it says (step 1,000)").sentence
+        'it is not what it says'
+        """
+        return self.text.removesuffix(f" (step {self.step:,})")
+
 
 @dataclass(frozen=True)
 class Session:
