@@ -70,12 +70,19 @@ def test_a_norm_that_runs_away_and_one_that_grows_from_zero() -> None:
     assert not any(names(adapter, i, frobenius_norm=float(i) ** 0.5) for i in range(200))
 
 
-def test_a_dead_unit_or_two_are_no_news_and_a_tenth_of_the_rows_are() -> None:
+def test_some_dead_units_are_no_news_and_a_quarter_of_the_rows_is() -> None:
     facts = {"w": {"shape": [100, 30]}}
     watch = Watch()
-    assert not list(watch.reading(0, {"w": {"dead_rows": 5.0}}, facts))
-    (alert,) = watch.reading(1, {"w": {"dead_rows": 10.0}}, facts)
-    assert alert.name == "dead-row" and "10 rows" in alert.text
+    assert not list(watch.reading(0, {"w": {"dead_rows": 10.0}}, facts))
+    (alert,) = watch.reading(1, {"w": {"dead_rows": 25.0}}, facts)
+    assert alert.name == "dead-row" and "25 rows" in alert.text
+
+
+def test_a_float32_bias_that_hears_nothing_is_no_news_and_one_of_16_bits_is() -> None:
+    facts = {n: {"kind": "vector", "shape": [8], "dtype": n} for n in ("float32", "bfloat16")}
+    watch, rows = Watch(), {name: {"swallowed": 0.9} for name in facts}
+    told = [alert for step in (0, 1) for alert in watch.reading(step, rows, facts)]
+    assert [(alert.name, alert.matrix) for alert in told] == [("swallowed", "bfloat16")]
 
 
 def test_kappa_beyond_the_dtype_only_where_it_rose() -> None:

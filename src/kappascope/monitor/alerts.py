@@ -30,7 +30,7 @@ RANK_ONE_BELOW = 1.5  # stable rank, of a matrix that began with four or more
 FADED_SHARE = 0.5  # ... to this share of what they once were, all of them together, ...
 FADING_SHARE = 0.9  # ... or to this in the readings in which the stable rank falls
 DEAD_BELOW, ALIVE_ABOVE = 0.01, 0.1  # of the median row norm; it was the latter once
-SILENT_SHARE = 0.05  # of the rows without a gradient: any network of ReLUs has a dead unit or two
+SILENT_SHARE = 0.2  # of the rows without a gradient: a tenth of the ReLUs of a healthy network
 LARGE_UPDATE = 0.03  # of the weight in one step; early steps may be so large, ...
 LARGE_UPDATE_FACTOR = 4.0  # ... but not so many times the median of the last eight readings
 UNRESOLVED_FACTOR = 10.0  # over the first κ: in 16 bits many a matrix is near the limit
@@ -82,8 +82,7 @@ class Watch:
         new: dict[str, list[Alert]] = {}
         for matrix, readings in rows.items():
             past = self._past.setdefault(matrix, _Past())
-            row_count, *_ = facts.get(matrix, NONE).get("shape") or [0]
-            for name, text in _symptoms(readings, past, row_count):
+            for name, text in _symptoms(readings, past, facts.get(matrix, NONE)):
                 for alert in self.once(step, name, matrix, text):
                     new.setdefault(name, []).append(alert)
             _remember(readings, past)
@@ -113,7 +112,9 @@ def _remember(readings: Readings, past: _Past) -> None:
     past.readings += 1
 
 
-def _symptoms(readings: Readings, past: _Past, row_count: int) -> Iterator[tuple[str, str]]:
+def _symptoms(
+    readings: Readings, past: _Past, about: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
     if readings.get("non_finite"):
         text = f"{plural(int(readings['non_finite']), 'entry is', 'entries are')} NaN or infinite"
         yield "non-finite", f"{text}: look at the last batches, the learning rate and the scaling"
@@ -127,6 +128,7 @@ def _symptoms(readings: Readings, past: _Past, row_count: int) -> Iterator[tuple
     if first.get("least_row", 0.0) > ALIVE_ABOVE and least < DEAD_BELOW:
         text = f"a row has fallen to {number(least)} of the others"
         yield "dead-row", f"{text}: look at what feeds it, and at its decay"
+    row_count, *_ = about.get("shape") or [0]
     if readings.get("dead_rows", 0.0) > SILENT_SHARE * row_count:
         text = plural(int(readings["dead_rows"]), "row")
         yield "dead-row", f"no gradient has reached {text} for three readings: look at these units"
@@ -134,7 +136,9 @@ def _symptoms(readings: Readings, past: _Past, row_count: int) -> Iterator[tuple
     yield from _runaway(readings, past)
     yield from _too_large(readings, past)
     share = readings.get("swallowed")
-    if share is not None:
+    # a bias before a batch norm has a gradient of rounding errors alone, of which float32 hears some
+    is_noise = about.get("kind") == "vector" and about.get("dtype") in ("float32", "float64")
+    if share is not None and not is_noise:
         past.swallowed = past.swallowed + 1 if share > SWALLOWED_ABOVE else 0
         if past.swallowed >= 2:
             text = f"{share * 100:.0f} % of the entries did not move, two readings in a row"
