@@ -136,7 +136,7 @@ def _symptoms(
     yield from _runaway(readings, past)
     yield from _too_large(readings, past)
     share = readings.get("swallowed")
-    # a bias before a batch norm has a gradient of rounding errors alone, of which float32 hears some
+    # a bias before a batch norm has a gradient of rounding errors alone, too small even for float32
     is_noise = about.get("kind") == "vector" and about.get("dtype") in ("float32", "float64")
     if share is not None and not is_noise:
         past.swallowed = past.swallowed + 1 if share > SWALLOWED_ABOVE else 0
