@@ -14,6 +14,7 @@ import torch
 from accelerate import Accelerator
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
+from transformers.optimization import Adafactor
 
 import kappascope
 from kappascope import corrections
@@ -374,6 +375,65 @@ def test_the_first_layers_may_be_left_as_they_are() -> None:
     assert "0.weight, 0.bias, 2.weight and 1 more: no optimizer that was passed steps it" in str(
         result
     )
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, pytorch_optimizer.SOAP])
+def test_an_optimizer_of_another_copy_of_the_model_is_caught(kind: Any) -> None:
+    model, closure = mlp()
+    result = audit(model, kind(copy.deepcopy(model).parameters()), closure)
+    assert len(result.failed) == 6
+    assert "before the model was copied or made anew" in str(result)
+
+
+@pytest.mark.parametrize("is_within", [False, True])
+def test_copies_in_more_digits_may_be_stepped_in_the_models_place(is_within: bool) -> None:
+    model, closure = mlp(dtype=torch.bfloat16)
+    ours = list(model.parameters())
+    copies = [p.detach().float().requires_grad_() for p in ours]
+
+    def hand_over() -> None:
+        for mine, p in zip(copies, ours, strict=True):
+            mine.grad = p.grad.float()
+
+    class AdamW(torch.optim.AdamW):
+        def step(self, closure: Any = None) -> None:
+            hand_over()
+            super().step()
+
+    def with_gradients() -> torch.Tensor:
+        with torch.no_grad():
+            for mine, p in zip(copies, ours, strict=True):
+                p.copy_(mine)
+        model.zero_grad()
+        loss = closure()
+        hand_over()
+        return loss
+
+    if is_within:
+        result = audit(model, AdamW(copies), closure)
+        assert "its gradient is made within the step" in str(result)
+    else:
+        result = audit(model, torch.optim.AdamW(copies), with_gradients)
+        assert sum(row.is_checked for row in result.rows) == 6
+    assert result.passed
+
+
+def test_a_rate_that_is_none_promises_nothing() -> None:
+    model, closure = mlp()
+    result = audit(model, Adafactor(model.parameters()), closure)  # which makes its own rate
+    assert result.passed and "its settings have no lr" in str(result)
+
+
+def test_a_lost_l2_decay_is_told_in_words() -> None:
+    class SGD(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            self.param_groups[0]["weight_decay"] = 0.0
+            super().step()
+            self.param_groups[0]["weight_decay"] = 0.1
+
+    model, closure = mlp()
+    result = audit(model, SGD(model.parameters(), lr=0.1, weight_decay=0.1), closure)
+    assert "0.0100 of the weight less decay" in str(result)
 
 
 def test_a_parameter_without_gradient_is_not_accused() -> None:

@@ -341,6 +341,19 @@ class TestWhatIsRead:
         found = Run.read(tmp_path).series("0.weight", "signal_to_noise", 0.0)
         assert [value for _, value in found] == pytest.approx(expected, rel=1e-3)
 
+    def test_two_micro_batches_are_too_few_and_noise_is_that_between_readings(
+        self, tmp_path: Path
+    ) -> None:
+        model, optimizer, monitor = linear(tmp_path, every=1)
+        for _ in range(4):
+            optimizer.zero_grad()
+            for given, target in batches(2):
+                loss_of(model, given, target).backward()
+            optimizer.step()
+        monitor.close()
+        found = Run.read(tmp_path).series("0.weight", "signal_to_noise", 0.0)
+        assert [step for step, _ in found] == [3, 4]
+
     def test_what_a_scaler_throws_away_is_no_micro_batch(self, tmp_path: Path) -> None:
         found = []
         for is_broken in (False, True):
@@ -409,6 +422,32 @@ class TestEveryWayToStep:
         run = Run.read(tmp_path)
         for name in ("0.weight", "2.weight"):
             assert [step for step, _ in run.series(name, "update_size")] == [2, 4]
+
+    def test_optimizers_that_step_at_their_own_pace_have_one_clock(self, tmp_path: Path) -> None:
+        model = nn.Sequential(nn.Linear(11, 8), nn.ReLU(), nn.Linear(8, 11))
+        often, seldom = (SGD(model[i].parameters(), lr=0.1) for i in (0, 2))
+        with monitored(tmp_path, every=2).attach(model, [often, seldom]):
+            for i, (given, target) in enumerate(batches(12)):
+                model.zero_grad()
+                loss_of(model, given, target).backward()
+                often.step()
+                if i % 3 == 2:
+                    seldom.step()
+        run = Run.read(tmp_path)
+        steps = {n: [s for s, _ in run.series(n, "update_size")] for n in ("0.weight", "2.weight")}
+        assert steps == {"0.weight": [2, 4, 6, 8, 10, 12], "2.weight": [6, 12]}
+
+    def test_float64_weights(self, tmp_path: Path) -> None:
+        torch.manual_seed(0)
+        model = nn.Linear(11, 11).double()
+        optimizer = AdamW(model.parameters())
+        with monitored(tmp_path, norms_every=1).attach(model, optimizer):
+            for given, target in batches(6):
+                loss_of(model, given.double(), target).backward()
+                optimizer.step()
+        run = Run.read(tmp_path)
+        assert [step for step, _ in run.series("weight", "update_size")] == [3, 6]
+        assert [step for step, _ in run.series("weight", "frobenius_norm")] == list(range(7))
 
     def test_a_compiled_model_is_not_compiled_again(self, tmp_path: Path) -> None:
         import torch._dynamo
@@ -638,6 +677,18 @@ class TestManners:
         assert monitor.step == 2 and monitor.last
         monitor.close()
 
+    def test_what_is_logged_does_not_pile_up_where_no_reading_comes(self, tmp_path: Path) -> None:
+        for folder, options in (("a", {"every": 5, "budget": 1e-9}), ("b", {"every": 10**6})):
+            model, optimizer, monitor = linear(tmp_path / folder, **options)
+            most = 0
+            for batch in batches(100):
+                train(model, optimizer, iter([batch]), lambda loss, to=monitor: to.log(loss=loss))
+                most = max(most, len(monitor._pending))
+            assert most <= (10 if folder == "a" else module.PENDING_LOGS)
+            assert len(Run.read(tmp_path / folder).logs["loss"]) > 60  # while it runs
+            monitor.close()
+            assert len(Run.read(tmp_path / folder).logs["loss"]) == 100
+
     def test_weights_that_become_nan_are_an_alert_and_leave_the_ring(self, tmp_path: Path) -> None:
         told: list[Alert] = []
         model, optimizer, monitor = linear(tmp_path, every=5, on_alert=told.append)
@@ -701,6 +752,19 @@ class TestManners:
         monitor.close()
         assert not monitor.alerts and not Run.read(tmp_path).series("0.weight", "swallowed")
 
+    def test_a_single_quantity_may_be_named_alone(self, tmp_path: Path) -> None:
+        assert Monitor(tmp_path, quantities="signal").quantities == {"signal"}
+
+    def test_what_is_logged_and_no_number_warns_and_is_left_out(self, tmp_path: Path) -> None:
+        model, optimizer, monitor = linear(tmp_path, every=1, strict=False)
+        with pytest.warns(RuntimeWarning, match="what was logged is no number"):
+            monitor.log(loss=1.0, accuracy=None)  # type: ignore[arg-type]
+        monitor.log(loss=2.0)
+        train(model, optimizer, batches(1))
+        monitor.close()
+        monitor.log(loss=3.0)
+        assert Run.read(tmp_path).logs == {"loss": [(0, 2.0)]}
+
     def test_it_cannot_be_copied(self, tmp_path: Path) -> None:
         monitor = Monitor(tmp_path)
         with pytest.raises(TypeError, match="attach anew"):
@@ -708,7 +772,10 @@ class TestManners:
 
     @pytest.mark.parametrize(
         "options",
-        [{"every": 0}, {"every": 1.5}, {"budget": 2}, {"quantities": ["x"]}, {"spectra_every": 0}],
+        [
+            *({"every": 0}, {"every": 1.5}, {"budget": 2}, {"spectra_every": 0}),
+            *({"quantities": ["x"]}, {"quantities": "x"}, {"ghosts": 1}, {"sinks": [3]}),
+        ],
     )
     def test_what_makes_no_sense_is_refused(self, options: dict[str, Any], tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="expected"):
@@ -749,6 +816,24 @@ class TestResuming:
         run = Run.read(tmp_path)
         assert "superseded" in run.sessions[1].cut
         assert [s for s, _ in run.series("0.weight", "sigma_max")] == [0, 3, 6]
+
+    def test_an_alert_is_told_again_only_where_it_was_superseded(self, tmp_path: Path) -> None:
+        told: list[Alert] = []
+        for start in (0, 3, 6):
+            torch.manual_seed(0)
+            model = nn.Linear(11, 11)
+            optimizer = SGD(model.parameters(), lr=0.1)
+            monitor = monitored(tmp_path, on_alert=told.append).attach(model, optimizer, step=start)
+            train(model, optimizer, batches(2))
+            monitor.log(loss=math.nan)
+            train(model, optimizer, batches(1))
+            monitor.close()
+        # the second session goes on after step 2, where the first was told; so does the third
+        assert [(alert.name, alert.step) for alert in told] == [("non-finite", 2)]
+        monitor = monitored(tmp_path, on_alert=told.append).attach(model, optimizer, step=1)
+        monitor.log(loss=math.nan)
+        monitor.close()
+        assert [alert.step for alert in told] == [2, 1]
 
 
 class TestAudit:

@@ -33,6 +33,10 @@ if kind.startswith("fsdp"):
         if isinstance(layer, nn.Linear):
             fully_shard(layer)
     wrapped = fully_shard(model)
+elif kind == "flat":
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    import warnings; warnings.simplefilter("ignore")
+    wrapped = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
 else:
     wrapped = nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-2, weight_decay=0.1)
@@ -150,6 +154,11 @@ def test_replicas_that_drift_apart_are_an_alert(tmp_path: Path) -> None:
     run = Run.read(tmp_path / "drift" / "run")
     (alert,) = [each for each in run.alerts if each.name == "drift"]
     assert alert.step == 4 and "2.weight" in alert.text
+
+
+def test_flat_pieces_of_parameters_are_no_replicas(tmp_path: Path) -> None:
+    run_two("flat", tmp_path)
+    assert not Run.read(tmp_path / "run").alerts
 
 
 def test_an_error_on_one_process_keeps_nobody_waiting(tmp_path: Path) -> None:

@@ -92,6 +92,14 @@ def test_a_session_supersedes_what_was_recorded_after_its_first_step(tmp_path: P
     assert Run.read(tmp_path).series("w", "sigma_max") == [(0, 0.0), (10, 10.0), (20, 20.5)]
 
 
+def test_what_broke_one_session_is_no_news_about_the_next(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    recorder.write({"kind": "ring", "step": 20, "steps": [20], "norms": {}, "text": "loss is NaN"})
+    assert Run.read(tmp_path).rings
+    recorder.write({"kind": "start", "step": 10, "time": 0.0, "cut": "at step 20"})
+    assert not Run.read(tmp_path).rings
+
+
 def test_a_segment_that_has_grown_is_followed_by_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

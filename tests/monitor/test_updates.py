@@ -59,3 +59,6 @@ def test_decay_is_decoupled_by_class_or_by_flag() -> None:
     assert decoupled_decay("Adam", group | {"decoupled_weight_decay": True}) == pytest.approx(1e-3)
     assert decoupled_decay("Adam", group) is None
     assert decoupled_decay("Adam", {"lr": 0.1, "weight_decay": 0.0}) == 0.0
+    for name in ("AdamW8bit", "PagedAdamW", "Lion"):
+        assert decoupled_decay(name, group) == pytest.approx(1e-3)
+    assert decoupled_decay("Lion", group | {"weight_decouple": False}) is None

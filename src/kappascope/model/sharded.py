@@ -6,7 +6,7 @@ import math
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -16,6 +16,15 @@ def is_sharded(tensor: Tensor) -> bool:
     False
     """
     return hasattr(tensor, "full_tensor")  # not by its type, whose import takes half a second
+
+
+def is_flattened(model: nn.Module) -> bool:
+    """Whether processes keep flat pieces of its parameters (FSDP1), of which no matrix can be read.
+
+    >>> is_flattened(nn.Linear(2, 2))
+    False
+    """
+    return any(type(m).__name__ == "FullyShardedDataParallel" for m in model.modules())
 
 
 def whole(tensor: Tensor) -> Tensor:

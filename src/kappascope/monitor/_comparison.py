@@ -96,7 +96,7 @@ class Comparison:
             stated, extra = (
                 -float((x * weight).sum()) / euclidean(weight) ** 2 for x in (self.shrunk, gap)
             )
-            return f"{decay_text(stated + extra, stated)}, not by {number(stated)}"
+            return decay_text(stated + extra, stated)
         words = [f"cosine {number(alike)} with it, {number(size)} times its size"]
         if alike > 0.9999:
             words = [
@@ -119,10 +119,16 @@ class Comparison:
 
 
 def decay_text(came: float, stated: float) -> str:
-    """The decay that came, of which rounding leaves a little where there was none."""
-    return (
-        "no decay" if abs(came) < 0.01 * abs(stated) else f"decay by {number(came)} of the weight"
-    )
+    """The decay that came, of which rounding leaves a little where there was none.
+
+    >>> decay_text(0.002, 0.001), decay_text(-0.01, 0.0)
+    ('decay by 0.00200 of the weight, not by 0.00100', '0.0100 of the weight less decay')
+    """
+    if not stated:  # where there is one, it is in the gradient
+        return f"{number(abs(came))} of the weight {'more' if came > 0 else 'less'} decay"
+    if abs(came) < 0.01 * abs(stated):
+        return f"no decay, not by {number(stated)}"
+    return f"decay by {number(came)} of the weight, not by {number(stated)}"
 
 
 def flatness(matrix: Tensor) -> float:

@@ -226,6 +226,7 @@ class _Watched:
     failure: tuple[int, str, str] | None = None  # step, expected and came
     worst: tuple[float, float] = (0.0, 1.0)  # error and allowed
     is_hidden: bool = False  # whether rounding hid all that was expected
+    is_foreign: bool = False  # whether it is no parameter of the model, such as a copy of one
     steps: int = 0
     decays: list[tuple[float, float, float]] = field(default_factory=list)
 
@@ -241,6 +242,7 @@ class Auditor:
         model = unwrapped(model)
         named = dict(model.named_parameters())
         self._names = {id(p): name for name, p in named.items()}
+        self._of_model = set(self._names)
         self._owners: dict[int, list[str]] = {}
         owned: dict[int, Tensor] = {}
         for optimizer in self.optimizers:
@@ -354,7 +356,8 @@ class Auditor:
         rounded.is_exact = False
         if settings.get("capturable") or settings.get("differentiable"):
             rounded.time = torch.tensor(float(rounded.time))  # counted in float32 there
-        return _Watched(name, kind, promise, exact=exact, rounded=rounded)
+        is_foreign = id(p) not in self._of_model
+        return _Watched(name, kind, promise, exact=exact, rounded=rounded, is_foreign=is_foreign)
 
     def _settings(self, optimizer: Any, group: Mapping[str, Any], p: Tensor) -> dict[str, Any]:
         """What group, optimizer and model say about one parameter."""
@@ -411,6 +414,9 @@ class Auditor:
         if gradient is None:
             if not came.any():
                 return  # without a gradient a step is skipped
+            if watched.is_foreign:
+                watched.promise, watched.reason = None, "its gradient is made within the step"
+                return
             gradient = torch.zeros_like(weight)  # or taken with zeros in its place
         gradient = _real(gradient)
         if not (gradient.isfinite().all() and weight.isfinite().all()):
@@ -493,21 +499,34 @@ class Auditor:
     def _orphaned_rows(self) -> Iterator[AuditRow]:
         """What has a gradient and no optimizer.
 
-        That is nobody's fault where an optimizer takes some parameters only, as Muon does, and
-        where the first layers up to some depth are left as they are.
+        That is nobody's fault where an optimizer takes some parameters only, as Muon does, where
+        the first layers up to some depth are left as they are, and where it steps copies in more
+        digits.
         """
         promises = [_promise(each, {"lr": 0.0}) for each in self.optimizers]
         is_selective = any(p is None or p.name in ("Muon", "SparseAdam") for p in promises)
         order = [self._names[id(p)] for p in self.parameters if p.requires_grad]
         first = next((i for i, p in enumerate(order) if p not in self._orphans), len(order))
-        if is_selective or set(order[:first]) >= set(self._orphans):
+        is_of_another = self._steps_another_model()
+        if not is_of_another and (is_selective or set(order[:first]) >= set(self._orphans)):
             for name in self._orphans:
                 why = "no optimizer that was passed steps it"
                 yield AuditRow(name, "", why, "no step", passed=True, is_checked=False)
             return
+        came = "a gradient, and no optimizer that has it"
+        if is_of_another:
+            came += ", though one has a copy: it was made before the model was copied or made anew"
         for name, step in self._orphans.items():
             expected = "a step of some optimizer, or requires_grad=False"
-            yield _fact(name, expected, "a gradient, and no optimizer that has it", step)
+            yield _fact(name, expected, came, step)
+
+    def _steps_another_model(self) -> bool:
+        """Whether nothing of the model is stepped, but something like each of its parameters."""
+        if self._of_model & set(self._owners):
+            return False
+        others = {(p.shape, p.dtype) for p in self.parameters if id(p) not in self._of_model}
+        ours = (p for p in self.parameters if self._names[id(p)] in self._orphans)
+        return all((p.shape, p.dtype) in others for p in ours)
 
 
 def _fact(name: str, expected: str, came: str, step: int | None = None) -> AuditRow:

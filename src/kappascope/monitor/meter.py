@@ -19,7 +19,7 @@ from kappascope.matrix.status import Outcome
 from kappascope.model.matrices import Logical
 from kappascope.model.weights import precise
 from kappascope.monitor import measure, swallowed, updates
-from kappascope.monitor.signal import signal_to_noise, signals
+from kappascope.monitor.signal import MIN_SAMPLES, signal_to_noise, signals
 from kappascope.monitor.source import AroundStep, StepTensors
 from kappascope.monitor.survey import Item
 
@@ -224,7 +224,7 @@ def _noise(quantities: Mapping[str, Any], memory: MatrixMemory) -> dict[str, Any
         kept = memory.signals.setdefault(q, deque(maxlen=NOISE_READINGS))
         kept.append(value)
         samples = list(kept)
-        if len(steps) > 1:
+        if len(steps) >= MIN_SAMPLES:  # two have a spread, too, but hardly one to rely on
             samples = [pair[0 if q == 0.0 else 1] for pair in steps]
         ratio = signal_to_noise(samples)
         if ratio is not None:

@@ -35,7 +35,7 @@ from kappascope.corrections.optimizers import (
     understood_optimizers,
 )
 from kappascope.matrix import spectra
-from kappascope.model.sharded import is_sharded
+from kappascope.model.sharded import is_flattened, is_sharded
 from kappascope.model.weights import Where
 from kappascope.monitor._ranks import Ranks
 from kappascope.monitor.alerts import Watch
@@ -80,6 +80,7 @@ PARTS = ("signal", "update", "swallowed", "spectra")
 SETTINGS = ("lr", "betas", "weight_decay", "momentum", "eps", "nesterov", "dampening", "amsgrad")
 SPECTRA_READINGS = 10  # a whole spectrum comes with every tenth reading, unless told otherwise
 RING_STEPS = 64
+PENDING_LOGS = 64  # on the host, after which they are written though no reading is due
 log = logging.getLogger("kappascope")
 _numbers = itertools.count()
 
@@ -135,6 +136,7 @@ class Monitor:
             raise ValueError(
                 f"expected budget to be a share of the time, in (0, 1); got {budget!r}"
             )
+        quantities = {quantities} if isinstance(quantities, str) else quantities
         if unknown := set(quantities) - set(PARTS):
             known = ", ".join(PARTS)
             raise ValueError(f"expected quantities among {known}; got {', '.join(sorted(unknown))}")
@@ -144,6 +146,10 @@ class Monitor:
             spectra_every or SPECTRA_READINGS * every,
         )
         self.where, self.exclude, self.quantities = where, exclude, frozenset(quantities)
+        if not isinstance(ghosts, int) or ghosts < 0 or ghosts == 1:
+            raise ValueError(
+                f"expected no ghosts or at least two, to have a spread; got {ghosts!r}"
+            )
         self.sinks = tuple(_sink(sink) for sink in sinks)
         self.on_alert, self.strict, self.keys = on_alert, strict, keys
         self.ghosts = ghosts
@@ -180,6 +186,9 @@ class Monitor:
         has_none = optimizer is None or optimizer == []
         self._optimizers = [] if has_none else understood_optimizers(optimizer)
         survey = watched(model, self.where, self.exclude)  # what is wrong with where= is told now
+        if is_flattened(model):
+            text = "FSDP1 keeps flat pieces of parameters, of which no matrix can be read"
+            _warn(f"kappascope's monitor: {text}: use FSDP2 (fully_shard)")
         self._begin(survey)
         with self._contained("the record cannot be begun"):
             self._open(survey, step)
@@ -218,7 +227,8 @@ class Monitor:
         self._latest: dict[str, dict[str, Any]] = {}
         self._facts: dict[str, dict[str, Any]] = {}
         self._watch = Watch()
-        self._ring = Ring(max(RING_STEPS, self.every if self.norms_every else 0))
+        steps = max(RING_STEPS, self.every if self.norms_every else 0)
+        self._ring = Ring(steps * max(len(self._optimizers), 1))
         self._keeps_norms = True
         self._passes: dict[str, tuple[weakref.ref[Tensor], int]] = {}
         self._pending = []
@@ -242,7 +252,8 @@ class Monitor:
                 last = earlier.step
                 end = "was closed at" if earlier.is_closed else "was cut after"
                 cut = f"the record before {end} step {last:,}"
-                self._watch.told |= {(alert.name, alert.matrix) for alert in earlier.alerts}
+                kept = (a for a in earlier.alerts if step is None or a.step <= step)
+                self._watch.told |= {(alert.name, alert.matrix) for alert in kept}
                 if step is not None and step < last:
                     cut += f"; what it has after step {step:,} is superseded"
             self._recorder = Recorder(self.folder)
@@ -373,11 +384,17 @@ class Monitor:
 
         A tensor on a device is read with the next reading: nothing waits for it here.
         """
-        kept = {
-            name: value.detach().clone() if isinstance(value, Tensor) else float(value)
-            for name, value in values.items()
-        }
-        self._pending.append({"kind": "log", "step": self.step, "values": kept})
+        if self._survey is None:
+            return
+        with self._contained("what was logged is no number"):
+            kept = {
+                name: value.detach().clone() if isinstance(value, Tensor) else float(value)
+                for name, value in values.items()
+            }
+            self._pending.append({"kind": "log", "step": self.step, "values": kept})
+            is_many = len(self._pending) >= PENDING_LOGS and self._recorder is not None
+            if is_many and all(t.device.type == "cpu" for t in _logged(self._pending).values()):
+                self._flush()
 
     @torch.no_grad()
     def microbatch(self) -> None:
@@ -571,6 +588,8 @@ class Monitor:
             if has_closure:  # which computed them within the step
                 self._capture_gradients(k, captured)
             self._read(captured.items, captured, k)
+        elif self._is_due(self._calls[k]):  # and there was no time for it
+            self._let_go()
 
     def _is_due(self, count: int) -> bool:
         return count % self.every == 0
@@ -585,7 +604,7 @@ class Monitor:
         elif groups == self._settings[k]:
             return
         self._settings[k] = groups
-        entry = {"kind": "settings", "step": self._counts[k], "optimizer": k, "groups": groups}
+        entry = {"kind": "settings", "step": self.step, "optimizer": k, "groups": groups}
         self._pending.append(entry)
 
     def _remember_norms(self, k: int) -> None:
@@ -593,7 +612,7 @@ class Monitor:
         if not self._keeps_norms:
             return
         named = [(key, t) for key, t in self._stepped(k, self._items_of(k)) if t.numel()]
-        self._ring.add(self._counts[k], dict(named))
+        self._ring.add(self.step, dict(named))
 
     # --- which work -------------------------------------------------------------------------------
 
@@ -670,11 +689,10 @@ class Monitor:
         parts = self._ranks.gathered(mine)
         if failure is not None:
             raise failure
-        if parts is None:  # another process writes
-            self._pending.clear()
-            self._ring.tell()
+        if parts is None:
+            self._let_go()
             return
-        step, rows = self._counts[k], dict[str, dict[str, Any]]()
+        step, rows = self.step, dict[str, dict[str, Any]]()  # one clock for all optimizers
         for part in parts:
             rows |= part.rows
         self._latest |= {name: self._latest.get(name, {}) | row for name, row in rows.items()}
@@ -692,7 +710,7 @@ class Monitor:
         for part in parts:
             self._alert(part.alerts)
         self._tell_of_drift(step, [part.sums for part in parts])
-        new = list(self._watch.reading(step, rows))
+        new = list(self._watch.reading(step, rows, self._facts))
         self._alert(new)
         for alert in new:
             if alert.name == "non-finite":
@@ -743,7 +761,7 @@ class Monitor:
             source.gathered(None)
         for name, quantities in corrected.items():
             readings[name] = readings.get(name, {}) | quantities
-        alerts = self._nobody_steps(step) if captured is not None else []
+        alerts = self._nobody_steps(self.step) if captured is not None else []
         return _Part(readings, alerts, sums, self._ring.fresh if sharded else [])
 
     def _small_numbers(
@@ -848,7 +866,7 @@ class Monitor:
     def _sums(self) -> dict[str, Tensor]:
         """Sums by which replicas are compared; nothing where there are none."""
         assert self._survey is not None
-        if self._ranks.count == 1:
+        if self._ranks.count == 1 or is_flattened(self._survey.model):
             return {}
         whole = ((n, p) for n, p in self._survey.parameters.items() if not is_sharded(p))
         return {name: parameter.detach().double().sum() for name, parameter in whole}
@@ -885,6 +903,14 @@ class Monitor:
                 rows = {name: {"frobenius_norm": norm} for name, norm in named}
                 entry = {"kind": "reading", "step": each.step, "time": time.time()}
                 self._write(entry | {"rows": rows})
+
+    def _let_go(self) -> None:
+        """Write what is pending without a reading; where another process writes, forget it."""
+        if self._recorder is not None:
+            self._flush()
+        else:
+            self._pending.clear()
+            self._ring.tell()
 
     def _flush(self) -> None:
         """Write what was pending: settings, and what the user logged."""
@@ -929,7 +955,7 @@ class Monitor:
 
 def _sink(given: Sink | str) -> Sink:
     """Take a sink, or the name under which an installed package offers one."""
-    if not isinstance(given, str):
+    if callable(given):
         return given
     offered = plugins("sinks")
     if given not in offered:

@@ -162,9 +162,9 @@ def _alerted(run: Run) -> str:
     first, names = run.alerts[0], Counter(alert.name for alert in run.alerts)
     beginning = plural(len(run.alerts), "alert")
     if len(run.alerts) == 1:
-        return f"{beginning}, at step {first.step:,}: {sentence_of(first.text)}"
+        return f"{beginning}, at step {first.step:,}: {sentence_of(first.sentence)}"
     kinds = ", ".join(f"{name} {many:,}" for name, many in names.most_common())
-    return f"{beginning} ({kinds}), the first at step {first.step:,}: {sentence_of(first.text)}"
+    return f"{beginning} ({kinds}), the first at step {first.step:,}: {sentence_of(first.sentence)}"
 
 
 def sentence_of(text: str) -> str:

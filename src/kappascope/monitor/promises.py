@@ -165,7 +165,7 @@ def promise_of(optimizer: object, settings: Settings) -> Promise:
     promise = next(filter(None, (_named(kind.__name__) for kind in candidates)), None)
     if promise is None:
         raise Unpromised(f"{kinds[0].__name__} is no name that is known here")
-    if "lr" not in settings:
+    if settings.get("lr") is None:  # as transformers' Adafactor, which makes its own
         raise Unpromised("its settings have no lr")
     if variants := [key for key in VARIANTS if settings.get(key)]:
         raise Unpromised(f"what {', '.join(variants)} makes of {promise.name} is not known here")

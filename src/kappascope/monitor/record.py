@@ -101,6 +101,15 @@ class Alert:
     matrix: str
     text: str
 
+    @property
+    def sentence(self) -> str:
+        """The text for a place that tells the step itself.
+
+        >>> Alert(1000, "audit", "", "it is not what it says (step 1,000)").sentence
+        'it is not what it says'
+        """
+        return self.text.removesuffix(f" (step {self.step:,})")
+
 
 @dataclass(frozen=True)
 class Session:
@@ -278,9 +287,9 @@ class Run:
 
     ``columns`` has the series of every number by matrix, quantity and index, ``matrices`` what is
     known of each matrix, ``logs`` what the user logged by name as pairs of step and value,
-    ``settings`` the entries of that kind, ``rings`` likewise. ``step`` is the last one heard of,
-    ``is_closed`` whether the last session was closed; ``damaged`` counts lines that do not fit
-    their digests.
+    ``settings`` the entries of that kind, ``rings`` likewise of the last session. ``step`` is the
+    last one heard of, ``is_closed`` whether the last session was closed; ``damaged`` counts lines
+    that do not fit their digests.
     """
 
     folder: Path
@@ -387,6 +396,7 @@ class Run:
         self.readings = [reading for reading in self.readings if reading.step <= step]
         self.alerts = [alert for alert in self.alerts if alert.step <= step]
         self.settings = [each for each in self.settings if each["step"] <= step]
+        self.rings = []  # what broke an earlier session is no news about this one
         for name, pairs in self.logs.items():
             self.logs[name] = [pair for pair in pairs if pair[0] <= step]
         options = {"every": entry.get("every"), **entry.get("options", {})}

@@ -155,7 +155,7 @@ def run_document(run: Run) -> dict[str, Any]:
         "step": run.step,
         "closed": run.is_closed,
         "alerts": [
-            [alert.step, legible(alert.name), place.get(alert.matrix, -1), legible(alert.text)]
+            [alert.step, legible(alert.name), place.get(alert.matrix, -1), legible(alert.sentence)]
             for alert in run.alerts
         ],
         "cuts": [[s.step, legible(s.cut or "resumed")] for s in run.sessions[1:]],

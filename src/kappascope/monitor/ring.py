@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from statistics import median
 from typing import Any
 
@@ -34,6 +35,8 @@ class StepNorms:
 
 class Ring:
     """Norms of weights and gradients after each of the last steps; nothing waits for a device.
+
+    Each of several optimizers adds what it steps, and ``length`` counts what was added.
 
     >>> ring = Ring(2)
     >>> for step in (1, 2, 3):
@@ -80,9 +83,9 @@ class Ring:
         """What the record keeps of the ring, and a sentence on who was first to move."""
         if not self._kept:
             return None
-        steps = [each.step for each in self._kept]
-        norms = _series([(each.names, each.weights) for each in self._kept])
-        gradients = _series([(each.names, each.gradients) for each in self._kept])
+        steps = sorted({each.step for each in self._kept})
+        norms = _series(steps, [(each.step, each.names, each.weights) for each in self._kept])
+        gradients = _series(steps, [(e.step, e.names, e.gradients) for e in self._kept])
         text = first_to_move(steps, gradients, dict(self._losses))
         entry = {"kind": "ring", "step": step, "steps": steps}
         return entry | {"norms": norms, "gradients": gradients, "text": text}
@@ -113,14 +116,15 @@ def _is_same_step(one: StepNorms, other: StepNorms) -> bool:
     return (one.step, one.names) == (other.step, other.names)
 
 
-def _series(kept: list[tuple[tuple[str, ...], Tensor]]) -> dict[str, list[float]]:
-    """The norms of each parameter along the steps; NaN where it had none."""
-    series: dict[str, list[float]] = {}
-    for place, (names, values) in enumerate(kept):
+def _series(
+    steps: Sequence[int], kept: Iterable[tuple[int, tuple[str, ...], Tensor]]
+) -> dict[str, list[float | None]]:
+    """The norms of each parameter along the steps; None where it was not stepped."""
+    places = {step: place for place, step in enumerate(steps)}
+    series: dict[str, list[float | None]] = {}
+    for step, names, values in kept:
         for name, value in zip(names, values.tolist(), strict=True):
-            series.setdefault(name, [math.nan] * place).append(value)
-        for norms in series.values():
-            norms.extend([math.nan] * (place + 1 - len(norms)))
+            series.setdefault(name, [None] * len(steps))[places[step]] = value
     return series
 
 
@@ -138,7 +142,8 @@ def _norms(tensors: list[Tensor]) -> Tensor:
         # every step waits for this: the BLAS takes half the time of torch's norm
         single = [torch.dot(flat, flat).sqrt() for flat in (t.reshape(-1) for t in local)]
     else:
-        single = list(torch._foreach_norm(local, 2, dtype=torch.float32))
+        dtype = reduce(torch.promote_types, (t.dtype for t in local), torch.float32)
+        single = list(torch._foreach_norm(local, 2, dtype=dtype))  # which refuses to narrow one
     device = single[0].device
     norms = torch.stack([norm.to(device, non_blocking=True) for norm in single])
     shards = [shard_count(t) for t in tensors]
@@ -146,7 +151,7 @@ def _norms(tensors: list[Tensor]) -> Tensor:
 
 
 def first_to_move(
-    steps: list[int], series: Mapping[str, list[float]], losses: Mapping[int, float]
+    steps: Sequence[int], series: Mapping[str, Sequence[float | None]], losses: Mapping[int, float]
 ) -> str:
     """Say whose gradient first left its usual size for good, and how long before the loss did.
 
@@ -156,9 +161,7 @@ def first_to_move(
     """
     if len(steps) < MIN_STEPS:
         return ""
-    moved = {
-        name: at for name, values in series.items() if (at := _left(steps, values)) is not None
-    }
+    moved = {name: at for name, v in series.items() if (at := _left(steps, v)) is not None}
     if not moved:
         return ""
     name = min(moved, key=lambda each: moved[each])
@@ -170,14 +173,15 @@ def first_to_move(
     return text
 
 
-def _left(steps: list[int], values: list[float]) -> int | None:
+def _left(steps: Sequence[int], values: Sequence[float | None]) -> int | None:
     """The step from which a series is no more within its usual size, if there is one."""
-    usual = [v for v in values[: len(values) // 2] if math.isfinite(v) and v > 0]
+    known = [(step, v) for step, v in zip(steps, values, strict=True) if v is not None]
+    usual = [v for _, v in known[: len(known) // 2] if math.isfinite(v) and v > 0]
     if not usual:
         return None
     middle = median(usual)
     left = None
-    for step, value in zip(reversed(steps), reversed(values), strict=True):
+    for step, value in reversed(known):
         if math.isfinite(value) and middle / MOVED_FACTOR < value < middle * MOVED_FACTOR:
             break
         left = step

@@ -69,7 +69,7 @@ def run_screen(run: Run, width: int, height: int, silence: float = 0.0) -> Rende
     head += [Text(clean(sentence)) for sentence in verdict_of(run, every)[1:4]]
     for alert in reversed(run.alerts[-LATEST_ALERTS:]):
         label = Text(f"! step {alert.step:,} {clean(alert.name)}: ", "bold red")
-        head.append(label.append(clean(alert.text), "default"))
+        head.append(label.append(clean(alert.sentence), "default"))
     lines = [line for text in head for line in _cut(text, width)]
     room = max(1, height - len(lines) - 4)  # the head of the table, its rule, and a last line
     ranked = neediest(

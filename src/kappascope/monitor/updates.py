@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +16,9 @@ from kappascope.model.weights import precise
 
 Matrix = Float[Tensor, "out in"]
 # Optimizers that shrink the weight itself, whatever its gradient; others add the decay to that.
-DECOUPLED = ("AdamW", "Muon", "Lion", "Adafactor", "SGDW", "AdamWScheduleFree", "NAdamW")
+DECOUPLED = re.compile(
+    r"(Paged)?(AdamW|Lion)(8bit|32bit)?|Muon|Adafactor|SGDW|AdamWScheduleFree|NAdamW"
+)
 
 
 def decoupled_decay(optimizer: str, group: Mapping[str, Any]) -> float | None:
@@ -31,8 +34,9 @@ def decoupled_decay(optimizer: str, group: Mapping[str, Any]) -> float | None:
         return None
     if not decay:
         return 0.0
-    decoupled = group.get("decoupled_weight_decay") or optimizer in DECOUPLED
-    return float(rate) * float(decay) if decoupled else None
+    said = group.get("decoupled_weight_decay", group.get("weight_decouple"))
+    is_decoupled = said if said is not None else DECOUPLED.fullmatch(optimizer) is not None
+    return float(rate) * float(decay) if is_decoupled else None
 
 
 def update_quantities(
