@@ -22,10 +22,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import embedding, linear
 
-from kappascope.clinic.diagnose import AttentionTask, Inventory, _tokens
+from kappascope.clinic.diagnose import AttentionTask, Inventory
 from kappascope.clinic.source import OnDisk
 from kappascope.lab.downloads import fetch
-from kappascope.model.logits import LogitBound
+from kappascope.model.logits import LogitBound, Tables
 from kappascope.studies.pretrained.model import (
     EMBEDDING,
     Bert,
@@ -48,7 +48,7 @@ def bounds(folder: Path) -> list[LogitBound]:
     model = OnDisk.at(folder)
     found, opened = Inventory.of(model), model.opened()
     tasks = [
-        AttentionTask(layer, _tokens(found.plan) if layer.depth == 0 else None)
+        AttentionTask(layer, Tables.of(found.plan) if layer.depth == 0 else None)
         for layer in found.attention
     ]
     rows = [row for task in tasks for row in task.rows(opened, None, "none")]

@@ -22,7 +22,7 @@ from kappascope.system.files import strict
 
 @pytest.mark.parametrize("n", [1, 2, 3, 10, 99, 100, 1000])
 def test_no_percentile_is_told_beyond_what_n_values_tell(n: int) -> None:
-    found = TrainedRange.of([float(k) for k in range(n)], models=1)
+    found = TrainedRange.of({"model": [float(k) for k in range(n)]})
     told = [float(p) for p in found.quantiles]
     assert all(1 / n <= p <= 1 - 1 / n for p in told)
     assert set(told) == {p for p in PROBABILITIES if 1 / n <= p <= 1 - 1 / n}

@@ -39,7 +39,7 @@ from kappascope.checkpoints.locations import (
 from kappascope.checkpoints.protobuf import Span, VariableLength, WireReader, span_of
 from kappascope.checkpoints.safetensors import MOST_TENSORS
 from kappascope.model.layouts import GRAPH_FACTS
-from kappascope.model.skipped import Reason, unreadable
+from kappascope.model.skipped import Reason, no_weight, unreadable
 
 DEEPEST_GRAPH = 16  # graphs inside one another; loops and branches nest two or three
 MOST_DIMENSIONS = 64
@@ -61,6 +61,8 @@ _CODES = {("ConvInteger", 1), ("QLinearConv", 3), ("MatMulInteger", 1), ("QLinea
           ("QGemm", 3), ("QAttention", 1), ("DynamicQuantizeLSTM", 1),
           ("DynamicQuantizeLSTM", 2)}  # fmt: skip
 _TABLE = ("Gather", 0)
+_FILLING = {("Where", 1), ("Where", 2), ("Pad", 2), ("Clip", 1), ("Clip", 2), ("Max", 0),
+            ("Max", 1), ("Min", 0), ("Min", 1)}  # fmt: skip
 _MOST_PASSED = 32  # operators in a row that pass a tensor on: a cast or two are usual
 _DIMS, _TYPE, _TENSOR_NAME, _RAW, _EXTERNAL, _LOCATION = 1, 2, 8, 9, 13, 14  # of a tensor
 _PACKED = {4: torch.float32, 10: torch.float64}  # fields of a tensor: numbers side by side
@@ -304,6 +306,8 @@ def _leaf(it: _TensorFields, walk: _Walk, folder: Path) -> TensorLocation | Code
         return unreadable(f"a shape of {len(shape)} dimensions that cannot be")
     uses = list(walk.used(it.name))
     turned = len(shape) == 2 and bool(uses) and all(use.turns for use in uses)
+    if prod(shape) == 1 and uses and all(use.key in _FILLING for use in uses):
+        return no_weight("a constant of the graph, put where others are left out")
     if not dtype.is_floating_point and any(use.key in _CODES for use in uses):
         return unreadable(f"quantized codes ({dtype})")
     scaled = [use for use in walk.uses.get(it.name, ()) if use.key == ("DequantizeLinear", 0)]
