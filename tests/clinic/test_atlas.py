@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -82,3 +83,20 @@ def test_every_quantity_is_finite_or_absent_at_any_scale(scale: float) -> None:
 def test_shapes_have_three_classes() -> None:
     shapes = [(3, 3), (3, 2), (4, 2), (2, 4), (1, 1)]
     assert [shape_class(s) for s in shapes] == ["square", "square", "tall", "wide", "square"]
+
+
+def test_one_more_model_of_the_same_kind_is_rarely_beyond_the_limit() -> None:
+    """A tenth of healthy models exceeded the largest of three by each of its quantities."""
+    random = np.random.default_rng(0)
+    beyond = larger = 0
+    for _ in range(2000):
+        first, *others = random.lognormal(sigma=0.5, size=6)
+        found = TrainedRange.of({str(k): [value] for k, value in enumerate(others)})
+        beyond += first > found.limit(0.01)
+        larger += first > found.largest
+    assert larger / 2000 == pytest.approx(1 / 6, abs=0.03)  # of six, each is the largest as often
+    assert beyond / 2000 == pytest.approx(0.01, abs=0.007)  # three standard deviations
+
+
+def test_an_atlas_without_the_largest_of_models_has_the_largest_as_its_limit() -> None:
+    assert TrainedRange(9, 3, 1.0, 4.0).limit(0.001) == 4.0

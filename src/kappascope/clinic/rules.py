@@ -236,6 +236,8 @@ def _stands_out(side: str, row: Examination, model: Measurements) -> bool:
     rows, columns = (row.shape[0], row.shape[1]), (row.inputs, row.shape[0] * taps)
     count, entries = rows if side == "row" else columns
     outlying = row.outlier_rows if side == "row" else row.outlier_columns
+    if entries < FEWEST_VALUES:  # a line of few entries is hardly more than an entry
+        return False
     if (outlying or 0) > max(1, FEW_OUTLIERS * count):
         return False
     return norms.max / norms.median >= max(3.0, _usual_excess(count, entries, model.chance))
