@@ -89,14 +89,15 @@ class TrainedRange:
 
         The matrices of one model are alike, so that models count and not matrices: of three, a
         fourth is the largest one time in four. The largest values of models are taken to have
-        normal logarithms, of which Student's law tells where another lies.
+        normal logarithms, of which Student's law tells where another lies. Without them there is
+        none.
 
         >>> TrainedRange(9, 3, 1.0, 4.0, {}, (1.0, 2.0, 4.0)).limit(0.05)
         20.7...
         """
         logs = np.log([value for value in self.largest_of_models if value > 0])
         if len(logs) < 2:
-            return self.largest
+            return math.inf
         spread = float(logs.std(ddof=1)) * math.sqrt(1 + 1 / len(logs))
         return math.exp(min(float(logs.mean() + stdtrit(len(logs) - 1, 1 - chance) * spread), 700))
 

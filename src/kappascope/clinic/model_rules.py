@@ -199,7 +199,8 @@ def _stretched_head(product: Product, model: Measurements) -> Symptom | None:
         return None
     widths = (product.shape[1], len(product.values), product.shape[0])
     known = model.atlas.range(product.kind, product.shape, PRODUCT_QUANTITY)
-    least = max(known.largest, known.limit(FALSE_ALARM_RATE)) if known else None
+    limit = min(known.limit(FALSE_ALARM_RATE), KAPPA_SIZE) if known else 0.0
+    least = max(known.largest, limit) if known else None
     symptom = _stretched(product, widths, model, least)
     if symptom is None:
         return None

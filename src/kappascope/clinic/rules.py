@@ -263,14 +263,17 @@ def _trained(quantity: str, row: Examination, model: Measurements) -> TrainedRan
 def _beyond(
     quantity: str, size: float, evidence: str, row: Examination, model: Measurements
 ) -> Symptom | None:
-    """Observe what is larger than in all trained matrices of the kind, or than a size without."""
+    """Observe what is larger than in all trained matrices of the kind, or than a size without.
+
+    And of that what one more model would rarely have, or what has the size.
+    """
     value, known = QUANTITIES[quantity](row), _trained(quantity, row, model)
     if value is None or model.is_fresh:
         return None
     if known is None:
         found = Symptom("info", evidence, NOTHING, concern="observation", null="chance")
         return found if value >= size and not is_left_alone(row) else None
-    if value <= known.largest or value <= known.limit(FALSE_ALARM_RATE):
+    if value <= known.largest or value <= min(known.limit(FALSE_ALARM_RATE), size):
         return None
     told = f"{evidence}: {beyond_trained(known, row.kind)} (at most {number(known.largest)})"
     return Symptom("info", told, NOTHING, concern="observation", null="trained")
