@@ -460,18 +460,11 @@ def test_equal_rows_of_coordinates_are_no_copies() -> None:
 def test_a_finding_of_a_part_is_not_told_again_of_its_whole() -> None:
     """A recurrent layer of two directions was called untrained three times."""
     dead = gaussian(64, 48)
-    dead[5] = 0.0
+    dead[5:7] = 0.0
     whole = examine("w", torch.cat([dead, gaussian(64, 48, seed=3)]))
     part = replace(examine("w[0]", dead), part_of="w")
     told = [one.subject for one in findings([whole, part]) if one.rule == "dead-rows"]
     assert told == ["w"]
-
-
-def test_few_bits_that_are_all_lost_are_none_and_not_fewer() -> None:
-    matrix = gaussian(32, 32)
-    matrix[3] *= 1e5
-    (found,) = [one for one in sick(matrix) if one.rule == "outlier-rows"]
-    assert "keeps 0.0 of 8 bits" in found.evidence
 
 
 def test_entries_of_a_single_row_are_no_outlying_columns() -> None:

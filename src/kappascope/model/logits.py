@@ -37,6 +37,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from kappascope.matrix.balance import balanced
 from kappascope.model.attention import Attention, values
 from kappascope.model.matrices import Plan, Unit
 from kappascope.model.names import layer as path_of
@@ -67,7 +68,6 @@ MAX_TABLE_ENTRIES = 2**25  # of a table of tokens: a copy in float64 has 268 meg
 MAX_SUMS = 2**26  # tokens times rows added to them: ten seconds for a head of 64
 SUMS_AT_ONCE = 2**18  # in float32 they stay in cache
 FIRST_POINTS, MORE_POINTS, ROUNDS = 2048, 512, 3
-WEIGHINGS = 60  # of points, each bringing the bound nearer to its least: the last change a percent
 LEAST_VARIANCE = 1e-3  # of what its two parts have: below that float32 loses the digits of a sum
 _QUERY_NORMS = ("q_norm", "q_layernorm", "query_norm"), ("k_norm", "k_layernorm", "key_norm")
 
@@ -557,7 +557,7 @@ class _Sums:
         points = [self._points(indices, side) for side in (left, right)]
         best = math.inf
         for _ in range(ROUNDS):
-            root, inverse = _balanced(*points)
+            root, inverse = balanced(*points)
             largest = []
             for i, (side, by) in enumerate(((left, root), (right, inverse))):
                 square, farthest = self._farthest(side, by)
@@ -605,32 +605,3 @@ class _Sums:
         reach = widest * (lengths[0].max().sqrt() + lengths[1].max().sqrt())
         lost = rounded * float(reach + constant.norm()) ** 2
         return max(float(every.max()), 0.0) + offset + lost, most * len(self.added) + place[most]
-
-
-def _balanced(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a root S of the best M for some q and k, and its inverse transposed.
-
-    Points that are far out by M (or by its inverse) get more weight, until all that count are
-    equally far: M is the geometric mean of what their second moments ask for.
-    """
-    p, r = torch.full((len(q),), 1 / len(q)).double(), torch.full((len(k),), 1 / len(k)).double()
-    for _ in range(WEIGHINGS):
-        first, second = (_moment(points, weights) for points, weights in ((q, p), (k, r)))
-        root = _power(first, 0.5)
-        inverse = _power(first, -0.5)
-        mean = inverse @ _power(root @ second @ root, 0.5) @ inverse
-        ours = (q @ mean * q).sum(1)
-        theirs = (k @ torch.linalg.inv(mean) * k).sum(1)
-        p, r = p * ours / (p @ ours), r * theirs / (r @ theirs)
-    return _power(mean, 0.5), _power(mean, -0.5)
-
-
-def _moment(points: Tensor, weights: Tensor) -> Tensor:
-    moment = (points * weights[:, None]).T @ points
-    # directions in which nothing lies are kept apart from zero
-    return moment + 1e-9 * moment.trace() / len(moment) * torch.eye(len(moment)).double()
-
-
-def _power(matrix: Tensor, exponent: float) -> Tensor:
-    values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
-    return (vectors * values.clamp(min=1e-300) ** exponent) @ vectors.mT
