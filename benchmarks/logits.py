@@ -1,9 +1,9 @@
 """How far above what a network does the bound of its attention logits lies, and whether it holds.
 
 ``python benchmarks/logits.py [TOKENS]`` reads tiny-shakespeare with stories15M (a Llama) and with
-all-MiniLM-L6-v2 (a BERT), takes the largest |q·k| / sqrt(d) of every head over all pairs of tokens
-that attend to each other, and compares it with the bound from the file alone. Results go to
-``benchmarks/results/logits.json``.
+all-MiniLM-L6-v2 (a BERT), and tokens drawn from its vocabulary with rxnmapper's ALBERT. It takes
+the largest |q·k| / sqrt(d) of every head over all pairs of tokens that attend to each other, and
+compares it with the bound from the file alone. Results go to ``benchmarks/results/logits.json``.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import embedding, gelu, layer_norm, linear
 
-from kappascope.clinic.diagnose import AttentionTask, Inventory, _tokens
+from kappascope.clinic.diagnose import AttentionTask, Inventory
 from kappascope.clinic.source import OnDisk
 from kappascope.lab.downloads import fetch
-from kappascope.model.logits import LogitBound
+from kappascope.model.logits import LogitBound, Tables
 from kappascope.studies.pretrained.model import (
     EMBEDDING,
     Bert,
@@ -48,7 +48,7 @@ def bounds(folder: Path) -> list[LogitBound]:
     model = OnDisk.at(folder)
     found, opened = Inventory.of(model), model.opened()
     tasks = [
-        AttentionTask(layer, _tokens(found.plan) if layer.depth == 0 else None)
+        AttentionTask(layer, Tables.of(found.plan) if layer.depth == 0 else None)
         for layer in found.attention
     ]
     rows = [row for task in tasks for row in task.rows(opened, None, "none")]
@@ -97,6 +97,41 @@ def bert_logits(net: Bert, tokens: Tensor) -> Iterator[Tensor]:
         )
         yield (q @ k.mT).abs().amax((0, 2, 3)) / math.sqrt(q.shape[-1])
         x = net._layer(x, real, prefix)
+
+
+@torch.no_grad()
+def albert_logits(
+    state: dict[str, Tensor], config: dict[str, Any], ids: Tensor
+) -> Iterator[Tensor]:
+    """The largest logit of every head of the one layer, over all its rounds."""
+
+    def normed(x: Tensor, name: str) -> Tensor:
+        gain, shift = state[f"{name}.weight"], state[f"{name}.bias"]
+        return layer_norm(x, (x.shape[-1],), gain, shift, config["layer_norm_eps"])
+
+    def mapped(x: Tensor, name: str) -> Tensor:
+        return linear(x, state[f"{name}.weight"], state[f"{name}.bias"])
+
+    part = {name: state[f"albert.embeddings.{name}_embeddings.weight"]
+            for name in ("word", "position", "token_type")}  # fmt: skip
+    x = embedding(ids, part["word"]) + part["position"][: ids.shape[1]] + part["token_type"][0]
+    x = mapped(
+        normed(x, "albert.embeddings.LayerNorm"), "albert.encoder.embedding_hidden_mapping_in"
+    )
+    block = "albert.encoder.albert_layer_groups.0.albert_layers.0"
+    heads, seen = config["num_attention_heads"], []
+    for _ in range(config["num_hidden_layers"]):
+        q, k, v = (
+            mapped(x, f"{block}.attention.{name}").unflatten(2, (heads, -1)).transpose(1, 2)
+            for name in ("query", "key", "value")
+        )
+        logits = (q @ k.mT) / math.sqrt(q.shape[-1])
+        seen.append(logits.abs().amax((0, 2, 3)))
+        mixed = (logits.softmax(3) @ v).transpose(1, 2).flatten(2)
+        x = normed(x + mapped(mixed, f"{block}.attention.dense"), f"{block}.attention.LayerNorm")
+        up = mapped(gelu(mapped(x, f"{block}.ffn")), f"{block}.ffn_output")
+        x = normed(x + up, f"{block}.full_layer_layer_norm")
+    yield torch.stack(seen).amax(0)
 
 
 def measured(name: str, found: list[LogitBound], observe: Any, tokens: Tensor) -> dict[str, Any]:
@@ -151,6 +186,17 @@ def main() -> None:
     words = texts(encoder.encode(text[: 5 * count]), count)
     found = bounds(fetch("minilm"))
     results.append(measured("all-MiniLM-L6-v2", found, lambda b: bert_logits(encoder, b), words))
+    _write(results)
+    albert = fetch("albert")
+    state = torch.load(albert / "pytorch_model.bin", weights_only=True, map_location="cpu")
+    config = json.loads((albert / "config.json").read_text())
+    vocabulary = len(state["albert.embeddings.word_embeddings.weight"])
+    random = torch.Generator().manual_seed(0)
+    drawn = torch.randint(vocabulary, (-(-count // LENGTH), LENGTH), generator=random)
+    found = bounds(albert)
+    results.append(
+        measured("rxnmapper ALBERT", found, lambda b: albert_logits(state, config, b), drawn)
+    )
     _write(results)
 
 

@@ -14,7 +14,7 @@ from kappascope.model.attention import Product
 from kappascope.model.chains import Chain
 from kappascope.model.skipped import Skipped
 
-NORMS = TrainedRange(24, 3, 0.01, 0.35)
+NORMS = TrainedRange(24, 3, 0.01, 0.35, {}, (0.3495, 0.3498, 0.35))
 TRAINED = Atlas({("up", shape, "row_norm_cv"): NORMS for shape in ("square", "tall")})
 
 

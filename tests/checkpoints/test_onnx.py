@@ -282,3 +282,108 @@ def test_mutated_models_are_refused_or_read(tmp_path: Path) -> None:
     assert broken_files.examine(path) == 2
     files = broken_formats.onnx_files(400, seed=23)
     assert broken_files.sound(broken_files.run("ONNX", files, tmp_path / "x.onnx"))
+
+
+# --- what a tensor is, by what nodes do with it ---------------------------------------------------
+
+
+def shapes(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {row.name: (row.kind, row.shape) for row in diagnose(path, jobs=1).matrices}
+
+
+def test_a_kernel_is_one_whatever_its_name(tmp_path: Path) -> None:
+    """Files of PaddlePaddle: 3 x 3 taps were examined as thousands of matrices."""
+    kernels = [("plain", (6, 4, 3, 3)), ("deep", (6, 1, 3, 3)), ("turned", (4, 6, 2, 2))]
+    nodes = [
+        product("Conv", "x", "plain"),
+        helper.make_node("Identity", ["deep"], ["copy"]),
+        helper.make_node("Conv", ["x", "copy"], ["z"], group=6),
+        helper.make_node("ConvTranspose", ["x", "turned"], ["t"]),
+    ]
+    tensors = [numpy_helper.from_array(weight(*shape), name) for name, shape in kernels]
+    found = shapes(saved(tmp_path / "x.onnx", model(tensors, nodes)))
+    assert found == {
+        "plain": ("convolution", (6, 36)),
+        "deep": ("depthwise", (6, 9)),
+        "turned": ("convolution", (6, 16)),
+    }
+
+
+def test_a_kernel_in_a_branch_and_a_table(tmp_path: Path) -> None:
+    inner = helper.make_graph(
+        [helper.make_node("Conv", ["x", "k"], ["y"])], "then", [], [],
+        initializer=[numpy_helper.from_array(weight(4, 2, 3), "k")],
+    )  # fmt: skip
+    nodes = [
+        helper.make_node("If", ["c"], ["y"], name="If_0", then_branch=inner),
+        helper.make_node("Gather", ["table", "i"], ["e"]),
+    ]
+    table = numpy_helper.from_array(weight(40, 8), "table")
+    found = shapes(saved(tmp_path / "x.onnx", model([table], nodes)))
+    assert found == {"table": ("embedding", (40, 8)), "If_0.k": ("convolution", (4, 6))}
+
+
+@pytest.mark.parametrize("axis", [0, 1, None], ids=["rows", "columns", "whole"])
+@pytest.mark.parametrize("raw", [True, False], ids=["raw", "listed"])
+def test_codes_are_decoded_as_the_package_does(axis: int | None, raw: bool, tmp_path: Path) -> None:
+    reference = pytest.importorskip("onnx.reference")
+    drawn = np.random.default_rng(0)
+    codes = drawn.integers(-128, 128, (5, 7)).astype(np.int8)
+    count = 1 if axis is None else codes.shape[axis]
+    scale = drawn.random(count).astype(np.float32)
+    zero = drawn.integers(-9, 9, count).astype(np.int8)
+    if axis is None:
+        scale, zero = scale.reshape(()), zero.reshape(())
+    listed = zero.tobytes() if raw else zero.flatten()
+    initializers = [
+        numpy_helper.from_array(codes, "codes"),
+        numpy_helper.from_array(scale, "scale"),
+        helper.make_tensor("zero", TYPES["INT8"], zero.shape, listed, raw=raw),
+    ]
+    more = {} if axis is None else {"axis": axis}
+    node = helper.make_node("DequantizeLinear", ["codes", "scale", "zero"], ["w"], **more)
+    output = helper.make_tensor_value_info("w", package.TensorProto.FLOAT, [5, 7])
+    graph = helper.make_graph([node], "g", [], [output], initializer=initializers)
+    opset = [helper.make_opsetid("", 21)]
+    (expected,) = reference.ReferenceEvaluator(helper.make_model(graph, opset_imports=opset)).run(
+        None, {}
+    )
+    graph.node.append(product("MatMul", "x", "w"))
+    path = saved(tmp_path / "x.onnx", helper.make_model(graph))
+    found = tree(path)["codes"]
+    assert np.array_equal(found.read().T.numpy(), expected)  # turned: it is B of x B
+    half = np.broadcast_to(np.reshape(scale / 2, _along(axis)), (5, 7))
+    assert (found.half_steps().T.float().numpy() >= half).all()
+
+
+def _along(axis: int | None) -> tuple[int, ...]:
+    return {None: (1, 1), 0: (5, 1), 1: (1, 7)}[axis]
+
+
+def test_codes_that_are_not_decoded_are_told(tmp_path: Path) -> None:
+    """A quantized model was called healthy, with its one table examined and nothing said."""
+    codes = numpy_helper.from_array(np.ones((4, 4), np.uint8), "codes")
+    late = numpy_helper.from_array(np.ones((4, 4), np.int8), "late")
+    nodes = [
+        helper.make_node("MatMulInteger", ["x", "codes"], ["y"]),
+        helper.make_node("DequantizeLinear", ["late", "computed"], ["w"]),
+    ]
+    tensors = [codes, late, numpy_helper.from_array(weight(4, 4), "table")]
+    found = diagnose(saved(tmp_path / "x.onnx", model(tensors, nodes)), jobs=1)
+    failed = {one.name: str(one.reason) for one in found.failed}
+    assert failed["codes"] == "quantized codes (torch.uint8)"
+    assert "scales are not beside them" in failed["late"]
+
+
+def test_minus_infinity_that_fills_a_mask_is_no_damage(tmp_path: Path) -> None:
+    fill = numpy_helper.from_array(np.array([-np.inf], np.float32), "fill")
+    scale = numpy_helper.from_array(np.array([-np.inf], np.float32), "scale")
+    nodes = [
+        helper.make_node("Where", ["mask", "x", "fill"], ["y"]),
+        helper.make_node("Mul", ["y", "scale"], ["z"]),
+    ]
+    tensors = [fill, scale, numpy_helper.from_array(weight(4, 4), "w")]
+    found = diagnose(saved(tmp_path / "x.onnx", model(tensors, nodes)), jobs=1)
+    assert [(one.rule, one.subject) for one in found.findings if one.severity == "critical"] == [
+        ("non-finite", "scale")
+    ]

@@ -266,3 +266,10 @@ def test_a13_the_global_is_named(tmp_path: Path) -> None:
         b"cposix\nsystem\n.",
     ):
         refused(put(tmp_path, data, "x.pt"), "asks for 'posix.system'")
+
+
+def test_what_joblib_wrote_is_called_so() -> None:
+    """Its arrays stand between the opcodes; such a file was called damaged."""
+    written = b"\x80\x03cjoblib.numpy_pickle\nNumpyArrayWrapper\n)\x81}b" + b"\xff" * 64
+    with pytest.raises(Malformed, match="a pickle of joblib"):
+        pickles.load(written, BUILDERS, pickled_storage)

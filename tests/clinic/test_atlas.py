@@ -1,8 +1,10 @@
 """The atlas: what is told of trained matrices, with their number and never beyond it."""
 
 import json
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,7 +24,7 @@ from kappascope.system.files import strict
 
 @pytest.mark.parametrize("n", [1, 2, 3, 10, 99, 100, 1000])
 def test_no_percentile_is_told_beyond_what_n_values_tell(n: int) -> None:
-    found = TrainedRange.of([float(k) for k in range(n)], models=1)
+    found = TrainedRange.of({"model": [float(k) for k in range(n)]})
     told = [float(p) for p in found.quantiles]
     assert all(1 / n <= p <= 1 - 1 / n for p in told)
     assert set(told) == {p for p in PROBABILITIES if 1 / n <= p <= 1 - 1 / n}
@@ -82,3 +84,20 @@ def test_every_quantity_is_finite_or_absent_at_any_scale(scale: float) -> None:
 def test_shapes_have_three_classes() -> None:
     shapes = [(3, 3), (3, 2), (4, 2), (2, 4), (1, 1)]
     assert [shape_class(s) for s in shapes] == ["square", "square", "tall", "wide", "square"]
+
+
+def test_one_more_model_of_the_same_kind_is_rarely_beyond_the_limit() -> None:
+    """A tenth of healthy models exceeded the largest of three by each of its quantities."""
+    random = np.random.default_rng(0)
+    beyond = larger = 0
+    for _ in range(2000):
+        first, *others = random.lognormal(sigma=0.5, size=6)
+        found = TrainedRange.of({str(k): [value] for k, value in enumerate(others)})
+        beyond += first > found.limit(0.01)
+        larger += first > found.largest
+    assert larger / 2000 == pytest.approx(1 / 6, abs=0.03)  # of six, each is the largest as often
+    assert beyond / 2000 == pytest.approx(0.01, abs=0.007)  # three standard deviations
+
+
+def test_an_atlas_without_the_largest_of_models_has_no_limit() -> None:
+    assert TrainedRange(9, 3, 1.0, 4.0).limit(0.001) == math.inf

@@ -58,7 +58,7 @@ def test_a_product_is_told_beyond_random_factors_and_trained_heads() -> None:
     assert not findings([], [head(100.0)])
     assert [one.severity for one in findings([], [head(1e5)])] == ["info"]
     assert [one.severity for one in findings([], [head(math.inf)])] == ["info"]
-    known = TrainedRange(24, 3, 1.0, 30.0)
+    known = TrainedRange(24, 3, 1.0, 30.0, {}, (29.0, 29.5, 30.0))
     atlas = Atlas({("QK", "square", "kappa_over_random_factors"): known})
     (one,) = judgement(Measurements((), (head(1e3),), given_atlas=atlas)).findings
     assert one.rule == "stretched-product" and one.null == "trained"

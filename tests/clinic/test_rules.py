@@ -431,3 +431,44 @@ def test_kernel_is_what_the_columns_are() -> None:
     by_channel = weight.view(8, 4, 9).square().sum((0, 2)).sqrt()
     assert kernel.column_norms.max == pytest.approx(float(by_channel.max()))
     assert flat.sigma_max == kernel.sigma_max
+
+
+# --- false alarms that published files gave -------------------------------------------------------
+
+
+def test_a_zero_that_is_an_entry_like_others_is_no_dead_line() -> None:
+    """One of 256 weights of a single row was rounded to zero, and called a dead input."""
+    row = gaussian(1, 256)
+    row[0, 83] = 0.0
+    assert "dead-columns" not in severities(sick(row))
+    ramp = torch.arange(16.0)[None]  # a fixed projection onto 0, 1, 2, ...
+    assert "dead-columns" not in severities(sick(ramp))
+    sparse = gaussian(4, 600, seed=2) * (torch.rand(4, 600) < 0.2)
+    assert "dead-columns" not in severities(sick(sparse))
+    dead = gaussian(64, 48)
+    dead[:, 5] = 0.0
+    assert severities(sick(dead))["dead-columns"] == "warning"
+
+
+def test_equal_rows_of_coordinates_are_no_copies() -> None:
+    ramp = torch.linspace(-1, 1, 64)[:, None]
+    healthy = [examine(f"{i}.weight", trained(80 + i)) for i in range(3)]
+    rows = [*healthy, examine("down.coords", ramp), examine("up.coords", ramp.clone())]
+    assert "duplicates" not in {one.rule for one in findings(rows)}
+
+
+def test_a_finding_of_a_part_is_not_told_again_of_its_whole() -> None:
+    """A recurrent layer of two directions was called untrained three times."""
+    dead = gaussian(64, 48)
+    dead[5:7] = 0.0
+    whole = examine("w", torch.cat([dead, gaussian(64, 48, seed=3)]))
+    part = replace(examine("w[0]", dead), part_of="w")
+    told = [one.subject for one in findings([whole, part]) if one.rule == "dead-rows"]
+    assert told == ["w"]
+
+
+def test_entries_of_a_single_row_are_no_outlying_columns() -> None:
+    """Of one row with few large weights all others were said to lose their bits, as they may."""
+    row = gaussian(1, 128).abs() * 1e-5
+    row[0, :9] = 1.0
+    assert "outlier-columns" not in severities(sick(row))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kappascope.model.attention import attention
-from kappascope.model.logits import LogitBound, _largest_pair, logit_bounds
+from kappascope.model.logits import LogitBound, Tables, _largest_pair, logit_bounds
 from kappascope.model.matrices import plan, reader
 from kappascope.model.tensors import vectors
 
@@ -101,8 +101,10 @@ def test_a_table_of_tokens_bounds_the_first_layer_more_tightly() -> None:
     made = {name.replace("layers.1", "layers.0"): w for name, w in state(bias=False).items()}
     (layer,), _ = attention(plan(made), CONFIG)
     table = drawn(200, WIDTH)
+    made["embed_tokens.weight"] = table
     given = (layer, reader(made), vectors(made), CONFIG)
-    ball, tokens = list(logit_bounds(*given)), list(logit_bounds(*given, table))
+    ball = list(logit_bounds(*given))
+    tokens = list(logit_bounds(*given, Tables.of(plan(made))))
     pairs = torch.cat([table[torch.randperm(200)] for _ in range(5)])
     later = {name.replace("layers.0", "layers.1"): w for name, w in made.items()}
     seen = logits(later, pairs, rotary=True).tolist()
@@ -122,3 +124,84 @@ def test_without_a_norm_layer_there_is_no_bound() -> None:
 
 def test_numbers_beyond_float64_have_no_bound() -> None:
     assert bounded({name: w * 1e200 for name, w in state(bias=False).items()}, CONFIG) == []
+
+
+# --- sums of tables, and maps between them and attention ------------------------------------------
+
+ABSOLUTE = {**CONFIG, "position_embedding_type": "absolute", "model_type": "bert"}
+
+
+def embedded(width: int, prefix: str = "") -> dict[str, Tensor]:
+    rows = {"word_embeddings": 60, "position_embeddings": PLACES, "token_type_embeddings": 2}
+    made = {f"{prefix}embeddings.{name}.weight": drawn(count, width, seed=count)
+            for name, count in rows.items()}  # fmt: skip
+    made[f"{prefix}embeddings.LayerNorm.weight"] = 1 + 0.3 * drawn(width, seed=1)
+    made[f"{prefix}embeddings.LayerNorm.bias"] = 0.5 * drawn(width, seed=2)
+    return made
+
+
+def projections(stem: str) -> dict[str, Tensor]:
+    made = {f"{stem}.{part}.weight": drawn(WIDTH, WIDTH, seed=k)
+            for k, part in enumerate(("query", "key", "value"))}  # fmt: skip
+    return made | {f"{stem}.{part}.bias": drawn(WIDTH, seed=9 + k)
+                   for k, part in enumerate(("query", "key", "value"))}  # fmt: skip
+
+
+def every_sum(made: dict[str, Tensor], prefix: str = "") -> Tensor:
+    """The output of the norm layer for every token at every position with either type."""
+    words, places, types = (
+        made[f"{prefix}embeddings.{name}_embeddings.weight"]
+        for name in ("word", "position", "token_type")
+    )
+    sums = (words[:, None, None] + places[:, None] + types).flatten(0, 2)
+    gain, shift = (made[f"{prefix}embeddings.LayerNorm.{end}"] for end in ("weight", "bias"))
+    return torch.nn.functional.layer_norm(sums, (sums.shape[1],), gain, shift, eps=1e-12)
+
+
+def largest(made: dict[str, Tensor], stem: str, x: Tensor) -> Tensor:
+    """The largest logit of each head over all pairs of some inputs of attention."""
+    q, k = (
+        (x @ made[f"{stem}.{part}.weight"].T + made[f"{stem}.{part}.bias"]).unflatten(1, (-1, SIZE))
+        for part in ("query", "key")
+    )
+    return torch.einsum("ihd,jhd->hij", q, k).abs().amax((1, 2)) / math.sqrt(SIZE)
+
+
+def test_every_sum_of_tables_is_bounded_within_the_root_of_the_heads_size() -> None:
+    stem = "encoder.layer.0.attention.self"
+    made = embedded(WIDTH) | projections(stem)
+    (layer,), _ = attention(plan(made), ABSOLUTE)
+    given = (layer, reader(made), vectors(made), ABSOLUTE)
+    ball, sums = list(logit_bounds(*given)), list(logit_bounds(*given, Tables.of(plan(made))))
+    seen = largest(made, stem, every_sum(made)).tolist()
+    for loose, tight, reached in zip(ball, sums, seen, strict=True):
+        assert reached <= tight.bound < loose.bound
+        assert tight.bound <= 1.05 * math.sqrt(SIZE) * reached  # John's theorem, nearly attained
+        assert tight.method == f"every token at {2 * PLACES} positions and types"
+
+
+def test_a_layer_that_reads_its_own_output_and_a_map_of_the_tables() -> None:
+    """ALBERT had no bound: its norm layer of 12 entries did not fit projections of 24."""
+    prefix, block = "albert.", "albert.encoder.albert_layer_groups.0.albert_layers.0"
+    stem = f"{block}.attention"
+    made = embedded(WIDTH // 2, prefix) | projections(stem)
+    made["albert.encoder.embedding_hidden_mapping_in.weight"] = drawn(WIDTH, WIDTH // 2)
+    made["albert.encoder.embedding_hidden_mapping_in.bias"] = drawn(WIDTH, seed=4)
+    made[f"{block}.full_layer_layer_norm.weight"] = 1 + 0.3 * drawn(WIDTH, seed=5)
+    made[f"{block}.full_layer_layer_norm.bias"] = 0.2 * drawn(WIDTH, seed=6)
+    config = {**ABSOLUTE, "model_type": "albert"}
+    (layer,), _ = attention(plan(made), config)
+    found = list(logit_bounds(layer, reader(made), vectors(made), config, Tables.of(plan(made))))
+    first = every_sum(made, prefix) @ made["albert.encoder.embedding_hidden_mapping_in.weight"].T
+    first = first + made["albert.encoder.embedding_hidden_mapping_in.bias"]
+    gain, shift = (made[f"{block}.full_layer_layer_norm.{end}"] for end in ("weight", "bias"))
+    later = torch.nn.functional.layer_norm(drawn(4000, WIDTH), (WIDTH,), gain, shift)
+    assert len(found) == HEADS
+    for x in (first, later):
+        for one, reached in zip(found, largest(made, stem, x).tolist(), strict=True):
+            assert reached <= one.bound
+
+
+def test_tables_that_nobody_knows_how_to_add_are_not_read() -> None:
+    made = {"wte.weight": drawn(9, 4), "other_embedding.weight": drawn(5, 4)}
+    assert Tables.of(plan(made)) is None

@@ -65,7 +65,7 @@ class CodedLocation:
     Its numbers take the bytes of their dtype once they are decoded, however few the codes take.
     """
 
-    stored: tuple[TensorLocation, ...]
+    stored: tuple[TensorLocation | CodedLocation, ...]
     code: Code
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32  # of the decoded numbers

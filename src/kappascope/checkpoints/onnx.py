@@ -5,12 +5,16 @@ in the same folder. The message is walked from field to field without its number
 where they lie when they are asked for. No operator is run.
 
 A matrix B of a product x B (``MatMul``, or ``Gemm`` without ``transB``) is shown transposed, as
-(out, in): so torch keeps the weight of a linear layer.
+(out, in): so torch keeps the weight of a linear layer. What a node does with a tensor tells what it
+is, whatever its name: the kernel of a convolution with its groups, or a table in which rows are
+looked up. Whole numbers that ``DequantizeLinear`` reads are decoded; those that integer products
+read are said to be codes.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import prod
@@ -19,9 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from kappascope.checkpoints import folders
-from kappascope.checkpoints.codes import CodedLocation
+from kappascope.checkpoints.codes import Code, CodedLocation, enlarged
 from kappascope.checkpoints.formats import AGAIN, Malformed, quoted
 from kappascope.checkpoints.locations import (
     CheckpointFile,
@@ -32,7 +38,8 @@ from kappascope.checkpoints.locations import (
 )
 from kappascope.checkpoints.protobuf import Span, VariableLength, WireReader, span_of
 from kappascope.checkpoints.safetensors import MOST_TENSORS
-from kappascope.model.skipped import Reason, unreadable
+from kappascope.model.layouts import GRAPH_FACTS
+from kappascope.model.skipped import Reason, no_weight, unreadable
 
 DEEPEST_GRAPH = 16  # graphs inside one another; loops and branches nest two or three
 MOST_DIMENSIONS = 64
@@ -43,6 +50,20 @@ _NODE, _INITIALIZER, _SPARSE = 1, 5, 15  # of a graph
 _FUNCTION_NAME, _FUNCTION_NODE = 1, 7
 _INPUT, _OUTPUT, _NAME, _OPERATOR, _ATTRIBUTE = 1, 2, 3, 4, 5  # of a node
 _INTEGER, _TENSOR, _SUBGRAPH, _SUBGRAPHS = 3, 5, 6, 11  # of an attribute
+
+# What operators do with an input, by its place. Those of the first line pass it on.
+_PASSING = {("Identity", 0), ("Cast", 0), ("QuantizeLinear", 0), ("DequantizeLinear", 0)}
+_PRODUCTS = {("MatMul", 1), ("Gemm", 1)}
+_KERNELS = {("Conv", 1), ("FusedConv", 1), ("ConvInteger", 1), ("QLinearConv", 3),
+            ("ConvTranspose", 1)}  # fmt: skip
+_CODES = {("ConvInteger", 1), ("QLinearConv", 3), ("MatMulInteger", 1), ("QLinearMatMul", 3),
+          ("MatMulIntegerToFloat", 1), ("DynamicQuantizeMatMul", 1), ("MatMulNBits", 1),
+          ("QGemm", 3), ("QAttention", 1), ("DynamicQuantizeLSTM", 1),
+          ("DynamicQuantizeLSTM", 2)}  # fmt: skip
+_TABLE = ("Gather", 0)
+_FILLING = {("Where", 1), ("Where", 2), ("Pad", 2), ("Clip", 1), ("Clip", 2), ("Max", 0),
+            ("Max", 1), ("Min", 0), ("Min", 1)}  # fmt: skip
+_MOST_PASSED = 32  # operators in a row that pass a tensor on: a cast or two are usual
 _DIMS, _TYPE, _TENSOR_NAME, _RAW, _EXTERNAL, _LOCATION = 1, 2, 8, 9, 13, 14  # of a tensor
 _PACKED = {4: torch.float32, 10: torch.float64}  # fields of a tensor: numbers side by side
 _VARIABLE = (5, 7, 11)  # the same with numbers of variable length
@@ -71,7 +92,8 @@ def read_onnx(file: CheckpointFile, folder: Path) -> FileContents:
     if whole is None:
         raise Malformed("an ONNX model without a graph", AGAIN)
     whole.inner += functions
-    return FileContents(_tree(whole, walk, folder), {})
+    tree = _tree(whole, walk, folder)
+    return FileContents(tree, {}, {GRAPH_FACTS: walk.facts} if any(walk.facts.values()) else {})
 
 
 # --- the graph ------------------------------------------------------------------------------------
@@ -97,14 +119,49 @@ class _Graph:
     inner: list[_Graph] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class _Use:
+    """What a node does with one of its inputs."""
+
+    operator: str
+    place: int
+    numbers: dict[str, int]  # its attributes that are whole numbers
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """The operator and the place of the input, which together tell what is done with it."""
+        return self.operator, self.place
+
+    @property
+    def turns(self) -> bool:
+        """Whether it is B of x B."""
+        return self.key in _PRODUCTS and not self.numbers.get("transB", 0)
+
+
 @dataclass
 class _Walk:
     """Go through a file from field to field, and note how its tensors are used."""
 
     wire: WireReader
-    turned: dict[str, bool] = field(default_factory=dict)  # tensors that are B of x B alone
+    uses: dict[str, list[_Use]] = field(default_factory=dict)  # of tensors, by their names
     scopes: dict[str, str] = field(default_factory=dict)  # names of the nodes that use them
+    named: dict[str, _TensorFields] = field(default_factory=dict)
+    facts: dict[str, dict[str, Any]] = field(default_factory=lambda: {"kernels": {}, "tables": {}})
     tensors: int = 0
+
+    def used(self, name: str) -> Iterator[_Use]:
+        """Yield what is done with a tensor, also after it was copied, cast or dequantized."""
+        seen, names = {name}, [name]
+        for _ in range(_MOST_PASSED):
+            uses = [use for each in names for use in self.uses.get(each, ())]
+            yield from (use for use in uses if use.key not in _PASSING)
+            passed = [out for use in uses if use.key in _PASSING for out in use.outputs]
+            names = [each for each in dict.fromkeys(passed) if each not in seen]
+            seen.update(names)
+            if not names:
+                return
 
     def graph(self, value: Any, node: int = _NODE, depth: int = 0) -> _Graph:
         """Return the tensors of a graph and of those inside it."""
@@ -148,14 +205,17 @@ class _Walk:
         if operator == "Constant" and constant and texts[_OUTPUT]:
             tensor = self.tensor(constant)
             tensor.name = texts[_OUTPUT][0]
+            self.named.setdefault(tensor.name, tensor)
             dtype = _DTYPES.get(tensor.kind)
             # whole and single numbers are axes, shapes and factors of the graph, not weights
             if tensor.dims and (dtype is None or dtype.is_floating_point):
                 graph.tensors.append(tensor)
-        transposed = attributes.get("transB", {}).get(_INTEGER, 0)
-        for place, used in enumerate(texts[_INPUT]):
-            right = place == 1 and (operator, transposed) in (("MatMul", 0), ("Gemm", 0))
-            self.turned[used] = self.turned.get(used, True) and right
+        whole = {key: fields[_INTEGER] for key, fields in attributes.items() if _INTEGER in fields}
+        whole = {key: value for key, value in whole.items() if isinstance(value, int)}
+        inputs, outputs = tuple(texts[_INPUT]), tuple(texts[_OUTPUT])
+        for place, used in enumerate(inputs):
+            use = _Use(operator, place, whole, inputs, outputs)
+            self.uses.setdefault(used, []).append(use)
             self.scopes.setdefault(used, name)
 
     def tensor(self, value: Any) -> _TensorFields:
@@ -182,13 +242,14 @@ class _Walk:
                     it.fault = "its numbers lie in pieces"
                 else:
                     it.numbers[number] = part
+        self.named.setdefault(it.name, it)
         return it
 
 
 # --- tensors --------------------------------------------------------------------------------------
 
 
-def _tree(graph: _Graph, walk: _Walk, folder: Path) -> Tree:
+def _tree(graph: _Graph, walk: _Walk, folder: Path, at: str = "") -> Tree:
     """Return the tensors of a graph by their names, and below them those of inner graphs."""
     tree: Tree = {}
 
@@ -199,11 +260,29 @@ def _tree(graph: _Graph, walk: _Walk, folder: Path) -> Tree:
 
     for tensor in graph.tensors:
         name = _layer(walk.scopes.get(tensor.name, ""), tensor.name)
-        put(tensor.name if name in tree else name, _leaf(tensor, walk, folder))
+        name = tensor.name if name in tree else name
+        put(name, _leaf(tensor, walk, folder))
+        _note(tensor, f"{at}{name}", walk)
     for i, inner in enumerate(graph.inner):
-        if below := _tree(inner, walk, folder):
-            put(f"{inner.name} {i}" if inner.name in tree else inner.name, below)
+        name = f"{inner.name} {i}" if inner.name in tree else inner.name
+        if below := _tree(inner, walk, folder, f"{at}{name}."):
+            put(name, below)
     return tree
+
+
+def _note(it: _TensorFields, path: str, walk: _Walk) -> None:
+    """Take note of a tensor that is a kernel or a table, by what is done with it."""
+    uses = list(walk.used(it.name))
+    kernels = {
+        (max(1, use.numbers.get("group", 1)), use.operator == "ConvTranspose")
+        for use in uses
+        if use.key in _KERNELS
+    }
+    if len(kernels) == 1 and len(it.dims) > 2:
+        walk.facts["kernels"][path] = list(kernels.pop())
+    is_table = len(it.dims) == 2 and bool(uses)
+    if is_table and all(use.key == _TABLE and not use.numbers.get("axis", 0) for use in uses):
+        walk.facts["tables"][path] = True
 
 
 def _layer(node: str, name: str) -> str:
@@ -225,10 +304,33 @@ def _leaf(it: _TensorFields, walk: _Walk, folder: Path) -> TensorLocation | Code
         return unreadable(it.fault or f"{what} are not read")
     if len(shape) > MOST_DIMENSIONS or prod(size or 1 for size in shape) >= 1 << 62:
         return unreadable(f"a shape of {len(shape)} dimensions that cannot be")
-    turned = len(shape) == 2 and walk.turned.get(it.name, False)
+    uses = list(walk.used(it.name))
+    turned = len(shape) == 2 and bool(uses) and all(use.turns for use in uses)
+    if prod(shape) == 1 and uses and all(use.key in _FILLING for use in uses):
+        return no_weight("a constant of the graph, put where others are left out")
+    if not dtype.is_floating_point and any(use.key in _CODES for use in uses):
+        return unreadable(f"quantized codes ({dtype})")
+    scaled = [use for use in walk.uses.get(it.name, ()) if use.key == ("DequantizeLinear", 0)]
+    if scaled and not dtype.is_complex:
+        return _dequantized(it, scaled[0], turned, walk, folder)
+    return _plain(it, dtype, turned, file, folder)
+
+
+def _plain(
+    it: _TensorFields, dtype: torch.dtype, turned: bool, file: CheckpointFile, folder: Path
+) -> TensorLocation | CodedLocation | Reason:
+    """Return where the numbers of a tensor lie, in whichever of the forms that the format has."""
     listed = _RAW not in it.numbers and any(kind in it.numbers for kind in _VARIABLE)
     if listed and not it.is_outside:
         return _listed(it, file, dtype, turned)
+    return _located(it, dtype, turned, file, folder)
+
+
+def _located(
+    it: _TensorFields, dtype: torch.dtype, turned: bool, file: CheckpointFile, folder: Path
+) -> TensorLocation | Reason:
+    """Return where numbers stand side by side, in the model or outside."""
+    shape = tuple(it.dims)
     place = _outside(it, folder) if it.is_outside else _inside(it, file, dtype)
     need = prod(shape) * dtype.itemsize
     if isinstance(place, str) or place.size != need:
@@ -241,6 +343,75 @@ def _leaf(it: _TensorFields, walk: _Walk, folder: Path) -> TensorLocation | Code
     tensor = TensorLocation(place, dtype, shape, strides)
     fault = tensor.fault()
     return unreadable(fault) if fault else tensor
+
+
+def _dequantized(
+    it: _TensorFields, use: _Use, turned: bool, walk: _Walk, folder: Path
+) -> CodedLocation | Reason:
+    """Return a tensor whose codes are multiplied by scales: one, or one for each index of an axis.
+
+    Scales that the graph computes, and those of blocks, are not known here.
+    """
+    dtype, shape, file = _DTYPES[it.kind], tuple(it.dims), walk.wire.file
+    unknown = unreadable(f"quantized codes ({dtype}) whose scales are not beside them")
+    beside = [walk.named.get(name) if name else None for name in use.inputs[1:3]]
+    if not beside or None in beside or use.numbers.get("block_size", 0):
+        return unknown
+    axis = use.numbers.get("axis", 1)
+    axis += len(shape) if axis < 0 else 0
+    count = shape[axis] if 0 <= axis < len(shape) else 1
+    stored: list[TensorLocation | CodedLocation] = []
+    for each in (it, *(one for one in beside if one is not None)):
+        kind = _DTYPES.get(each.kind)
+        if kind is None or kind.is_complex or each.fault:
+            return unknown
+        found = _plain(each, kind, False, file, folder)
+        if isinstance(found, Reason):
+            return found
+        if stored and prod(found.shape) not in (1, count):
+            return unknown
+        stored.append(found)
+    code = LinearCodes(str(dtype).removeprefix("torch."), axis, turned)
+    return CodedLocation(tuple(stored), code, shape[::-1] if turned else shape)
+
+
+@dataclass(frozen=True)
+class LinearCodes(Code):
+    """Codes less a zero point, times a scale: of the whole tensor, or of each index of an axis.
+
+    >>> codes, scale = torch.tensor([[-2, 4]], dtype=torch.int8), torch.tensor([0.5, 0.25])
+    >>> LinearCodes("int8", axis=1).decode(codes, scale)
+    tensor([[-1.,  1.]])
+    """
+
+    dtype: str
+    axis: int
+    turned: bool = False
+
+    @property
+    def name(self) -> str:
+        """The format and the type of its codes."""
+        return f"ONNX {self.dtype}"
+
+    def decode(self, *stored: Tensor) -> Float[Tensor, "*shape"]:
+        """Return (code - zero point) * scale."""
+        codes, scale, *zero = stored
+        numbers = codes.float()
+        if zero:
+            numbers = numbers - self._along(zero[0].float(), codes)
+        numbers = numbers * self._along(scale.float(), codes)
+        return numbers.mT if self.turned else numbers
+
+    def half_steps(self, *stored: Tensor) -> Float[Tensor, "*shape"]:
+        """Return half the scale of every entry."""
+        codes, scale, *_ = stored
+        steps = enlarged(self._along(scale.float().abs() / 2, codes)).expand(codes.shape)
+        return steps.mT if self.turned else steps
+
+    def _along(self, values: Tensor, codes: Tensor) -> Tensor:
+        if values.numel() == 1:
+            return values.reshape(())
+        return values.reshape([-1 if i == self.axis else 1 for i in range(codes.ndim)])
 
 
 def _listed(

@@ -55,6 +55,8 @@ def load(
     except (IndexError, KeyError, ValueError, OverflowError, struct.error, Malformed) as error:
         if isinstance(error, ForbiddenCall):
             raise
+        if any(name.startswith("joblib.") for name in machine.asked):  # arrays between opcodes
+            raise Malformed("a pickle of joblib", "ask its author for safetensors") from error
         if machine.asked:
             raise forbidden(*machine.asked, wrong="a damaged pickle") from error
         if isinstance(error, Malformed):

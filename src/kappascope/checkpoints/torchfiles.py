@@ -94,6 +94,10 @@ def _attributes(module: Any) -> list[tuple[Any, Any]]:
 def _other_archive(names: dict[str, StorageLocation]) -> Malformed:
     """Return what a zip archive is that is no checkpoint."""
     signs = {
+        r"(^|/)\.data/(extern_modules|python_version)$": (
+            "an archive of torch.package, code and all",
+            "where you trust it: save the state_dict() of what PackageImporter loads from it",
+        ),
         r"(^|/)(code|constants\.pkl)(/|$)": (
             "a TorchScript archive without its data.pkl",
             "where you trust it: torch.save(torch.jit.load(...).state_dict(), ...)",

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.special import stdtrit
 
 from kappascope.clinic.examination import Examination
 from kappascope.model.attention import Product
@@ -76,24 +77,44 @@ class TrainedRange:
     smallest: float
     largest: float
     quantiles: Mapping[str, float] = field(default_factory=dict)
+    largest_of_models: tuple[float, ...] = ()  # of each model its largest; older files lack them
 
     @property
     def is_telling(self) -> bool:
         """Whether there are enough matrices, of enough models, to be compared with."""
         return self.n >= MIN_TRAINED and self.models >= MIN_MODELS
 
-    @classmethod
-    def of(cls, values: Sequence[float], models: int) -> TrainedRange:
-        """Summarize values, with no percentile beyond what their number can tell.
+    def limit(self, chance: float) -> float:
+        """Return what the largest value of one more model exceeds with this chance.
 
-        >>> TrainedRange.of([1.0, 2.0, 3.0, 4.0], models=2).quantiles
+        The matrices of one model are alike, so that models count and not matrices: of three, a
+        fourth is the largest one time in four. The largest values of models are taken to have
+        normal logarithms, of which Student's law tells where another lies. Without them there is
+        none.
+
+        >>> TrainedRange(9, 3, 1.0, 4.0, {}, (1.0, 2.0, 4.0)).limit(0.05)
+        20.7...
+        """
+        logs = np.log([value for value in self.largest_of_models if value > 0])
+        if len(logs) < 2:
+            return math.inf
+        spread = float(logs.std(ddof=1)) * math.sqrt(1 + 1 / len(logs))
+        return math.exp(min(float(logs.mean() + stdtrit(len(logs) - 1, 1 - chance) * spread), 700))
+
+    @classmethod
+    def of(cls, by_model: Mapping[str, Sequence[float]]) -> TrainedRange:
+        """Summarize the values of some models, with no percentile beyond what their number tells.
+
+        >>> TrainedRange.of({"a": [1.0, 2.0], "b": [3.0, 4.0]}).quantiles
         {'0.25': 1.75, '0.5': 2.5, '0.75': 3.25}
         """
+        values = [value for own in by_model.values() for value in own]
         n = len(values)
         known = [p for p in PROBABILITIES if 1 / n <= p <= 1 - 1 / n]
         quantiles = np.quantile(np.asarray(values), known).tolist() if known else []
         told = {str(p): float(q) for p, q in zip(known, quantiles, strict=True)}
-        return cls(n, models, min(values), max(values), told)
+        largest = tuple(sorted(max(own) for own in by_model.values()))
+        return cls(n, len(by_model), min(values), max(values), told, largest)
 
 
 @dataclass(frozen=True)
@@ -144,6 +165,7 @@ class Atlas:
                     float(row["smallest"]),
                     float(row["largest"]),
                     {str(p): float(q) for p, q in row["quantiles"].items()},
+                    tuple(float(value) for value in row.get("largest_of_models", ())),
                 )
                 for row in document["ranges"]
             }
@@ -193,14 +215,12 @@ def atlas_of(
     >>> found.ranges["other", "square", "entry_kurtosis"].largest
     1.5
     """
-    values: dict[tuple[str, str, str], list[float]] = {}
-    seen: dict[tuple[str, str, str], set[str]] = {}
+    values: dict[tuple[str, str, str], dict[str, list[float]]] = {}
 
     def add(name: str, kind: str, shape: Sequence[int], quantity: str, value: Any) -> None:
         if value is not None and math.isfinite(value):
             key = kind, shape_class(shape), quantity
-            values.setdefault(key, []).append(float(value))
-            seen.setdefault(key, set()).add(name)
+            values.setdefault(key, {}).setdefault(name, []).append(float(value))
 
     for name, rows, products in models:
         for row in rows:
@@ -209,7 +229,7 @@ def atlas_of(
         for product in products:
             times = times_random_factors(product)
             add(name, product.kind, product.shape, PRODUCT_QUANTITY, times)
-    ranges = {key: TrainedRange.of(known, len(seen[key])) for key, known in values.items()}
+    ranges = {key: TrainedRange.of(known) for key, known in values.items()}
     return Atlas(ranges, tuple(sources), provenance or {})
 
 

@@ -53,7 +53,7 @@ from kappascope.matrix.status import Outcome, Status
 from kappascope.model.attention import Attention, Product, attention
 from kappascope.model.chains import Chain, Ends, Links, links, obstacle
 from kappascope.model.counterparts import Counterparts, Renames, counterparts
-from kappascope.model.logits import LogitBound, logit_bounds
+from kappascope.model.logits import LogitBound, Tables, logit_bounds
 from kappascope.model.matrices import Logical, Plan, Unit
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, unreadable
 from kappascope.refusal import Refusal
@@ -77,7 +77,6 @@ log = logging.getLogger(__name__)
 MIN_WORKER_BYTES = LIBRARY_BYTES + GIGABYTE  # to parse any file that people make
 NO_COUNTERPARTS = Counterparts({})
 UNCHOSEN = Reason(ReasonKind.NOT_CHOSEN, "not chosen")
-MAX_TABLE_ENTRIES = 2**25  # of a table of tokens: a copy in float64 has 268 megabytes
 # of which code the numbers of a row depend on
 SOURCES = ("matrix", "model", "theory", "corrections", "checkpoints", "clinic")
 LEAST_FLOPS = 2e9  # floating point operations a second: any machine does more
@@ -339,19 +338,18 @@ class AttentionTask(Task):
     """The products of the heads of one attention layer."""
 
     layer: Attention
-    table: Unit | None = None  # of tokens, where the first layer reads nothing else
+    tables: Tables | None = None  # which the first layer reads
 
     @property
     def units(self) -> tuple[Unit, ...]:
         """The tensors of its projections, and the table that they read."""
-        return (*self.layer.units, *([self.table] if self.table else []))
+        return (*self.layer.units, *(self.tables.units if self.tables else ()))
 
     def rows(self, model: Opened, reference: Reference | None, spectrum: Extent) -> Iterator[Row]:
         """Return two products for each head, and a bound of its logits."""
         yield from self.layer.products(model.read)
-        table = next(self.table.matrices(model.read))[1] if self.table else None
         config = model.config or model.plan.config
-        yield from logit_bounds(self.layer, model.read, model.vectors, config, table)
+        yield from logit_bounds(self.layer, model.read, model.vectors, config, self.tables)
 
     def failed(self, reason: Reason) -> Iterator[Row]:
         """Yield one row for all products of the layer."""
@@ -793,9 +791,9 @@ def case(
         for unit in inventory.plan.units
         if (chosen := frozenset(p.name for p in unit.parts if selection.takes(p.name)))
     ]
-    table = _tokens(inventory.plan)
+    tables = Tables.of(inventory.plan)
     heads = [
-        AttentionTask(layer, table if layer.depth == 0 else None)
+        AttentionTask(layer, tables if layer.depth == 0 else None)
         for layer in inventory.attention
         if selection.takes(layer.query.name) and selection.takes(layer.key.name)
     ]
@@ -872,13 +870,6 @@ def _kept_name(made_of: list[Any], order: _Order) -> str:
 
 def _parts(plan: Plan) -> list[Logical]:
     return [part for unit in plan.units for part in unit.parts]
-
-
-def _tokens(plan: Plan) -> Unit | None:
-    """Return the table of tokens, if it is the only table and not too large to look through."""
-    tables = [unit for unit in plan.units if unit.parts[0].kind == "embedding"]
-    small = [unit for unit in tables if math.prod(unit.parts[0].shape) <= MAX_TABLE_ENTRIES]
-    return small[0] if len(tables) == len(small) == 1 else None
 
 
 def _fetching(engine: Engine, sides: Sequence[Location]) -> Engine:

@@ -159,6 +159,7 @@ class Examination:
     entry_mean: float | None = None
     entry_std: float | None = None
     entry_kurtosis: float | None = None
+    negligible: float | None = None
     sigma_max: float | None = None
     sigma_2: float | None = None
     sigma_min: float | None = None
@@ -317,7 +318,7 @@ class Examination:
 
 # What only some matrices have, with no reason to be given for the others.
 OPTIONAL = ("taps", "lines", "int8", "sinusoidal", "one_code", "energy_ranks", "operator_norm",
-            "unchanged", "likeness", "fingerprints", "delta")  # fmt: skip
+            "unchanged", "likeness", "fingerprints", "delta", "negligible")  # fmt: skip
 
 
 def json_value(value: Any) -> Any:
@@ -619,11 +620,12 @@ def _entries(matrix: Tensor, vitals: spectra.Vitals) -> dict[str, Any]:
     if not vitals.frobenius_norm or not matrix.numel():
         return dict.fromkeys(names, RANGE if vitals.frobenius_norm is None else ZERO)
     rms = vitals.frobenius_norm / math.sqrt(matrix.numel())
-    sums = torch.zeros(4, dtype=torch.float64)
+    sums, negligible = torch.zeros(4, dtype=torch.float64), 0
     for panel in matrix.split(max(1, 2**16 // matrix.shape[1])):  # half a megabyte: in cache
         x = panel.double().flatten() / rms
         square = x * x
         sums += torch.stack([x.sum(), square.sum(), square @ x, square @ square])
+        negligible += int((square < DEAD_BELOW**2).sum())
     m1, m2, m3, m4 = (sums / matrix.numel()).tolist()
     variance = m2 - m1 * m1
     if variance < 1e-12:  # of a mean square of 1: rounding is all that is left
@@ -631,7 +633,8 @@ def _entries(matrix: Tensor, vitals: spectra.Vitals) -> dict[str, Any]:
         return dict(zip(names, equal, strict=True))
     fourth = m4 - 4 * m1 * m3 + 6 * m1**2 * m2 - 3 * m1**4
     values = _exact(m1 * rms), _exact(math.sqrt(variance) * rms), fourth / variance**2 - 3
-    return dict(zip(names, values, strict=True))
+    share = {"negligible": negligible / matrix.numel()} if negligible else {}
+    return dict(zip(names, values, strict=True)) | share
 
 
 def _exact(value: float) -> float | _Absent:

@@ -50,12 +50,12 @@ def judgement(model: Measurements) -> Judgement:
             results.append(_finding(rule_id, asked, said, "model", ()))
     found = [result for result in results if isinstance(result, Finding)]
     wholes = {row.name: row.part_of for row in model.rows if row.part_of}
-    told = {(finding.rule, finding.subject) for finding in found}
-    found = [  # what is seen of a part and of its whole is told once
+    told = {(each.rule, each.subject): SEVERITIES.index(each.severity) for each in found}
+    found = [  # what is seen of a part and of its whole is told once, unless the part is worse
         finding
         for finding in found
-        if finding.concern != "observation"
-        or (finding.rule, wholes.get(finding.subject)) not in told
+        if SEVERITIES.index(finding.severity)
+        > told.get((finding.rule, wholes.get(finding.subject) or ""), -1)
     ]
     failed = [result for result in results if isinstance(result, Skipped)]
     return Judgement(tuple(sorted(found, key=urgency)), tuple(failed))

@@ -14,7 +14,13 @@ from kappascope.clinic.examination import Examination
 from kappascope.clinic.fresh import can_tell, is_random
 from kappascope.clinic.prescriptions import NO_MAPS, Flaw, is_left_alone, kind_of
 from kappascope.clinic.rules import DIVERGED, KAPPA_SIZE, NOTHING
-from kappascope.clinic.symptoms import Measurements, Symptom, model_rule, warning_if
+from kappascope.clinic.symptoms import (
+    FALSE_ALARM_RATE,
+    Measurements,
+    Symptom,
+    model_rule,
+    warning_if,
+)
 from kappascope.matrix.fingerprints import likeness
 from kappascope.model.attention import Product
 from kappascope.model.chains import Chain
@@ -100,8 +106,8 @@ def duplicates(model: Measurements) -> Iterator[Symptom]:
         if row.sigma_max and row.entry_std and row.part_of is None and row.fingerprints:
             groups.setdefault(row.fingerprints.entries, []).append(row)
     for first, *others in groups.values():
-        if not others or first.fingerprints is None:
-            continue
+        if not others or first.fingerprints is None or min(first.shape) < 2:
+            continue  # one row is a vector: coordinates and the like may well repeat
         orders = [likeness(first.fingerprints, each.fingerprints) for each in others
                   if each.fingerprints]  # fmt: skip
         odd = sorted(set(orders) - {"equal"})
@@ -193,7 +199,9 @@ def _stretched_head(product: Product, model: Measurements) -> Symptom | None:
         return None
     widths = (product.shape[1], len(product.values), product.shape[0])
     known = model.atlas.range(product.kind, product.shape, PRODUCT_QUANTITY)
-    symptom = _stretched(product, widths, model, known.largest if known else None)
+    limit = min(known.limit(FALSE_ALARM_RATE), KAPPA_SIZE) if known else 0.0
+    least = max(known.largest, limit) if known else None
+    symptom = _stretched(product, widths, model, least)
     if symptom is None:
         return None
     if known:

@@ -31,11 +31,11 @@ from kappascope.clinic.fresh import (
     usual_distance,
 )
 from kappascope.clinic.prescriptions import NO_MAPS, Flaw, is_left_alone, kind_of
-from kappascope.clinic.symptoms import Measurements, Symptom, rule, warning_if
+from kappascope.clinic.symptoms import FALSE_ALARM_RATE, Measurements, Symptom, rule, warning_if
 from kappascope.clinic.vectors import Vector
 from kappascope.model.names import is_mask
 from kappascope.model.skipped import ReasonKind
-from kappascope.text import number
+from kappascope.text import number, plural
 from kappascope.theory import GaussianNull, MarchenkoPastur
 
 # Sizes from which a rule speaks where no atlas tells what trained matrices have.
@@ -114,9 +114,10 @@ def _dead(row: Examination, side: str, dead: int, every: int) -> Symptom:
     evidence = f"{dead} of {every} {channels} {'is' if dead == 1 else 'are'} dead"
     if where := row.lines.get(f"dead_{side}s"):
         evidence += f" ({_indices(where)})"
-    cost = dead * row.parameters // every
+    cost = plural(dead * row.parameters // every, "parameter")
     what = "outputs: they are constant" if side == "row" else "inputs: nothing reads them"
-    advice = f"remove these {what}, and {cost:,} parameters here go with them"
+    goes = "goes" if cost == "1 parameter" else "go"
+    advice = f"remove these {what}, and {cost} here {goes} with them"
     severity = warning_if(not is_left_alone(row))
     return Symptom(severity, evidence, advice, harm=dead / every)
 
@@ -139,7 +140,17 @@ def dead_rows(row: Examination, model: Measurements) -> Symptom | None:
         return None
     may_be_table = row.kind in ("other", "embedding") and _bias(row, model) is None
     is_padding = dead == 1 and rows > row.shape[1] and may_be_table
-    return None if is_padding else _dead(row, "row", dead, rows)
+    if is_padding or _are_dead_by_chance(row, rows, row.shape[1], model):
+        return None
+    return _dead(row, "row", dead, rows)
+
+
+def _are_dead_by_chance(row: Examination, count: int, length: int, model: Measurements) -> bool:
+    """Tell whether some of so many lines are likely to be all zero, zeros being as many as here.
+
+    In codes of a few bits, in a pruned matrix, or in a single row a zero is an entry like others.
+    """
+    return count * (row.negligible or 0.0) ** length > model.chance
 
 
 @rule("defect", "start")
@@ -150,6 +161,9 @@ def dead_columns(row: Examination, model: Measurements) -> Symptom | None:
     """
     dead = row.dead_columns or 0
     if not dead or not row.frobenius_norm or kind_of(row) in ("basis", "table"):
+        return None
+    length = row.parameters // max(1, row.inputs)
+    if _are_dead_by_chance(row, row.inputs, length, model):
         return None
     return _dead(row, "column", dead, row.inputs)
 
@@ -167,7 +181,8 @@ def outlier_rows(row: Examination, model: Measurements) -> Symptom | None:
     by_columns = row.int8.bits_lost_by_rows if row.int8 else 0.0
     if bits - by_columns >= BITS_SIZE:
         evidence = f"{_longest('row', row)}; int8 with one scale for the tensor keeps"
-        evidence += f" {8 - bits:.1f} of 8 bits for the others (error {_error(row, 'tensor')})"
+        evidence += f" {max(0.0, 8 - bits):.1f} of 8 bits for the others"
+        evidence += f" (error {_error(row, 'tensor')})"
         advice = "quantize it with a scale for each row"
         return Symptom("info", evidence, advice, Flaw.SCALE, harm=bits / 8, null="chance")
     return _beyond("longest_row_over_median", math.inf, _longest("row", row), row, model)
@@ -187,7 +202,8 @@ def outlier_columns(row: Examination, model: Measurements) -> Symptom | None:
     if bits >= BITS_SIZE:
         where = _indices(row.lines.get("outlier_columns", ()))
         evidence = f"{_longest('column', row)} ({where}); int8 with a scale for each row keeps"
-        evidence += f" {8 - bits:.1f} of 8 bits for the others (error {_error(row, 'row')})"
+        evidence += f" {max(0.0, 8 - bits):.1f} of 8 bits for the others"
+        evidence += f" (error {_error(row, 'row')})"
         advice = "keep these columns in 16 bits, or divide them here and multiply what feeds them"
         severity = warning_if(bits >= BITS_WARNING and not is_left_alone(row))
         return Symptom(severity, evidence, advice, Flaw.SCALE, harm=bits / 8, null="chance")
@@ -220,6 +236,8 @@ def _stands_out(side: str, row: Examination, model: Measurements) -> bool:
     rows, columns = (row.shape[0], row.shape[1]), (row.inputs, row.shape[0] * taps)
     count, entries = rows if side == "row" else columns
     outlying = row.outlier_rows if side == "row" else row.outlier_columns
+    if entries < FEWEST_VALUES:  # a line of few entries is hardly more than an entry
+        return False
     if (outlying or 0) > max(1, FEW_OUTLIERS * count):
         return False
     return norms.max / norms.median >= max(3.0, _usual_excess(count, entries, model.chance))
@@ -245,14 +263,17 @@ def _trained(quantity: str, row: Examination, model: Measurements) -> TrainedRan
 def _beyond(
     quantity: str, size: float, evidence: str, row: Examination, model: Measurements
 ) -> Symptom | None:
-    """Observe what is larger than in all trained matrices of the kind, or than a size without."""
+    """Observe what is larger than in all trained matrices of the kind, or than a size without.
+
+    And of that what one more model would rarely have, or what has the size.
+    """
     value, known = QUANTITIES[quantity](row), _trained(quantity, row, model)
     if value is None or model.is_fresh:
         return None
     if known is None:
         found = Symptom("info", evidence, NOTHING, concern="observation", null="chance")
         return found if value >= size and not is_left_alone(row) else None
-    if value <= known.largest:
+    if value <= known.largest or value <= min(known.limit(FALSE_ALARM_RATE), size):
         return None
     told = f"{evidence}: {beyond_trained(known, row.kind)} (at most {number(known.largest)})"
     return Symptom("info", told, NOTHING, concern="observation", null="trained")
@@ -376,7 +397,7 @@ def of_low_rank(row: Examination, model: Measurements) -> Symptom | None:
     """
     if model.is_fresh or kind_of(row) in (*NO_MAPS, "embedding"):
         return None
-    if rank_deficient(row, model) or min(row.shape) < 2:
+    if rank_deficient(row, model) or min(row.shape) < FEWEST_VALUES:
         return None
     saving, text = _truncation(row, "0.99")
     if saving < SAVING_SIZE:

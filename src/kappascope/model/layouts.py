@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -28,6 +28,8 @@ Near: TypeAlias = Callable[[str], Shape | None]  # the shape under another key, 
 Index: TypeAlias = tuple[int | slice, ...]
 Parts: TypeAlias = tuple[tuple[str, Index], ...]
 ALL = slice(None)
+# Under this key a file's own facts tell what its graph does with tensors: kernels and tables.
+GRAPH_FACTS = "graph facts of the file"
 MAX_PARTS = 1024  # the largest stacks in use have 512 experts; a file may claim millions
 
 
@@ -193,6 +195,38 @@ class Surroundings:
     near: Near = lambda _: None
     owner: nn.Module | None = None
     config: Config = field(default_factory=Config)
+    place: str = ""  # where it stands in its file
+
+    @cached_property
+    def _kernel_facts(self) -> tuple[int, bool] | None:
+        """Groups and transposition of a kernel, where the file has a graph that tells them."""
+        known = self._graph("kernels")
+        if not isinstance(known, list) or len(known) != 2 or type(known[0]) is not int:
+            return None
+        return (known[0], known[1] is True) if len(self.shape) > 2 else None
+
+    def _graph(self, what: str) -> Any:
+        facts = self.config.content.get(GRAPH_FACTS)
+        told = facts.get(what) if isinstance(facts, Mapping) else None
+        return told.get(self.place) if isinstance(told, Mapping) else None
+
+    @property
+    def is_looked_up(self) -> bool:
+        """Whether the graph of its file looks up its rows and does nothing else with it."""
+        return len(self.shape) == 2 and self._graph("tables") is True
+
+    @property
+    def groups(self) -> int:
+        """The groups of a convolution; one where nothing tells."""
+        told = self._kernel_facts[0] if self._kernel_facts else getattr(self.owner, "groups", 1)
+        return told if type(told) is int and told > 0 and self.shape[0] % told == 0 else 1
+
+    @property
+    def is_turned_kernel(self) -> bool:
+        """Whether it is the kernel of a transposed convolution, stored (in, out, ...)."""
+        if self._kernel_facts:
+            return self._kernel_facts[1]
+        return getattr(self.owner, "transposed", False) is True
 
     @cached_property
     def path(self) -> str:
@@ -229,6 +263,8 @@ class Surroundings:
         a class of one's own may hold a stack of matrices (..., out, in) instead: three dimensions
         are one unless the class speaks of a convolution.
         """
+        if self._kernel_facts:
+            return True
         if isinstance(self.owner, _ConvNd):
             return self.key.rpartition(".")[2].startswith("weight")
         if len(self.shape) < 3 or self.is_expert:
@@ -558,10 +594,7 @@ def _deep(tensor: Surroundings) -> Layout:
     """Kernels, tables, and stacks of matrices."""
     first, *rest = tensor.shape
     if tensor.is_kernel:
-        groups = getattr(tensor.owner, "groups", 1)
-        is_group = type(groups) is int and groups > 0 and first % groups == 0
-        is_turned = getattr(tensor.owner, "transposed", False) is True
-        return Layout.convolution(tensor.shape, groups if is_group else 1, is_turned)
+        return Layout.convolution(tensor.shape, tensor.groups, tensor.is_turned_kernel)
     kind = names.kind(tensor.key)
     if kind == "embedding":  # a table, whatever its positions are ordered by
         return Layout((prod(tensor.shape[:-1]), tensor.shape[-1]), (0, 1))

@@ -13,6 +13,13 @@ over all; where the angles are not known, |A| |B| bounds every rotation. Norms o
 (QK-norm) bound them by their own gains. A first layer that reads a table of tokens without
 positions is bounded by the tokens of that table, pair by pair and over all angles.
 
+Where positions and types are added to tokens, there are too many sums for pairs of them. Every sum
+is looked at alone: for any positive M, |q·k|^2 is at most the largest q'Mq times the largest
+k'M^-1 k. The best M makes this at most d times the largest |q·k|^2 that any pair of sums gives
+(John's theorem), and it is found from the sums that are farthest out. A linear map between tables
+and attention (ALBERT, ELECTRA) is multiplied into Wq and Wk; ALBERT's one layer reads both that and
+its own output, and its bound is the larger of the two.
+
 To that is added what float32 arithmetic can add: (n + d) roundings of sums of absolute values.
 """
 
@@ -22,13 +29,17 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from math import gcd, prod
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from kappascope.matrix.balance import balanced
 from kappascope.model.attention import Attention, values
+from kappascope.model.matrices import Plan, Unit
 from kappascope.model.names import layer as path_of
 from kappascope.model.tensors import Path, Read
 
@@ -45,9 +56,65 @@ _BEFORE = (
 # Where a block ends in a norm, it is the one before that feeds attention: in BERT's family.
 _BLOCK_END = ("output.LayerNorm", "full_layer_layer_norm", "output_layer_norm")
 _TABLE_NORMS = ("embeddings.LayerNorm", "embeddings_layer_norm")
+_SHARED = re.compile(r"(^|\.)albert_layers\.\d+(\.|$)")  # layers that read their own output, too
+_SHARED_END = ".full_layer_layer_norm.weight"
+# Tables of a model whose first layer reads their sum, and maps between the two.
+_TOKENS, _ADDED = (
+    ("word_embeddings", "wte"),
+    ("position_embeddings", "token_type_embeddings", "wpe"),
+)
+_MAPPINGS = ("embedding_hidden_mapping_in", "embeddings_project")
+MAX_TABLE_ENTRIES = 2**25  # of a table of tokens: a copy in float64 has 268 megabytes
+MAX_SUMS = 2**26  # tokens times rows added to them: ten seconds for a head of 64
+SUMS_AT_ONCE = 2**18  # in float32 they stay in cache
+FIRST_POINTS, MORE_POINTS, ROUNDS = 2048, 512, 3
+LEAST_VARIANCE = 1e-3  # of what its two parts have: below that float32 loses the digits of a sum
 _QUERY_NORMS = ("q_norm", "q_layernorm", "query_norm"), ("k_norm", "k_layernorm", "key_norm")
 
 Vectors = Callable[[str], Tensor | None]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What the first layer of a model reads: a table of tokens, others that are added, and a map.
+
+    >>> from kappascope.model.matrices import plan
+    >>> state = {"wte.weight": torch.empty(9, 4), "wpe.weight": torch.empty(5, 4)}
+    >>> found = Tables.of(plan(state))
+    >>> found.tokens.parts[0].name, len(found.added), found.mapping
+    ('wte.weight', 1, None)
+    """
+
+    tokens: Unit
+    added: tuple[Unit, ...] = ()
+    mapping: Unit | None = None
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """All tensors that are read for it."""
+        return (self.tokens, *self.added, *([self.mapping] if self.mapping else []))
+
+    @classmethod
+    def of(cls, plan: Plan) -> Tables | None:
+        """Find the tables of a model, if it is known that it adds them up and how.
+
+        A table alone is one of tokens; several are what the names that BERT and GPT-2 gave them
+        say. Large ones are left aside.
+        """
+        tables = [unit for unit in plan.units if unit.parts[0].kind == "embedding"]
+        if any(prod(unit.parts[0].shape) > MAX_TABLE_ENTRIES for unit in tables):
+            return None
+        leaves = [path_of(unit.parts[0].name).rpartition(".")[2] for unit in tables]
+        tokens = [unit for unit, leaf in zip(tables, leaves, strict=True) if leaf in _TOKENS]
+        added = [unit for unit, leaf in zip(tables, leaves, strict=True) if leaf in _ADDED]
+        if len(tables) == 1:
+            tokens, added = tables, []
+        is_known = len(tokens) == 1 and len(tokens) + len(added) == len(tables)
+        widths = {unit.parts[0].shape[1] for unit in tables}
+        if not is_known or len(set(leaves)) < len(leaves) or len(widths) > 1:
+            return None
+        maps = [u for u in plan.units if path_of(u.parts[0].name).endswith(_MAPPINGS)]
+        return cls(tokens[0], tuple(added), maps[0] if len(maps) == 1 else None)
 
 
 @dataclass(frozen=True)
@@ -74,63 +141,182 @@ class _Affine:
     radius: float
 
 
+@dataclass(frozen=True)
+class _Input:
+    """What a layer reads: the output of a norm layer, which may have passed a linear map."""
+
+    gain: Tensor
+    shift: Tensor | None
+    name: str
+    mapping: Tensor | None = None
+    offset: Tensor | None = None
+    of_tables: bool = False
+
+
 def logit_bounds(
     attention: Attention,
     read: Read,
     vectors: Mapping[str, Path],
     config: Mapping[str, Any],
-    table: Tensor | None = None,
+    tables: Tables | None = None,
 ) -> Iterator[LogitBound]:
     """Bound the logits of every head of a layer; nothing where no norm layer is known to feed it.
 
-    ``table`` is the table of tokens, where the first layer reads nothing else.
+    ``tables`` are what the layer reads, if it is the first one.
     """
-
-    def vector(name: str) -> Tensor | None:
-        return read(vectors[name]).detach().double() if name in vectors else None
-
-    norm = _feeding_norm(attention, vector)
-    if norm is None:
-        return
-    gain, shift, which = norm
     q, k = (weight.double() for weight in values(attention.units, _pair(attention), read))
-    if q.shape[1] != len(gain) or k.shape[1] != len(gain):
+    layer = _Layer(attention, q, k, read, vectors, config, tables)
+    inputs = list(layer.inputs())
+    results = [result for each in inputs if (result := layer.bounds(each))]
+    if not inputs or len(results) < len(inputs):
         return
-    size, heads = attention.heads.size, attention.heads
-    left, right = (
-        _affine(weight, gain, shift, vector(_bias(part.name)), size)
-        for weight, part in zip((q, k), _pair(attention), strict=True)
-    )
-    right = _Affine(
-        right.matrix.repeat_interleave(heads.shared, 0),
-        right.constant.repeat_interleave(heads.shared, 0),
-        right.radius,
-    )
-    width = len(gain)
-    lengths = [
-        one.matrix.flatten(1).norm(dim=1) * one.radius + one.constant.norm(dim=1)
-        for one in (left, right)
-    ]
-    proxy = lengths[0] * lengths[1] / math.sqrt(size)
-    if not bool(proxy.isfinite().all()):  # beyond float64's range there is no bound
-        return
-    slack = FLOAT32_ROUNDING * (width + size + SAFETY_ROUNDINGS) * proxy
-    normed = _normed(attention, vector, size)
-    rotation = _rotations(config, size)
-    if normed is not None:
-        bound, method = normed, "norms of queries and keys"
-    elif attention.depth == 0 and table is not None and shift is None:
-        bound = _over_table(table, left, right, rotation is not None)
-        method = "every token of the table"
-    elif rotation is None:
-        bound, method = _without_rotation(left, right), f"the ball of {which}"
-    else:
-        bound = _with_rotations(left, right, rotation)
+    totals = torch.stack([total for total, _, _ in results])
+    for head, which in enumerate(totals.argmax(0).tolist()):
+        total, proxy, method = results[which]
+        bounds = float(total[head]), float(proxy[head])
+        yield LogitBound(attention.name, head, attention.depth, *bounds, method)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A layer of attention and what is around it."""
+
+    attention: Attention
+    q: Tensor
+    k: Tensor
+    read: Read
+    vectors: Mapping[str, Path]
+    config: Mapping[str, Any]
+    tables: Tables | None
+
+    def vector(self, name: str) -> Tensor | None:
+        """Return a gain or a bias by its name, if there is one."""
+        known = self.vectors.get(name)
+        return None if known is None else self.read(known).detach().double()
+
+    def inputs(self) -> Iterator[_Input]:
+        """Yield what the layer reads; nothing where that is not known."""
+        path, mapping = path_of(self.attention.query.name), None
+        if self.tables is not None and self.tables.mapping is not None:
+            mapping = self.tables.mapping
+        if shared := _SHARED.search(path):
+            if mapping is not None:
+                yield from self._own_and_mapped(path[: shared.start()], mapping)
+            return
+        norm = _feeding_norm(self.attention, self.vector)
+        if norm is None:
+            return
+        gain, shift, name = norm
+        is_first = self.attention.depth == 0 and self.tables is not None
+        if mapping is not None and is_first and len(gain) == mapping.parts[0].shape[1]:
+            yield self._behind(mapping, gain, shift, name)
+        else:
+            yield _Input(gain, shift, name, of_tables=is_first)
+
+    def _own_and_mapped(self, place: str, mapping: Unit) -> Iterator[_Input]:
+        """Yield what a shared layer reads: the tables through a map, then outputs of its kind."""
+        root = place.rpartition(".albert_layer_groups")[0]
+        stem = f"{root.removesuffix('encoder')}{_TABLE_NORMS[0]}"
+        gain = self.vector(f"{stem}.weight")
+        ends = [
+            name for name in self.vectors if name.startswith(root) and name.endswith(_SHARED_END)
+        ]
+        if gain is None or not ends:
+            return
+        yield self._behind(mapping, gain, self.vector(f"{stem}.bias"), "LayerNorm")
+        for name in ends:
+            own = self.vector(name)
+            assert own is not None
+            shift = self.vector(f"{name.removesuffix('weight')}bias")
+            yield _Input(own, shift, "full_layer_layer_norm")
+
+    def _behind(self, mapping: Unit, gain: Tensor, shift: Tensor | None, name: str) -> _Input:
+        weight = next(mapping.matrices(self.read))[1].double()
+        offset = self.vector(f"{path_of(mapping.parts[0].name)}.bias")
+        return _Input(gain, shift, name, weight, offset, of_tables=True)
+
+    def bounds(self, fed: _Input) -> tuple[Tensor, Tensor, str] | None:
+        """Return the bounds of all heads for one input, their proxies and the method."""
+        size, shared = self.attention.heads.size, self.attention.heads.shared
+        biases = [self.vector(_bias(part.name)) for part in _pair(self.attention)]
+        pairs = [_mapped(w, bias, fed) for w, bias in zip((self.q, self.k), biases, strict=True)]
+        if any(weight.shape[1] != len(fed.gain) for weight, _ in pairs):
+            return None
+        left, right = (_affine(weight, fed.gain, fed.shift, bias, size) for weight, bias in pairs)
+        right = _Affine(
+            right.matrix.repeat_interleave(shared, 0),
+            right.constant.repeat_interleave(shared, 0),
+            right.radius,
+        )
+        lengths = [
+            one.matrix.flatten(1).norm(dim=1) * one.radius + one.constant.norm(dim=1)
+            for one in (left, right)
+        ]
+        proxy = lengths[0] * lengths[1] / math.sqrt(size)
+        if not bool(proxy.isfinite().all()):  # beyond float64's range there is no bound
+            return None
+        widest = max(len(fed.gain), self.q.shape[1])
+        slack = FLOAT32_ROUNDING * (widest + size + SAFETY_ROUNDINGS) * proxy
+        bound, method = self._largest(fed, left, right)
+        return bound / math.sqrt(size) + slack, proxy, method
+
+    def _largest(self, fed: _Input, left: _Affine, right: _Affine) -> tuple[Tensor, str]:
+        """Return a bound of |q·k| of every head, the tightest that is known for the input."""
+        size = self.attention.heads.size
+        normed, rotation = _normed(self.attention, self.vector, size), _rotations(self.config, size)
+        if normed is not None:
+            return normed, "norms of queries and keys"
+        tables = self.tables if fed.of_tables else None
+        summed = _sums(tables, self.read, fed) if tables is not None else None
+        if summed is not None and not len(summed.added):
+            bound = _over_table(summed.tokens, left, right, rotation is not None)
+            return bound, "every token of the table"
+        if summed is not None and rotation is None:
+            ball, heads = _without_rotation(left, right), range(len(left.matrix))
+            told = [summed.bound(_head(left, h), _head(right, h)) for h in heads]
+            method = f"every token at {len(summed.added)} positions and types"
+            return torch.minimum(ball, torch.tensor(told, dtype=torch.float64)), method
+        if rotation is None:
+            return _without_rotation(left, right), f"the ball of {fed.name}"
         many = f"{len(rotation)} distances" if len(rotation) else "any rotation"
-        method = f"the ball of {which}, {many}"
-    total = bound / math.sqrt(size) + slack
-    for head, (value, other) in enumerate(zip(total.tolist(), proxy.tolist(), strict=True)):
-        yield LogitBound(attention.name, head, attention.depth, value, other, method)
+        return _with_rotations(left, right, rotation), f"the ball of {fed.name}, {many}"
+
+
+def _mapped(weight: Tensor, bias: Tensor | None, fed: _Input) -> tuple[Tensor, Tensor | None]:
+    """Return a projection and its bias behind the map that its input has passed, if there is one.
+
+    Where they do not fit each other the projection is returned as it is.
+    """
+    if fed.mapping is None or weight.shape[1] != len(fed.mapping):
+        return weight, bias
+    offset = weight.new_zeros(len(weight)) if fed.offset is None else weight @ fed.offset
+    if bias is not None and len(bias) == len(weight):
+        offset = offset + bias
+    return weight @ fed.mapping, offset
+
+
+def _sums(tables: Tables, read: Read, fed: _Input) -> _Sums | None:
+    """Return tokens and all sums of what is added to them, as the norm layer sees them.
+
+    Nothing if they do not fit it, are too many, or if a sum nearly vanishes.
+    """
+    tokens, *added = (
+        next(unit.matrices(read))[1].double() for unit in (tables.tokens, *tables.added)
+    )
+    # of a norm layer without a bias it is not known whether it subtracts the mean
+    if tokens.shape[1] != len(fed.gain) or (added and fed.shift is None):
+        return None
+    rows = torch.zeros(1 if added else 0, tokens.shape[1], dtype=torch.float64)
+    for each in added:
+        if len(rows) * len(each) * len(tokens) > MAX_SUMS:
+            return None
+        rows = (rows[:, None] + each).flatten(0, 1)
+    if fed.shift is not None:  # its norm layer subtracts the mean
+        tokens, rows = (x - x.mean(1, keepdim=True) for x in (tokens, rows))
+    if not added:
+        return _Sums(tokens, rows)
+    sums = _Sums(tokens.float(), rows.float())
+    return sums if sums.least_share() >= LEAST_VARIANCE else None
 
 
 def _pair(attention: Attention) -> tuple[Any, Any]:
@@ -282,8 +468,9 @@ def _halves(angles: Float[Tensor, " planes"]) -> Float[Tensor, "size size"]:
 
 def _over_table(table: Tensor, left: _Affine, right: _Affine, rotary: bool) -> Tensor:
     """Return the largest |q·k| over all pairs of tokens, and over all angles of the planes."""
-    tokens = table.double()
-    z = tokens / tokens.square().mean(1, keepdim=True).sqrt().clamp(min=1e-300)
+    z = table / table.square().mean(1, keepdim=True).sqrt().clamp(min=1e-300)
+    # what is added to a variance shortens a token: between it and nothing, where the bound ends
+    z = torch.cat([z, torch.zeros_like(z[:1])])
     largest = []
     for head in range(len(left.matrix)):
         q = z @ left.matrix[head].T + left.constant[head]
@@ -317,3 +504,104 @@ def _largest_pair(a: Float[Tensor, "count size"], b: Float[Tensor, "others size"
                 break
             best = max(best, float((block @ b[start : start + 8 * TOKEN_BLOCK].T).max()))
     return best
+
+
+# --- sums of tables -------------------------------------------------------------------------------
+
+
+def _head(side: _Affine, head: int) -> tuple[Tensor, Tensor]:
+    return side.matrix[head], side.constant[head]
+
+
+@dataclass(frozen=True, eq=False)
+class _Sums:
+    """All sums of a row of one table and a row of another, each divided by its deviation."""
+
+    tokens: Float[Tensor, "tokens width"]
+    added: Float[Tensor, "rows width"]
+
+    def blocks(self) -> Iterator[slice]:
+        """Yield slices of tokens whose sums are looked at together."""
+        height = max(1, SUMS_AT_ONCE // len(self.added))
+        yield from (slice(at, at + height) for at in range(0, len(self.tokens), height))
+
+    def scales(self, block: slice) -> Float[Tensor, "block rows"]:
+        """Return one over the deviation of every sum of a block."""
+        tokens = self.tokens[block]
+        squares = torch.addmm(self._squares[1], tokens, self.added.T, alpha=2.0)
+        squares += self._squares[0][block, None]
+        return (squares / self.tokens.shape[1]).rsqrt_()
+
+    @cached_property
+    def _squares(self) -> tuple[Tensor, Tensor]:
+        return self.tokens.square().sum(1), self.added.square().sum(1)
+
+    def least_share(self) -> float:
+        """Return the least that is left of the squares of both parts in any sum."""
+        first, second = self._squares
+        width = self.tokens.shape[1]
+        shares = (
+            float((width / self.scales(block).square() / (first[block, None] + second)).min())
+            for block in self.blocks()
+        )
+        return min(shares)
+
+    def bound(self, left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor]) -> float:
+        """Bound |q·k| of one head, of which both sides are a matrix and a constant."""
+        count = len(self.tokens) * len(self.added)
+        # every so many sums, by a step that shares no factor with their number
+        step = next(
+            k for k in range(count // FIRST_POINTS | 1, 2 * count + 3) if gcd(k, count) == 1
+        )
+        indices = torch.arange(min(count, FIRST_POINTS)) * step % count
+        points = [self._points(indices, side) for side in (left, right)]
+        best = math.inf
+        for _ in range(ROUNDS):
+            root, inverse = balanced(*points)
+            largest = []
+            for i, (side, by) in enumerate(((left, root), (right, inverse))):
+                square, farthest = self._farthest(side, by)
+                largest.append(square)
+                points[i] = torch.cat([points[i], self._points(farthest, side)])
+            best = min(best, math.sqrt(largest[0] * largest[1]))
+        return best
+
+    def _points(self, indices: Tensor, side: tuple[Tensor, Tensor]) -> Tensor:
+        """Return what a head makes of some sums, and of nothing."""
+        token, row = indices // len(self.added), indices % len(self.added)
+        sums = (self.tokens[token] + self.added[row]).double()
+        sums = sums / sums.square().mean(1, keepdim=True).sqrt()
+        matrix, constant = side
+        return torch.cat([sums @ matrix.T + constant, constant[None]])
+
+    def _farthest(self, side: tuple[Tensor, Tensor], by: Tensor) -> tuple[float, Tensor]:
+        """Return the largest square of ``by`` times what a head makes of any sum, and which those.
+
+        A sum is the less of what a norm layer gives the more is added to its variance: between it
+        and nothing, whose square counts as well.
+        """
+        matrix, constant = ((by @ part.double()).float() for part in side)
+        u, v = self.tokens @ matrix.T, self.added @ matrix.T
+        lengths = u.square().sum(1), v.square().sum(1)
+        along = u @ constant, v @ constant
+        offset = float(constant.square().sum())
+        tops, places, widest = [], [], 0.0
+        for block in self.blocks():
+            scales = self.scales(block)
+            widest = max(widest, float(scales.max()))
+            squares = torch.addmm(lengths[1], u[block], v.T, alpha=2.0)
+            squares += lengths[0][block, None]
+            squares *= scales
+            squares += 2 * along[0][block, None]
+            squares += 2 * along[1]
+            squares *= scales
+            top = squares.max(1)
+            tops.append(top.values)
+            places.append(top.indices)
+        every, place = torch.cat(tops), torch.cat(places)
+        most = every.topk(min(MORE_POINTS, len(every))).indices
+        # what float32 may have lost of sums of so many products
+        rounded = 2.0**-23 * (self.tokens.shape[1] + len(constant) + SAFETY_ROUNDINGS)
+        reach = widest * (lengths[0].max().sqrt() + lengths[1].max().sqrt())
+        lost = rounded * float(reach + constant.norm()) ** 2
+        return max(float(every.max()), 0.0) + offset + lost, most * len(self.added) + place[most]

@@ -316,7 +316,8 @@ def _unit(stored: Stored, config: Config, claim: Callable[[str], str], name: str
         part = Logical(claim(f"{name}[{label}]"), *facts, _part_kind(kind, label), depth, name)
         return replace(part, taps=taps, stride=stride)
 
-    around = Surroundings(stored.key, tuple(tensor.shape), near, stored.owner, config)
+    place = ".".join(map(str, stored.path))
+    around = Surroundings(stored.key, tuple(tensor.shape), near, stored.owner, config, place)
     layout = layout_of(around)
     kind, depth = _kind(around, layout, stored.name), names.depth(name)
     taps = tuple(tensor.shape[2:]) if around.is_kernel else ()
@@ -353,10 +354,8 @@ def _kind(tensor: Surroundings, layout: Layout, name: str) -> str:
     if len(tensor.shape) > 2 and tensor.is_expert:
         return "expert"
     if tensor.is_kernel:
-        groups = getattr(tensor.owner, "groups", 1)
-        is_depthwise = type(groups) is int and 1 < groups == tensor.shape[0]
-        return "depthwise" if is_depthwise else "convolution"
-    if isinstance(tensor.owner, nn.Embedding | nn.EmbeddingBag):
+        return "depthwise" if 1 < tensor.groups == tensor.shape[0] else "convolution"
+    if tensor.is_looked_up or isinstance(tensor.owner, nn.Embedding | nn.EmbeddingBag):
         return "embedding"
     kind = names.kind(name)
     if kind == "embedding" and isinstance(tensor.owner, nn.Linear):
