@@ -270,6 +270,26 @@ def quantized_layers() -> list[dict[str, torch.Tensor]]:
             "a.weight_zero_point": drawn(torch.int32, 1, 2),
         },
         {
+            "a.weight_packed": drawn(torch.uint8, 4, 16),
+            "a.weight_scale": drawn(torch.float8_e4m3fn, 4, 2),
+            "a.weight_global_scale": torch.ones(1),
+        },
+        {
+            "a.weight": drawn(torch.uint8, 4, 16),
+            "a.weight_scale": drawn(torch.float8_e4m3fn, 4, 2),
+            "a.weight_scale_2": torch.ones(()),
+        },
+        {"a.weight_packed": drawn(torch.uint8, 4, 24), "a.weight_scale": drawn(torch.uint8, 4, 1)},
+        {
+            "a.weight": drawn(torch.int32, 4, 8).view(torch.uint32),
+            "a.scales": drawn(torch.uint8, 4, 1),
+        },
+        {
+            "a.weight": drawn(torch.int8, 4, 6),
+            "a.weight_scale": torch.ones(4, 1),
+            "a.weight_zero_point": drawn(torch.int8, 4, 1),
+        },
+        {
             "experts_blocks": drawn(torch.uint8, 1, 2, 1, 16),
             "experts_scales": drawn(torch.uint8, 1, 2, 1),
         },
