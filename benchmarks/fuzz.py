@@ -68,6 +68,7 @@ KINDS: dict[str, tuple[int, Files, Place]] = {
         lambda n: broken_formats.quantized_files(n, seed=11),
         "x.safetensors",
     ),
+    "mutated torchao": (100_000, lambda n: broken_formats.torchao_files(n, seed=12), "x.bin"),
 }
 ODD_MODELS = 10_000
 

@@ -16,6 +16,7 @@ import torch
 
 import checkpoint_files
 import every_format
+import torchao_files as objects
 from broken_files import NUMBERS, VALUES, altered, damaged, rearranged, steps_of
 
 WEIGHTS = {"fc.weight": torch.arange(24.0).reshape(4, 6), "fc.bias": torch.ones(3)}
@@ -214,6 +215,42 @@ def quantized_files(count: int, seed: int) -> Iterator[bytes]:
                     "shape": random.choice([other, header[one]["shape"][::-1]]),
                 }
                 yield checkpoint_files.raw({**header, one: changed}, flipped(data, random))
+
+
+def torchao_seeds() -> list[bytes]:
+    """Two sound files of one weight of torchao: of torch.save, and safetensors."""
+    parts, _ = objects.eight_bits()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        pickled = objects.saved(folder, "Int8Tensor", (6, 24), **parts, block_size=[1, 8])
+        plain = objects.flat(folder, "Int8Tensor", parts, block_size=[1, 8])
+        return [pickled.read_bytes(), plain.read_bytes()]
+
+
+def torchao_files(count: int, seed: int) -> Iterator[bytes]:
+    """Mutated files of a weight of torchao: its pickle, or header and metadata, or its numbers."""
+    random = Random(seed)
+    pickled, plain = torchao_seeds()
+    members = checkpoint_files.members(pickled)
+    steps = steps_of(members["data.pkl"])
+    length = int.from_bytes(plain[:8], "little")
+    header, data = json.loads(plain[8 : 8 + length]), plain[8 + length :]
+    for i in range(count):
+        match i % 4:
+            case 0:
+                mutated = (damaged(members["data.pkl"], random), rearranged(steps, random))[
+                    i // 4 % 2
+                ]
+                yield checkpoint_files.archive(mutated, members={**members, "data.pkl": mutated})
+            case 1:
+                yield checkpoint_files.raw(altered(header, random), data)
+            case 2:
+                metadata = header["__metadata__"]
+                told = json.dumps(altered(json.loads(metadata["fc.weight"]), random))
+                changed = {**header, "__metadata__": {**metadata, "fc.weight": told}}
+                yield checkpoint_files.raw(changed, flipped(data, random))
+            case 3:
+                yield flipped(checkpoint_files.unsigned(pickled), random)
 
 
 def quantized_layers() -> list[dict[str, torch.Tensor]]:

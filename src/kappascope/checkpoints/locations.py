@@ -33,13 +33,15 @@ Tree: TypeAlias = dict[str, Any]
 class FileContents(NamedTuple):
     """What a file holds, and the foreign names it asks for (true: a class with tensors inside).
 
-    ``config`` is what the file itself tells of the model, ``notes`` what is to be said of it.
+    ``config`` is what the file itself tells of the model, ``notes`` what is to be said of it, and
+    ``metadata`` are texts beside its tensors, by name.
     """
 
     tree: Tree
     kinds: dict[str, bool]
     config: Mapping[str, Any] = MappingProxyType({})
     notes: tuple[str, ...] = ()
+    metadata: Mapping[str, str] = MappingProxyType({})
 
 
 class Absent(BaseException):

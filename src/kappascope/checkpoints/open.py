@@ -21,7 +21,15 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from kappascope.checkpoints import folders, gguf, numpyfiles, quantized, safetensors, torchfiles
+from kappascope.checkpoints import (
+    folders,
+    gguf,
+    numpyfiles,
+    quantized,
+    safetensors,
+    torchao,
+    torchfiles,
+)
 from kappascope.checkpoints.codes import CodedLocation
 from kappascope.checkpoints.distributed import ChunkedLocation, read_distributed
 from kappascope.checkpoints.formats import AGAIN, HEAD, Malformed, format_of, quoted
@@ -203,7 +211,7 @@ def _checkpoint(path: Path, folder: Path, held: FileContents, form: str) -> Chec
     config, more = _config(folder, "config.json", "heads are told from shapes")
     adapter, wrong = _config(folder, "adapter_config.json", "factors are read without their scale")
     config = {**held.config, **config}  # what lies beside a file may correct it
-    tree = quantized.with_weights(held.tree, config)
+    tree = quantized.with_weights(torchao.with_weights(held.tree, held.metadata), config)
     told = notes + held.notes + more + wrong
     return Checkpoint(str(path), form, tree, config, told, faults, adapter)
 
@@ -235,7 +243,7 @@ def _load(real: Path, path: Path) -> tuple[FileContents, str]:
     named = name.endswith(".safetensors")
     # Of a header's length alone, or a part of it, nothing can be told but that it is cut off.
     if form == "safetensors" or (named and (form == "unknown" or len(head) <= 8)):
-        return FileContents(safetensors.read_safetensors(file), {}), "safetensors"
+        return safetensors.read_safetensors(file), "safetensors"
     if form == "unknown":
         return _oldest(file), _FORMATS["pickle"]
     if named:
@@ -355,8 +363,9 @@ def _joined(folder: Path, wanted: _Wanted, path: Path) -> Checkpoint:
             faults.append(Skipped(name, reason))
     more = len(tree.keys() - listed.keys()) if listed else 0
     kinds = {name: holds for held, _ in loaded.values() for name, holds in held.kinds.items()}
+    metadata = {name: text for held, _ in loaded.values() for name, text in held.metadata.items()}
     first, form = next(iter(loaded.values()))
-    whole = FileContents(tree, kinds, first.config, first.notes)
+    whole = FileContents(tree, kinds, first.config, first.notes, metadata)
     checkpoint = _checkpoint(path, folder, whole, form)
     notes = [f"{more} tensors in the shards that the index does not list"] if more else []
     if same:
