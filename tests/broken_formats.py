@@ -17,6 +17,7 @@ import torch
 import checkpoint_files
 import every_format
 import torchao_files as objects
+import zero_folders
 from broken_files import NUMBERS, VALUES, altered, damaged, rearranged, steps_of
 
 WEIGHTS = {"fc.weight": torch.arange(24.0).reshape(4, 6), "fc.bias": torch.ones(3)}
@@ -251,6 +252,30 @@ def torchao_files(count: int, seed: int) -> Iterator[bytes]:
                 yield checkpoint_files.raw(changed, flipped(data, random))
             case 3:
                 yield flipped(checkpoint_files.unsigned(pickled), random)
+
+
+def zero_folder(folder: Path, stage: int) -> Path:
+    """Sound partitions of ZeRO; where the file lies that tells of them."""
+    name = "mp_rank_00" if stage < 3 else "zero_pp_rank_0_mp_rank_00"
+    return zero_folders.save_zero(folder, stage) / f"{name}_model_states.pt"
+
+
+def zero_files(count: int, seed: int, stage: int) -> Iterator[bytes]:
+    """Mutated files that tell of partitions: the pickle, or the numbers."""
+    random = Random(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        data = zero_folder(Path(folder) / "x", stage).read_bytes()
+    members = checkpoint_files.members(data)
+    pickled = members.pop("data.pkl")
+    steps = steps_of(pickled)
+    for i in range(count):
+        match i % 4:
+            case 0:
+                yield flipped(checkpoint_files.unsigned(data), random)
+            case 1:
+                yield checkpoint_files.archive(damaged(pickled, random), members=members)
+            case _:
+                yield checkpoint_files.archive(rearranged(steps, random), members=members)
 
 
 def quantized_layers() -> list[dict[str, torch.Tensor]]:

@@ -113,3 +113,18 @@ def torchscript(folder: Path, weights: Weights) -> Path:
         warnings.simplefilter("ignore")  # that it is deprecated
         torch.jit.trace(Holder(weights), torch.ones(1)).save(str(folder / "x.pt"))
     return folder / "x.pt"
+
+
+@writer
+def zero(folder: Path, weights: Weights) -> Path:
+    """As one process of DeepSpeed saves them."""
+    folder = folder / "x"
+    folder.mkdir()
+    shapes = [{name: tensor.shape for name, tensor in weights.items()}]
+    flat = torch.cat([tensor.float().flatten() for tensor in weights.values()])
+    state = {"partition_count": 1, "single_partition_of_fp32_groups": [flat]}
+    model = {"module": {}, "buffer_names": [], "param_shapes": shapes, "shared_params": {}}
+    torch.save(model, folder / "mp_rank_00_model_states.pt")
+    name = "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+    torch.save({"optimizer_state_dict": state}, folder / name)
+    return folder

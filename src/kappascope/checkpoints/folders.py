@@ -9,6 +9,9 @@ The first of these that is there is read, all else is left aside and said so:
 5. the only index, the only safetensors file or family of shards, the only GGUF file or family of
    shards, the only other checkpoint, the only ONNX model;
 6. what ``torch.distributed.checkpoint`` wrote: its ``.metadata``.
+
+Where there is none of the first four, the files of DeepSpeed's ZeRO are read, also of the folder
+that its file ``latest`` names.
 """
 
 from __future__ import annotations
@@ -35,6 +38,10 @@ _PICKLED = r".+\.(pt|pth|ckpt|bin)"
 # What trainers write beside the weights.
 _OTHER = r"(training_args|optimizer|optim|scheduler|scaler|rng_state|random_states).*"
 _DISTRIBUTED = re.escape(METADATA)
+# A process has a file of the optimizer, and in stage 3 of the model, too.
+ZERO = (r"(?:(?:bf16_|fp16_)?zero_pp_rank_(?P<rank>\d{1,6})_)?mp_rank_(?P<tensor>\d{1,6})"
+        r"_(?P<what>model|optim)_states\.pt")  # fmt: skip
+_LATEST = "latest"  # beside the folders of DeepSpeed: the name of the last of them
 _LONGEST_NAME = 255  # what file systems take
 _MOST_ENTRIES = 100_000  # of a folder; more is no model
 
@@ -51,6 +58,11 @@ class CheckpointFiles(NamedTuple):
     def all(self) -> tuple[str, ...]:
         """The files, and those that should be beside them."""
         return self.files + self.missing
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether these are the files of DeepSpeed's ZeRO."""
+        return bool(self.files) and all(re.fullmatch(ZERO, name) for name in self.files[:1])
 
     def notes(self, read: Collection[str]) -> Iterator[str]:
         """Yield what to say once it is known which files are read.
@@ -76,7 +88,7 @@ def choose_files(folder: Path) -> CheckpointFiles:
     """
     names = _names(folder)
     chosen = next((name for name in (*_RANKED, *_ADAPTERS) if name in names), None)
-    choice = _single(chosen) if chosen else _only(names)
+    choice = _single(chosen) if chosen else _zero(names) or _only(names)
     if choice is None:
         raise _without(folder, names)
     own = {choice.listing, *choice.files}
@@ -84,7 +96,21 @@ def choose_files(folder: Path) -> CheckpointFiles:
 
 
 def snapshot(folder: Path) -> Path:
-    """Return the folder, or the revision that a repository in Hugging Face's cache points to."""
+    """Return the folder that is meant by one that holds several of the same model.
+
+    It is the revision that a repository in Hugging Face's cache points to, or the last step of
+    DeepSpeed.
+    """
+    latest = folder / _LATEST
+    if (
+        latest.is_file()
+        and not latest.is_symlink()
+        and not any(map(_is_checkpoint, _names(folder)))
+    ):
+        with latest.open("rb") as file:
+            name = file.read(_LONGEST_NAME).decode("utf-8", "replace").strip()
+        if is_plain(name) and (folder / name).is_dir() and not (folder / name).is_symlink():
+            return folder / name
     revisions = folder / "snapshots"
     if not revisions.is_dir() or not (folder / "blobs").is_dir():
         return folder
@@ -201,6 +227,13 @@ def _only(names: list[str]) -> CheckpointFiles | None:
         if candidates:
             return _shards(candidates)
     return None
+
+
+def _zero(names: list[str]) -> CheckpointFiles | None:
+    """Return the files of DeepSpeed's ZeRO, if there is a partition."""
+    files = [name for name in names if re.fullmatch(ZERO, name)]
+    partitions = [name for name in files if name.endswith("_optim_states.pt")]
+    return CheckpointFiles(None, tuple(files)) if partitions else None
 
 
 def _family(name: str) -> str:

@@ -1,9 +1,9 @@
 """Open a checkpoint that nobody vouches for: what is in it at once, its numbers when asked for.
 
 Safetensors files, folders of them as Hugging Face lays them out, what ``torch.save`` wrote, old or
-new, or its distributed form, TorchScript's tensors, GGUF files, ONNX models and NumPy's arrays. A
-file is what its content says, whatever its name; no code in it is run, nothing is written, and only
-the tensor that is asked for is read.
+new, or its distributed form, DeepSpeed's partitions, TorchScript's tensors, GGUF files, ONNX models
+and NumPy's arrays. A file is what its content says, whatever its name; no code in it is run,
+nothing is written, and only the tensor that is asked for is read.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from kappascope.checkpoints.formats import AGAIN, HEAD, Malformed, format_of, qu
 from kappascope.checkpoints.locations import CheckpointFile, FileContents, TensorLocation, Tree
 from kappascope.checkpoints.onnx import read_onnx
 from kappascope.checkpoints.pickles import ForbiddenCall
+from kappascope.checkpoints.zero import StitchedLocation, read_zero
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, unreadable
 from kappascope.refusal import Refusal
 from kappascope.text import first_few
@@ -53,6 +54,7 @@ _FORMATS = {
     "zip": "PyTorch",
     "pickle": "PyTorch, before 1.6",
     "distributed": "PyTorch, distributed",
+    "zero": "DeepSpeed ZeRO",
     "onnx": "ONNX",
 }
 _TITLES = {
@@ -68,8 +70,8 @@ _READERS: Mapping[str, Callable[[CheckpointFile], FileContents]] = {
     "zip": lambda file: torchfiles.zipped(file.whole),
     "pickle": torchfiles.legacy,
 }
-_Location: TypeAlias = TensorLocation | CodedLocation | ChunkedLocation
-_LOCATIONS = TensorLocation, CodedLocation, ChunkedLocation
+_Location: TypeAlias = TensorLocation | CodedLocation | ChunkedLocation | StitchedLocation
+_LOCATIONS = TensorLocation, CodedLocation, ChunkedLocation, StitchedLocation
 _REPAIR = "download the index again"
 _STATE_DICT = "save model.state_dict() where you trust it"
 
@@ -307,12 +309,16 @@ def _opened_folder(path: Path) -> Checkpoint:
     wanted: _Wanted = {file: [] for file in sorted(choice.all)}
     if choice.listing:
         wanted = _listed(folder, choice.listing)
-    if choice.listing or len(wanted) > 1:
+    if choice.is_zero:
+        held = read_zero(folder, choice.files)
+        checkpoint = _checkpoint(path, folder, held, _FORMATS["zero"])
+    elif choice.listing or len(wanted) > 1:
         checkpoint = _joined(folder, wanted, path)
     else:
         first = choice.files[0]
-        held = _load(folders.inside(folder, first), folder / first)
-        checkpoint = _checkpoint(path, folder, *held)
+        checkpoint = _checkpoint(
+            path, folder, *_load(folders.inside(folder, first), folder / first)
+        )
     return replace(checkpoint, notes=(*choice.notes(wanted), *checkpoint.notes))
 
 
