@@ -278,6 +278,24 @@ def zero_files(count: int, seed: int, stage: int) -> Iterator[bytes]:
                 yield checkpoint_files.archive(rearranged(steps, random), members=members)
 
 
+def flax_seed() -> bytes:
+    """A sound file of Flax, with one array in two chunks."""
+    rows = np.arange(24, dtype=np.float32).reshape(4, 6)
+    chunks = {"0": rows.reshape(-1)[:10], "1": rows.reshape(-1)[10:]}
+    cut = {"__msgpack_chunked_array__": True, "shape": {"0": 4, "1": 6}, "chunks": chunks}
+    dense = {"kernel": rows, "bias": np.ones(6, np.float16)}
+    return every_format.flax_bytes(
+        {"params": {"fc": dense, "embed": {"embedding": cut}}, "step": 7}
+    )
+
+
+def flax_files(count: int, seed: int) -> Iterator[bytes]:
+    """Mutated files of Flax."""
+    random, data = Random(seed), flax_seed()
+    for i in range(count):
+        yield (damaged, flipped)[i % 2](data, random)
+
+
 def quantized_layers() -> list[dict[str, torch.Tensor]]:
     """A layer of each kind of codes."""
 

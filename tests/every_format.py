@@ -128,3 +128,29 @@ def zero(folder: Path, weights: Weights) -> Path:
     name = "zero_pp_rank_0_mp_rank_00_optim_states.pt"
     torch.save({"optimizer_state_dict": state}, folder / name)
     return folder
+
+
+def flax_bytes(tree: Mapping[str, Any]) -> bytes:
+    """What flax.serialization.to_bytes writes of arrays nested in mappings."""
+    import msgpack
+
+    def array(it: Any) -> Any:
+        parts = (it.shape, it.dtype.name, it.tobytes("C"))
+        return msgpack.ExtType(1, msgpack.packb(parts, use_bin_type=True))
+
+    return bytes(msgpack.packb(tree, default=array, strict_types=True))
+
+
+@writer
+def flax(folder: Path, weights: Weights) -> Path:
+    """Kernels as Flax has them: (in, out)."""
+    tree: dict[str, Any] = {}
+    for name, tensor in weights.items():
+        *outer, last = name.split(".")
+        node = tree
+        for part in outer:
+            node = node.setdefault(part, {})
+        is_kernel = last == "weight" and tensor.ndim == 2
+        node["kernel" if is_kernel else last] = np.ascontiguousarray(tensor.mT.numpy()) if (
+            is_kernel) else tensor.numpy()  # fmt: skip
+    return checkpoint_files.put(folder, flax_bytes(tree), "flax_model.msgpack")

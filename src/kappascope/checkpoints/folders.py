@@ -7,7 +7,8 @@ The first of these that is there is read, all else is left aside and said so:
 3. ``pytorch_model.bin``, or the shards of its index; the same of diffusers;
 4. an adapter: ``adapter_model.safetensors`` or ``.bin``;
 5. the only index, the only safetensors file or family of shards, the only GGUF file or family of
-   shards, the only other checkpoint, the only ONNX model;
+   shards, the only other checkpoint, the only ONNX model,
+   the only file or family of shards of Flax;
 6. what ``torch.distributed.checkpoint`` wrote: its ``.metadata``.
 
 Where there is none of the first four, the files of DeepSpeed's ZeRO are read, also of the folder
@@ -35,6 +36,7 @@ _ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
 _INDEX = r".+\.index(\.\w+)?\.json"
 _SHARD = r"(.+)-\d{5}-of-(\d{5})((?:\.\w+){1,2})"  # diffusers once had a variant at the end
 _PICKLED = r".+\.(pt|pth|ckpt|bin)"
+_KINDS = (_INDEX, r".+\.safetensors", r".+\.gguf", _PICKLED, r".+\.onnx", r".+\.msgpack")
 # What trainers write beside the weights.
 _OTHER = r"(training_args|optimizer|optim|scheduler|scaler|rng_state|random_states).*"
 _DISTRIBUTED = re.escape(METADATA)
@@ -210,14 +212,12 @@ def _is_checkpoint(name: str) -> bool:
     """By its name; not what a trainer keeps beside it."""
     if re.fullmatch(_OTHER, name):
         return False
-    return bool(
-        re.fullmatch(rf"{_INDEX}|.+\.(safetensors|gguf|onnx)|{_PICKLED}|{_DISTRIBUTED}", name)
-    )
+    return bool(re.fullmatch("|".join((*_KINDS, _DISTRIBUTED)), name))
 
 
 def _only(names: list[str]) -> CheckpointFiles | None:
     """Return the only checkpoint of the first kind that is there."""
-    for pattern in (_INDEX, r".+\.safetensors", r".+\.gguf", _PICKLED, r".+\.onnx", _DISTRIBUTED):
+    for pattern in (*_KINDS, _DISTRIBUTED):
         candidates = [n for n in names if re.fullmatch(pattern, n) and _is_checkpoint(n)]
         families = {_family(name): name for name in candidates}
         if len(families) > 1:
@@ -259,7 +259,7 @@ def _without(folder: Path, names: list[str]) -> Malformed:
     inner = [n for n in inner if _holds_checkpoint(folder / n)]
     if inner:
         return Malformed(f"checkpoints only in its folders {_list(inner)}", "give one of them")
-    foreign = [n for n in names if re.fullmatch(r".+\.(h5|msgpack|pb|npz|npy|tflite)", n)]
+    foreign = [n for n in names if re.fullmatch(r".+\.(h5|pb|npz|npy|tflite)", n)]
     if foreign:
         return Malformed(
             f"no safetensors or PyTorch file in it, but {_list(foreign)}", "convert it"

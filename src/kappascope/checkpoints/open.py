@@ -1,9 +1,9 @@
 """Open a checkpoint that nobody vouches for: what is in it at once, its numbers when asked for.
 
 Safetensors files, folders of them as Hugging Face lays them out, what ``torch.save`` wrote, old or
-new, or its distributed form, DeepSpeed's partitions, TorchScript's tensors, GGUF files, ONNX models
-and NumPy's arrays. A file is what its content says, whatever its name; no code in it is run,
-nothing is written, and only the tensor that is asked for is read.
+new, or its distributed form, DeepSpeed's partitions, TorchScript's tensors, GGUF files, ONNX
+models, Flax's MessagePack and NumPy's arrays. A file is what its content says, whatever its name;
+no code in it is run, nothing is written, and only the tensor that is asked for is read.
 """
 
 from __future__ import annotations
@@ -32,11 +32,18 @@ from kappascope.checkpoints import (
 )
 from kappascope.checkpoints.codes import CodedLocation
 from kappascope.checkpoints.distributed import ChunkedLocation, read_distributed
+from kappascope.checkpoints.flax import read_flax
 from kappascope.checkpoints.formats import AGAIN, HEAD, Malformed, format_of, quoted
-from kappascope.checkpoints.locations import CheckpointFile, FileContents, TensorLocation, Tree
+from kappascope.checkpoints.locations import (
+    CheckpointFile,
+    FileContents,
+    StitchedLocation,
+    TensorLocation,
+    Tree,
+)
 from kappascope.checkpoints.onnx import read_onnx
 from kappascope.checkpoints.pickles import ForbiddenCall
-from kappascope.checkpoints.zero import StitchedLocation, read_zero
+from kappascope.checkpoints.zero import read_zero
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, unreadable
 from kappascope.refusal import Refusal
 from kappascope.text import first_few
@@ -49,6 +56,7 @@ _MOST_SHARDS = 10_000
 _FORMATS = {
     "safetensors": "safetensors",
     "gguf": "GGUF",
+    "flax": "Flax",
     "npy": "NumPy",
     "npz": "NumPy",
     "zip": "PyTorch",
@@ -60,11 +68,13 @@ _FORMATS = {
 _TITLES = {
     "zip": "a zip archive",
     "gguf": "a GGUF file",
+    "flax": "a file of MessagePack",
     "npy": "a NumPy array",
     "onnx": "an ONNX model",
 }
 _READERS: Mapping[str, Callable[[CheckpointFile], FileContents]] = {
     "gguf": gguf.read_gguf,
+    "flax": read_flax,
     "npy": numpyfiles.read_npy,
     "npz": numpyfiles.read_npz,
     "zip": lambda file: torchfiles.zipped(file.whole),
@@ -337,7 +347,9 @@ def _listed(folder: Path, name: str) -> _Wanted:
     for tensor, shard in places.items():
         if not folders.is_plain(shard):
             raise Malformed(f"shard name is not a plain file name: {quoted(shard)}", _REPAIR)
-        wanted.setdefault(shard, []).append(tensor)
+        names = wanted.setdefault(shard, [])
+        if not shard.endswith(".msgpack"):  # whose index names parts by Flax's names
+            names.append(tensor)
     return wanted
 
 

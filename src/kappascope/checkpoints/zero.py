@@ -18,18 +18,15 @@ from math import ceil, prod
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from kappascope.checkpoints import folders
 from kappascope.checkpoints.formats import AGAIN, Malformed
 from kappascope.checkpoints.locations import (
     CheckpointFile,
     FileContents,
-    StorageLocation,
+    StitchedLocation,
     TensorLocation,
     Tree,
-    uninitialized,
+    row_major,
 )
 from kappascope.checkpoints.torchfiles import zipped
 from kappascope.model.skipped import Reason, unreadable
@@ -38,40 +35,6 @@ _CUT_ALIKE = "single_partition_of_fp32_groups"  # of stages 1 and 2
 _CUT_EACH = "fp32_flat_groups"  # of stage 3
 _OWN = "deepspeed."  # whose classes tell of the training alone
 _CONVERT = "python zero_to_fp32.py, which lies beside the checkpoint"
-
-
-@dataclass(frozen=True, slots=True)
-class StitchedLocation:
-    """A tensor that lies in pieces, of one file or several, to be laid end to end."""
-
-    pieces: tuple[TensorLocation, ...]
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-    @property
-    def storage(self) -> StorageLocation:
-        """The storage of its first piece, from where the piece begins: two weights may share it."""
-        first = self.pieces[0]
-        skip = first.offset * first.dtype.itemsize
-        return replace(first.storage, begin=first.storage.begin + skip, size=self.bytes)
-
-    @property
-    def bytes(self) -> int:
-        """What its numbers take up side by side."""
-        return prod(self.shape) * self.dtype.itemsize
-
-    def read(self) -> Tensor:
-        """Return the whole tensor; beside it one piece is in memory."""
-        whole = uninitialized((prod(self.shape),), self.dtype)
-        at = 0
-        for piece in self.pieces:
-            whole[at : at + piece.shape[0]] = piece.read()
-            at += piece.shape[0]
-        return whole.view(self.shape)
-
-    def meta(self, storage: torch.UntypedStorage) -> Tensor:
-        """Return a tensor of this shape without content."""
-        return torch.empty(self.shape, dtype=self.dtype, device="meta")
 
 
 def read_zero(folder: Path, names: Sequence[str]) -> FileContents:
@@ -252,4 +215,4 @@ def _stitched(shape: Any, pieces: list[TensorLocation]) -> StitchedLocation | Re
         left -= size
     if left or not kept or len({piece.dtype for piece in kept}) > 1:
         return unreadable("its pieces do not make it whole")
-    return StitchedLocation(tuple(kept), kept[0].dtype, shape)
+    return StitchedLocation(tuple(kept), kept[0].dtype, shape, row_major(shape))
