@@ -32,6 +32,18 @@ def test_partitions_make_the_weights_they_were_cut_from(
     assert checkpoint.format == "DeepSpeed ZeRO"
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_deepspeed_puts_the_same_together(tmp_path: Path, stage: int) -> None:
+    script = pytest.importorskip("deepspeed.utils.zero_to_fp32", reason="DeepSpeed is not there")
+    folder = save_zero(tmp_path / "global_step1", stage, 5)
+    (tmp_path / "latest").write_text("global_step1")
+    expected = script.get_fp32_state_dict_from_zero_checkpoint(str(tmp_path))
+    checkpoint = open_checkpoint(folder)
+    assert set(checkpoint.tree) == set(expected)
+    for name, tensor in expected.items():
+        assert torch.equal(checkpoint.read((name,)), tensor.contiguous().float())
+
+
 def test_rows_are_those_of_the_weights(tmp_path: Path) -> None:
     rows = diagnose(save_zero(tmp_path / "x", 3)).matrices
     plain = {row.name: row for row in diagnose(weights()).matrices}
