@@ -123,7 +123,8 @@ def zero(folder: Path, weights: Weights) -> Path:
     shapes = [{name: tensor.shape for name, tensor in weights.items()}]
     flat = torch.cat([tensor.float().flatten() for tensor in weights.values()])
     state = {"partition_count": 1, "single_partition_of_fp32_groups": [flat]}
-    model = {"module": {}, "buffer_names": [], "param_shapes": shapes, "shared_params": {}}
+    module = {name: tensor.bfloat16() for name, tensor in weights.items()}
+    model = {"module": module, "buffer_names": [], "param_shapes": shapes, "shared_params": {}}
     torch.save(model, folder / "mp_rank_00_model_states.pt")
     name = "zero_pp_rank_0_mp_rank_00_optim_states.pt"
     torch.save({"optimizer_state_dict": state}, folder / name)
