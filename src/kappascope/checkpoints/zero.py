@@ -62,7 +62,7 @@ def read_zero(folder: Path, names: Sequence[str]) -> FileContents:
         if isinstance(source, str) and source in tree:
             tree.setdefault(name, tree[source])
     stage = "3" if partitions.key == _CUT_EACH else "1 or 2"
-    note = f"ZeRO of stage {stage}: the weights in float32 from {len(partitions.groups)} partitions"
+    note = f"ZeRO of stage {stage}, the weights in float32; partitions: {len(partitions.groups)}"
     return FileContents(tree, kinds, notes=(note,))
 
 
