@@ -26,7 +26,7 @@ from kappascope.checkpoints.locations import (
 )
 from kappascope.model.skipped import Reason, unreadable
 
-MOST_VALUES = 1_000_000
+_MOST_VALUES = 1_000_000
 _DEEPEST = 64
 _LONGEST_TEXT = 4096  # bytes of a key or another text
 _WINDOW = 1 << 14  # bytes read at a time
@@ -85,8 +85,8 @@ class _Reader:
     def value(self, depth: int) -> Any:
         """Return the next value: a mapping, a leaf, or None for what is of no use here."""
         self.values += 1
-        if self.values > MOST_VALUES or depth > _DEEPEST:
-            raise Malformed(f"more than {MOST_VALUES} values, or nested too deep", AGAIN)
+        if self.values > _MOST_VALUES or depth > _DEEPEST:
+            raise Malformed(f"more than {_MOST_VALUES} values, or nested too deep", AGAIN)
         mark = self.number(1)
         if mark < 0x80 or mark >= 0xE0:  # a small number
             return mark if mark < 0x80 else mark - 256

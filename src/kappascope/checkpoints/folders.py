@@ -41,7 +41,7 @@ _KINDS = (_INDEX, r".+\.safetensors", r".+\.gguf", _PICKLED, r".+\.onnx", r".+\.
 _OTHER = r"(training_args|optimizer|optim|scheduler|scaler|rng_state|random_states).*"
 _DISTRIBUTED = re.escape(METADATA)
 # A process has a file of the optimizer, and in stage 3 of the model, too.
-ZERO = (r"(?:(?:bf16_|fp16_)?zero_pp_rank_(?P<rank>\d{1,6})_)?mp_rank_(?P<tensor>\d{1,6})"
+ZERO_FILE = (r"(?:(?:bf16_|fp16_)?zero_pp_rank_(?P<rank>\d{1,6})_)?mp_rank_(?P<tensor>\d{1,6})"
         r"_(?P<what>model|optim)_states\.pt")  # fmt: skip
 _LATEST = "latest"  # beside the folders of DeepSpeed: the name of the last of them
 _LONGEST_NAME = 255  # what file systems take
@@ -64,7 +64,7 @@ class CheckpointFiles(NamedTuple):
     @property
     def is_zero(self) -> bool:
         """Whether these are the files of DeepSpeed's ZeRO."""
-        return bool(self.files) and all(re.fullmatch(ZERO, name) for name in self.files[:1])
+        return bool(self.files) and all(re.fullmatch(ZERO_FILE, name) for name in self.files[:1])
 
     def notes(self, read: Collection[str]) -> Iterator[str]:
         """Yield what to say once it is known which files are read.
@@ -231,7 +231,7 @@ def _only(names: list[str]) -> CheckpointFiles | None:
 
 def _zero(names: list[str]) -> CheckpointFiles | None:
     """Return the files of DeepSpeed's ZeRO, if there is a partition."""
-    files = [name for name in names if re.fullmatch(ZERO, name)]
+    files = [name for name in names if re.fullmatch(ZERO_FILE, name)]
     partitions = [name for name in files if name.endswith("_optim_states.pt")]
     return CheckpointFiles(None, tuple(files)) if partitions else None
 

@@ -223,7 +223,7 @@ def _checkpoint(path: Path, folder: Path, held: FileContents, form: str) -> Chec
     config, more = _config(folder, "config.json", "heads are told from shapes")
     adapter, wrong = _config(folder, "adapter_config.json", "factors are read without their scale")
     config = {**held.config, **config}  # what lies beside a file may correct it
-    tree = quantized.with_weights(torchao.with_weights(held.tree, held.metadata), config)
+    tree = quantized.with_weights(torchao.with_subclasses(held.tree, held.metadata), config)
     told = notes + held.notes + more + wrong
     return Checkpoint(str(path), form, tree, config, told, faults, adapter)
 

@@ -170,7 +170,7 @@ def _typed(function: Any, kind: Any, given: Any, *state: Any) -> Any:
     ):
         raise ValueError("not a tensor of a type")
     attributes = state[0] if state else None
-    if function.text == _WRAPPER and kind.text.startswith(torchao.PACKAGE):
+    if function.text == _WRAPPER and kind.text.startswith(torchao.TORCHAO):
         items = attributes if isinstance(attributes, DictItems) else DictItems()
         return PickledSubclass(kind.text, items)
     if function.text not in _TENSORS:
@@ -256,7 +256,7 @@ class TreeBuilder:
         if (
             self.decoded
         ):  # what its tensors ask for beside their classes is how to compute with them
-            own = (kind for kind in self.kinds if kind.startswith(torchao.PACKAGE))
+            own = (kind for kind in self.kinds if kind.startswith(torchao.TORCHAO))
             self.kinds = {kind: self.kinds[kind] for kind in self.kinds.keys() - set(own)}
         return FileContents(tree if isinstance(tree, dict) else {"0": tree}, self.kinds)
 

@@ -19,7 +19,7 @@ from kappascope.matrix.precision import half_ulps
 
 MX_BLOCK = 32  # numbers that share a power of two in the formats that are called MX
 # The magnitudes of floats without infinities: of exponent two bits, behind the point one or three.
-LEVELS = {
+FLOAT_LEVELS = {
     "float4": (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0),
     "float6": (*(m / 8 for m in range(8)),
                *((1 + m / 8) * 2**e for e in range(3) for m in range(8))),
@@ -59,8 +59,8 @@ def block_of(
 class ScaledNumbers(Code):
     """Numbers times scales, ``block`` of which share a scale: rows and columns.
 
-    ``number`` names a dtype of torch or one of `LEVELS`. Scales are stored as ``plain`` numbers, as
-    the exponents of a ``power`` of two, or as the bits of ``e4m3`` floats; ``swizzled`` in the
+    ``number`` names a dtype of torch or one of `FLOAT_LEVELS`. Scales are stored as ``plain``
+    numbers, as the exponents of a ``power`` of two, or as the bits of ``e4m3`` floats; ``swizzled`` in the
     order of Nvidia's matrix units. They are divided by ``divisor``: bitsandbytes stores the largest
     number of a row, of which 127 is the code. With ``has_zeros`` the code of zero follows them.
     Last comes the scale of the ``whole``, ``times`` or ``over`` which they are.
@@ -98,8 +98,8 @@ class ScaledNumbers(Code):
         A power of two is rounded down, so that what lies between the largest number and the next
         power is cut off to that number.
         """
-        if self.number in LEVELS:
-            levels = torch.tensor(LEVELS[self.number])
+        if self.number in FLOAT_LEVELS:
+            levels = torch.tensor(FLOAT_LEVELS[self.number])
             gaps = levels.diff()
             wider = torch.cat([gaps[:1], torch.maximum(gaps[:-1], gaps[1:]), gaps[-1:]])
             steps = wider[torch.searchsorted(levels, numbers.abs())] / 2
@@ -152,7 +152,7 @@ class ScaledNumbers(Code):
 
     def _floats(self, numbers: Tensor) -> Float[Tensor, "rows columns"]:
         """Return the numbers of some rows, in which the first lies in the lowest bits."""
-        if self.number not in LEVELS:
+        if self.number not in FLOAT_LEVELS:
             return numbers.view(getattr(torch, self.number)).float()
         data = numbers.view(torch.uint8).int()
         if self.number == "float4":
@@ -161,7 +161,7 @@ class ScaledNumbers(Code):
             a, b, c = data.unflatten(1, (-1, 3)).unbind(-1)
             word = a | b << 8 | c << 16
             codes = torch.stack([word >> k & 63 for k in (0, 6, 12, 18)], dim=-1).flatten(1)
-        levels = torch.tensor(LEVELS[self.number])
+        levels = torch.tensor(FLOAT_LEVELS[self.number])
         return torch.cat([levels, -levels])[codes]
 
     def _scales(self, scales: Tensor, rows: int, columns: int) -> Float[Tensor, "rows columns"]:

@@ -23,15 +23,15 @@ from kappascope.checkpoints.locations import TensorLocation, Tree
 from kappascope.checkpoints.scaled import MX_BLOCK, ScaledNumbers, block_of
 from kappascope.model.skipped import no_weight, unreadable
 
-PACKAGE = "torchao."
+TORCHAO = "torchao."
 NVFP4_BLOCK = 16  # numbers that share a scale
 _PARTS = "qdata", "scale", "zero_point", "act_pre_scale", "per_tensor_scale"
 
-Parts: TypeAlias = Mapping[str, TensorLocation]
+InnerTensors: TypeAlias = Mapping[str, TensorLocation]
 """The tensors among the attributes of a subclass."""
 
 
-def weight_of(kind: str, parts: Parts, facts: Mapping[str, Any]) -> CodedLocation | None:
+def weight_of(kind: str, parts: InnerTensors, facts: Mapping[str, Any]) -> CodedLocation | None:
     """Return the weight that an object of this class stands for, if that is known.
 
     ``facts`` are its other attributes. A weight whose inputs are scaled first is another one.
@@ -46,10 +46,10 @@ def weight_of(kind: str, parts: Parts, facts: Mapping[str, Any]) -> CodedLocatio
     return maker(numbers, scales, parts, facts)
 
 
-def with_weights(tree: Tree, metadata: Mapping[str, str]) -> Tree:
+def with_subclasses(tree: Tree, metadata: Mapping[str, str]) -> Tree:
     """Return what safetensors hold with the weights in place of the tensors they are made of.
 
-    >>> with_weights({"fc.bias": None}, {"tensor_names": '["fc.bias"]'})
+    >>> with_subclasses({"fc.bias": None}, {"tensor_names": '["fc.bias"]'})
     {'fc.bias': None}
     """
     if "tensor_names" not in metadata:
@@ -65,7 +65,7 @@ def with_weights(tree: Tree, metadata: Mapping[str, str]) -> Tree:
         facts = kind.get("_data")
         if len(parts) < len(nodes) or not isinstance(facts, Mapping):
             continue
-        lost = unreadable(f"tensor subclass {PACKAGE}{kind['_type'][:40]}")
+        lost = unreadable(f"tensor subclass {TORCHAO}{kind['_type'][:40]}")
         weight = weight_of(kind["_type"], parts, facts) or lost
         weights |= {full: (name, weight) for full, end in ends.items() if end in parts}
     shown: Tree = {}
@@ -88,7 +88,7 @@ def _told(text: str) -> Mapping[str, Any] | None:
 
 
 def _numbers(
-    numbers: TensorLocation, scales: TensorLocation, parts: Parts, facts: Mapping[str, Any]
+    numbers: TensorLocation, scales: TensorLocation, parts: InnerTensors, facts: Mapping[str, Any]
 ) -> CodedLocation | None:
     """Return a weight of integers or floats of eight bits, with scales of blocks."""
     kind = str(numbers.dtype).removeprefix("torch.")
@@ -117,7 +117,7 @@ _EIGHT_BITS = {"int8", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float
 
 
 def _small_floats(
-    numbers: TensorLocation, scales: TensorLocation, parts: Parts, facts: Mapping[str, Any]
+    numbers: TensorLocation, scales: TensorLocation, parts: InnerTensors, facts: Mapping[str, Any]
 ) -> CodedLocation | None:
     """Return a weight in a format of OCP (MX) or Nvidia."""
     whole = parts.get("per_tensor_scale")
@@ -191,7 +191,7 @@ class SignedNibbles(Code):
 
 
 def _nibbles(
-    numbers: TensorLocation, scales: TensorLocation, parts: Parts, facts: Mapping[str, Any]
+    numbers: TensorLocation, scales: TensorLocation, parts: InnerTensors, facts: Mapping[str, Any]
 ) -> CodedLocation | None:
     """Return a weight of integers of four bits in their plain layout."""
     offsets = parts.get("zero_point")

@@ -42,7 +42,7 @@ def read_zero(folder: Path, names: Sequence[str]) -> FileContents:
     trees: dict[str, dict[int, Mapping[str, Any]]] = {"model": {}, "optim": {}}
     kinds: dict[str, bool] = {}
     for name in names:
-        found = re.fullmatch(folders.ZERO, name)
+        found = re.fullmatch(folders.ZERO_FILE, name)
         if found is None:
             continue
         if int(found["tensor"]):
