@@ -60,10 +60,11 @@ class ScaledNumbers(Code):
     """Numbers times scales, ``block`` of which share a scale: rows and columns.
 
     ``number`` names a dtype of torch or one of `FLOAT_LEVELS`. Scales are stored as ``plain``
-    numbers, as the exponents of a ``power`` of two, or as the bits of ``e4m3`` floats; ``swizzled`` in the
-    order of Nvidia's matrix units. They are divided by ``divisor``: bitsandbytes stores the largest
-    number of a row, of which 127 is the code. With ``has_zeros`` the code of zero follows them.
-    Last comes the scale of the ``whole``, ``times`` or ``over`` which they are.
+    numbers, as the exponents of a ``power`` of two, or as the bits of ``e4m3`` floats;
+    ``swizzled`` in the order of Nvidia's matrix units. They are divided by ``divisor``:
+    bitsandbytes stores the largest number of a row, of which 127 is the code. With ``has_zeros``
+    the code of zero follows them. Last comes the scale of the ``whole``, ``times`` or ``over``
+    which they are.
     """
 
     number: str
