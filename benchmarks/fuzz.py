@@ -68,6 +68,13 @@ KINDS: dict[str, tuple[int, Files, Place]] = {
         lambda n: broken_formats.quantized_files(n, seed=11),
         "x.safetensors",
     ),
+    "mutated ZeRO": (
+        100_000,
+        lambda n: broken_formats.zero_files(n, seed=13, stage=3),
+        lambda folder: broken_formats.zero_folder(folder / "x", 3),
+    ),
+    "mutated Flax": (100_000, lambda n: broken_formats.flax_files(n, seed=14), "x.msgpack"),
+    "mutated torchao": (100_000, lambda n: broken_formats.torchao_files(n, seed=12), "x.bin"),
 }
 ODD_MODELS = 10_000
 

@@ -24,8 +24,6 @@ import torch
 
 import checkpoint_files
 from kappascope.checkpoints import open
-from kappascope.checkpoints.codes import CodedLocation
-from kappascope.checkpoints.distributed import ChunkedLocation
 from kappascope.checkpoints.locations import TensorLocation
 from kappascope.refusal import Refusal
 
@@ -266,7 +264,7 @@ def examine(path: Path) -> int:
         keys, node, shown = todo.pop()
         if isinstance(node, dict):
             todo += [((*keys, key), node[key], shown[key]) for key in node]
-        elif isinstance(node, TensorLocation | CodedLocation | ChunkedLocation):
+        elif isinstance(node, open._LOCATIONS):
             tensor = checkpoint.read(keys)
             assert (tensor.shape, tensor.dtype) == (shown.shape, shown.dtype)
             if isinstance(node, TensorLocation):
@@ -311,7 +309,7 @@ Keep = Callable[[int, bytes], None]
 def run(what: str, files: Iterator[bytes], place: Path, keep: Keep | None = None) -> Tally:
     """Judge files one after the other at one place: that of a checkpoint, or in its folder."""
     tally = Tally(what)
-    part = place.name.endswith((".index.json", ".metadata", ".distcp"))
+    part = place.name.endswith((".index.json", ".metadata", ".distcp", "_states.pt"))
     target = place.parent if part else place
     for i, data in enumerate(files):
         place.write_bytes(data)

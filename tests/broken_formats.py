@@ -16,6 +16,8 @@ import torch
 
 import checkpoint_files
 import every_format
+import torchao_files as objects
+import zero_folders
 from broken_files import NUMBERS, VALUES, altered, damaged, rearranged, steps_of
 
 WEIGHTS = {"fc.weight": torch.arange(24.0).reshape(4, 6), "fc.bias": torch.ones(3)}
@@ -216,6 +218,84 @@ def quantized_files(count: int, seed: int) -> Iterator[bytes]:
                 yield checkpoint_files.raw({**header, one: changed}, flipped(data, random))
 
 
+def torchao_seeds() -> list[bytes]:
+    """Two sound files of one weight of torchao: of torch.save, and safetensors."""
+    parts, _ = objects.eight_bits()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        pickled = objects.saved(folder, "Int8Tensor", (6, 24), **parts, block_size=[1, 8])
+        plain = objects.flat(folder, "Int8Tensor", parts, block_size=[1, 8])
+        return [pickled.read_bytes(), plain.read_bytes()]
+
+
+def torchao_files(count: int, seed: int) -> Iterator[bytes]:
+    """Mutated files of a weight of torchao: its pickle, or header and metadata, or its numbers."""
+    random = Random(seed)
+    pickled, plain = torchao_seeds()
+    members = checkpoint_files.members(pickled)
+    steps = steps_of(members["data.pkl"])
+    length = int.from_bytes(plain[:8], "little")
+    header, data = json.loads(plain[8 : 8 + length]), plain[8 + length :]
+    for i in range(count):
+        match i % 4:
+            case 0:
+                mutated = (damaged(members["data.pkl"], random), rearranged(steps, random))[
+                    i // 4 % 2
+                ]
+                yield checkpoint_files.archive(mutated, members={**members, "data.pkl": mutated})
+            case 1:
+                yield checkpoint_files.raw(altered(header, random), data)
+            case 2:
+                metadata = header["__metadata__"]
+                told = json.dumps(altered(json.loads(metadata["fc.weight"]), random))
+                changed = {**header, "__metadata__": {**metadata, "fc.weight": told}}
+                yield checkpoint_files.raw(changed, flipped(data, random))
+            case 3:
+                yield flipped(checkpoint_files.unsigned(pickled), random)
+
+
+def zero_folder(folder: Path, stage: int) -> Path:
+    """Sound partitions of ZeRO; where the file lies that tells of them."""
+    name = "mp_rank_00" if stage < 3 else "zero_pp_rank_0_mp_rank_00"
+    return zero_folders.save_zero(folder, stage) / f"{name}_model_states.pt"
+
+
+def zero_files(count: int, seed: int, stage: int) -> Iterator[bytes]:
+    """Mutated files that tell of partitions: the pickle, or the numbers."""
+    random = Random(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        data = zero_folder(Path(folder) / "x", stage).read_bytes()
+    members = checkpoint_files.members(data)
+    pickled = members.pop("data.pkl")
+    steps = steps_of(pickled)
+    for i in range(count):
+        match i % 4:
+            case 0:
+                yield flipped(checkpoint_files.unsigned(data), random)
+            case 1:
+                yield checkpoint_files.archive(damaged(pickled, random), members=members)
+            case _:
+                yield checkpoint_files.archive(rearranged(steps, random), members=members)
+
+
+def flax_seed() -> bytes:
+    """A sound file of Flax, with one array in two chunks."""
+    rows = np.arange(24, dtype=np.float32).reshape(4, 6)
+    chunks = {"0": rows.reshape(-1)[:10], "1": rows.reshape(-1)[10:]}
+    cut = {"__msgpack_chunked_array__": True, "shape": {"0": 4, "1": 6}, "chunks": chunks}
+    dense = {"kernel": rows, "bias": np.ones(6, np.float16)}
+    return every_format.flax_bytes(
+        {"params": {"fc": dense, "embed": {"embedding": cut}}, "step": 7}
+    )
+
+
+def flax_files(count: int, seed: int) -> Iterator[bytes]:
+    """Mutated files of Flax."""
+    random, data = Random(seed), flax_seed()
+    for i in range(count):
+        yield (damaged, flipped)[i % 2](data, random)
+
+
 def quantized_layers() -> list[dict[str, torch.Tensor]]:
     """A layer of each kind of codes."""
 
@@ -268,6 +348,26 @@ def quantized_layers() -> list[dict[str, torch.Tensor]]:
             "a.weight_scale": torch.ones(4, 2),
             "a.weight_shape": torch.tensor([4, 16]),
             "a.weight_zero_point": drawn(torch.int32, 1, 2),
+        },
+        {
+            "a.weight_packed": drawn(torch.uint8, 4, 16),
+            "a.weight_scale": drawn(torch.float8_e4m3fn, 4, 2),
+            "a.weight_global_scale": torch.ones(1),
+        },
+        {
+            "a.weight": drawn(torch.uint8, 4, 16),
+            "a.weight_scale": drawn(torch.float8_e4m3fn, 4, 2),
+            "a.weight_scale_2": torch.ones(()),
+        },
+        {"a.weight_packed": drawn(torch.uint8, 4, 24), "a.weight_scale": drawn(torch.uint8, 4, 1)},
+        {
+            "a.weight": drawn(torch.int32, 4, 8).view(torch.uint32),
+            "a.scales": drawn(torch.uint8, 4, 1),
+        },
+        {
+            "a.weight": drawn(torch.int8, 4, 6),
+            "a.weight_scale": torch.ones(4, 1),
+            "a.weight_zero_point": drawn(torch.int8, 4, 1),
         },
         {
             "experts_blocks": drawn(torch.uint8, 1, 2, 1, 16),

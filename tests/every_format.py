@@ -113,3 +113,45 @@ def torchscript(folder: Path, weights: Weights) -> Path:
         warnings.simplefilter("ignore")  # that it is deprecated
         torch.jit.trace(Holder(weights), torch.ones(1)).save(str(folder / "x.pt"))
     return folder / "x.pt"
+
+
+@writer
+def zero(folder: Path, weights: Weights) -> Path:
+    """As one process of DeepSpeed saves them."""
+    folder = folder / "x"
+    folder.mkdir()
+    shapes = [{name: tensor.shape for name, tensor in weights.items()}]
+    flat = torch.cat([tensor.float().flatten() for tensor in weights.values()])
+    state = {"partition_count": 1, "single_partition_of_fp32_groups": [flat]}
+    module = {name: tensor.bfloat16() for name, tensor in weights.items()}
+    model = {"module": module, "buffer_names": [], "param_shapes": shapes, "shared_params": {}}
+    torch.save(model, folder / "mp_rank_00_model_states.pt")
+    name = "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+    torch.save({"optimizer_state_dict": state}, folder / name)
+    return folder
+
+
+def flax_bytes(tree: Mapping[str, Any]) -> bytes:
+    """What flax.serialization.to_bytes writes of arrays nested in mappings."""
+    import msgpack
+
+    def array(it: Any) -> Any:
+        parts = (it.shape, it.dtype.name, it.tobytes("C"))
+        return msgpack.ExtType(1, msgpack.packb(parts, use_bin_type=True))
+
+    return bytes(msgpack.packb(tree, default=array, strict_types=True))
+
+
+@writer
+def flax(folder: Path, weights: Weights) -> Path:
+    """Kernels as Flax has them: (in, out)."""
+    tree: dict[str, Any] = {}
+    for name, tensor in weights.items():
+        *outer, last = name.split(".")
+        node = tree
+        for part in outer:
+            node = node.setdefault(part, {})
+        is_kernel = last == "weight" and tensor.ndim == 2
+        node["kernel" if is_kernel else last] = np.ascontiguousarray(tensor.mT.numpy()) if (
+            is_kernel) else tensor.numpy()  # fmt: skip
+    return checkpoint_files.put(folder, flax_bytes(tree), "flax_model.msgpack")

@@ -18,7 +18,7 @@ class Served:
     files: dict[str, bytes]
     url: str = ""
     asked: list[tuple[str, int, int]] = field(default_factory=list)
-    fault: str = ""  # "whole", "short", "long", "other part", "no length", "changing", "slow"
+    fault: str = ""  # "whole", "short", "long", "other part", "no length", "changing", "slow", ...
     version: int = 0
 
     @property
@@ -39,6 +39,12 @@ def serving(files: dict[str, bytes], fault: str = "") -> Iterator[Served]:
         def do_GET(self) -> None:
             data = served.files.get(self.path.partition("?")[0])
             part = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+            if served.fault == "circle" or served.fault.isdigit():
+                self.send_response(302 if served.fault == "circle" else int(served.fault))
+                self.send_header("Location", self.path)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
             if data is None or part is None:
                 self.send_response(404)
                 self.send_header("Content-Length", "0")
@@ -56,7 +62,15 @@ def serving(files: dict[str, bytes], fault: str = "") -> Iterator[Served]:
                 body += b"more"
             whole = served.fault == "whole"
             self.send_response(200 if whole else 206)
-            total = "*" if served.fault == "no length" else len(data)
+            lengths = {
+                "no length": "*",
+                "odd length": "\xb2",
+                "huge": 10**18,
+                "long number": "9" * 5000,
+            }
+            total = lengths.get(served.fault, len(data))
+            if served.fault == "packed":
+                self.send_header("Content-Encoding", "gzip")
             shift = 8 if served.fault == "other part" and real else 0
             if not whole:
                 self.send_header("Content-Range", f"bytes {begin + shift}-{end - 1}/{total}")

@@ -298,3 +298,155 @@ def test_mutated_codes_are_refused_or_read(tmp_path: Path) -> None:
         assert broken_files.examine(path) == 1
     files = broken_formats.quantized_files(400, seed=26)
     assert broken_files.sound(broken_files.run("codes", files, tmp_path / "x.safetensors"))
+
+
+def compressed(
+    folder: Path, form: str, weight: Tensor, arguments: dict[str, Any], **more: Tensor
+) -> tuple[Tensor, Checkpoint]:
+    """What compressed-tensors makes of its own file of a weight, and the checkpoint in it."""
+    quantization = pytest.importorskip("compressed_tensors.quantization")
+    compressors = pytest.importorskip("compressed_tensors.compressors")
+    scheme = quantization.QuantizationScheme(
+        targets=["Linear"], weights=quantization.QuantizationArgs(**arguments)
+    )
+    compressor = compressors.BaseCompressor.get_value_from_registry(form)
+    packed = compressor.compress({"weight": weight, **more}, scheme)
+    facts = {
+        "config_groups": {"group_0": {"weights": json.loads(scheme.weights.model_dump_json())}}
+    }
+    checkpoint = opened(folder, {f"fc.{name}": it for name, it in packed.items()}, **facts)
+    return compressor.decompress(packed, scheme)["weight"].float(), checkpoint
+
+
+SMALL = {  # the format, its bits, how many share a scale, its title
+    "nvfp4-pack-quantized": (4, 16, "NVFP4"),
+    "mxfp4-pack-quantized": (4, 32, "MXFP4"),
+    "mxfp6-pack-quantized": (6, 32, "MXFP6"),
+    "mxfp8-quantized": (8, 32, "float8_e4m3fn with scales"),
+}
+
+
+@pytest.mark.parametrize("form", SMALL)
+def test_small_floats_are_decoded_as_compressed_tensors_does(tmp_path: Path, form: str) -> None:
+    bits, group, title = SMALL[form]
+    weight = torch.randn(24, 96, generator=RANDOM).bfloat16()
+    largest = weight.float().reshape(24, -1, group).abs().amax(-1)
+    arguments: dict[str, Any] = {"num_bits": bits, "type": "float", "group_size": group}
+    arguments |= {"strategy": "tensor_group" if form.startswith("nv") else "group"}
+    more: dict[str, Tensor] = {}
+    if form.startswith("nv"):
+        more["weight_global_scale"] = (448 * 6 / largest.max()).reshape(1)
+        scale = (largest / 6 * more["weight_global_scale"]).to(torch.float8_e4m3fn).float()
+    else:
+        arguments["scale_dtype"] = torch.uint8
+        scale = 2.0 ** (largest.log2().floor() - {4: 2, 6: 2, 8: 8}[bits])
+    expected, checkpoint = compressed(
+        tmp_path, form, weight, arguments, weight_scale=scale.bfloat16(), **more
+    )
+    decoded = checkpoint.read(("fc.weight",))
+    # the library decodes into bfloat16
+    torch.testing.assert_close(decoded, expected, rtol=2**-7, atol=0)
+    assert checkpoint.codes == {("fc.weight",): title}
+    off = (decoded - weight.float()).abs()
+    assert bool((off <= checkpoint.half_steps(("fc.weight",)).float() + 2**-8 * off.max()).all())
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 7, 8])
+def test_integers_of_any_bits_are_decoded_as_compressed_tensors_does(
+    tmp_path: Path, bits: int
+) -> None:
+    weight = torch.randn(16, 8, generator=RANDOM)
+    arguments = {"num_bits": bits, "strategy": "channel", "symmetric": True}
+    scale = weight.abs().amax(1, keepdim=True) / 2 ** (bits - 1)
+    expected, checkpoint = compressed(
+        tmp_path, "pack-quantized", weight, arguments, weight_scale=scale
+    )
+    # eight columns fit into a word for up to four bits: the config tells how many there are
+    torch.testing.assert_close(checkpoint.read(("fc.weight",)), expected)
+
+
+@pytest.mark.parametrize("shape", [(24, 1), (24, 4)])
+def test_the_code_of_zero_is_taken_off_integers_of_eight_bits(
+    tmp_path: Path, shape: tuple[int, int]
+) -> None:
+    weight = torch.rand(24, 64, generator=RANDOM) + 1
+    arguments: dict[str, Any] = {"num_bits": 8, "symmetric": False, "strategy": "channel"}
+    if shape[1] > 1:
+        arguments |= {"strategy": "group", "group_size": 64 // shape[1]}
+    zero = torch.full(shape, -100, dtype=torch.int8)
+    scale = torch.full(shape, 0.01)
+    expected, checkpoint = compressed(
+        tmp_path, "int-quantized", weight, arguments, weight_scale=scale, weight_zero_point=zero
+    )
+    torch.testing.assert_close(checkpoint.read(("fc.weight",)), expected)
+    assert bool(((checkpoint.read(("fc.weight",)) - weight).abs() < 0.0051).all())
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_the_last_block_of_eight_bit_floats_may_be_cut(tmp_path: Path, told: bool) -> None:
+    # DeepSeek's kv_a_proj has 576 rows in blocks of 128
+    weight = torch.randn(576, 300, generator=RANDOM).to(torch.float8_e4m3fn)
+    scales = torch.rand(5, 3, generator=RANDOM) + 0.5
+    facts = {"quant_method": "fp8", "weight_block_size": [128, 128]} if told else {}
+    checkpoint = opened(tmp_path, {"fc.weight": weight, "fc.weight_scale_inv": scales}, **facts)
+    expected = torch.empty(576, 300)
+    for i in range(5):
+        for j in range(3):
+            block = slice(128 * i, 128 * (i + 1)), slice(128 * j, 128 * (j + 1))
+            expected[block] = weight.float()[block] * scales[i, j]
+    assert torch.equal(checkpoint.read(("fc.weight",)), expected)
+
+
+def test_blocks_of_compressed_tensors_are_those_of_its_config(tmp_path: Path) -> None:
+    weight = torch.randn(72, 80, generator=RANDOM)
+    arguments = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [48, 48]}
+    expected, checkpoint = compressed(
+        tmp_path, "float-quantized", weight, arguments, weight_scale=torch.rand(2, 2) + 0.1
+    )
+    torch.testing.assert_close(checkpoint.read(("fc.weight",)), expected)
+
+
+def test_float_bytes_of_modelopt_have_a_scale_of_the_whole_beside_those_of_blocks(
+    tmp_path: Path,
+) -> None:
+    codes = integers(256, 6, 16).to(torch.uint8)
+    scales = (torch.rand(6, 2, generator=RANDOM) * 100).to(torch.float8_e4m3fn)
+    whole = torch.tensor(0.25)
+    tensors = {"fc.weight": codes, "fc.weight_scale": scales, "fc.weight_scale_2": whole}
+    checkpoint = opened(tmp_path, tensors)
+    levels = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    expected = torch.empty(6, 32)
+    for i in range(6):
+        for j in range(32):
+            code = int(codes[i, j // 2]) >> 4 * (j % 2) & 15
+            value = levels[code & 7] * (-1 if code & 8 else 1)
+            expected[i, j] = value * float(scales[i, j // 16]) * 0.25
+    assert torch.equal(checkpoint.read(("fc.weight",)), expected)
+    assert checkpoint.codes == {("fc.weight",): "NVFP4"}
+
+
+@pytest.mark.parametrize("mode", ["mxfp4", "nvfp4", "mxfp8"])
+def test_small_floats_of_mlx_are_decoded_as_mlx_does(tmp_path: Path, mode: str) -> None:
+    mlx = pytest.importorskip("mlx.core", reason="mlx is not installed")
+    weight = torch.randn(16, 192, generator=RANDOM)
+    codes, scales = mlx.quantize(mlx.array(weight.numpy()), mode=mode)
+    tensors = {"fc.weight": codes, "fc.scales": scales}
+    mlx.save_safetensors(str(tmp_path / "model.safetensors"), tensors, {"format": "mlx"})
+    (tmp_path / "config.json").write_text(json.dumps({"quantization": {"mode": mode}}))
+    checkpoint = open_checkpoint(tmp_path)
+    expected = mlx.dequantize(codes, scales, mode=mode, dtype=mlx.float32)
+    decoded = checkpoint.read(("fc.weight",))
+    assert torch.equal(decoded, torch.tensor(expected.tolist()))
+    off = (decoded - weight).abs()
+    assert (off <= checkpoint.half_steps(("fc.weight",)).float()).all()
+
+
+def test_stacked_experts_of_mlx_are_decoded_one_after_the_other(tmp_path: Path) -> None:
+    mlx = pytest.importorskip("mlx.core", reason="mlx is not installed")
+    weight = torch.randn(3, 16, 128, generator=RANDOM)
+    parts = mlx.quantize(mlx.array(weight.numpy()), group_size=64, bits=4)
+    tensors = dict(zip(("fc.weight", "fc.scales", "fc.biases"), parts, strict=True))
+    mlx.save_safetensors(str(tmp_path / "model.safetensors"), tensors, {"format": "mlx"})
+    checkpoint = open_checkpoint(tmp_path)
+    expected = torch.tensor(mlx.dequantize(*parts, group_size=64, bits=4).tolist())
+    torch.testing.assert_close(checkpoint.read(("fc.weight",)), expected, rtol=1e-6, atol=1e-6)

@@ -71,6 +71,13 @@ def test_only_headers_and_what_is_examined_travel(
         ("long", "more was sent"),
         ("other part", "another part"),
         ("no length", "length"),
+        ("odd length", "length"),
+        ("long number", "length"),
+        ("huge", "a file of 1000000000000000000 bytes"),
+        ("packed", "packs what it sends"),
+        ("circle", "answers 302"),
+        ("403", "answers 403"),
+        ("500", "answers 500"),
         ("changing", "changed while it was read"),
     ],
 )

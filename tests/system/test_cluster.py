@@ -171,15 +171,30 @@ def test_without_ray_the_refusal_says_how_to_get_it(monkeypatch: pytest.MonkeyPa
     assert optional("json", "ray")  # and what is there is found
 
 
-def test_an_address_where_nothing_is_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ConnectionError("connection timeout\nand more"), "connection timeout"),
+        (
+            ConnectionAbortedError("Initialization failure from server:\nTraceback\n  x\nWhy.\n"),
+            "Initialization failure from server: Why",
+        ),
+        (RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.0"),
+         "Version mismatch: The cluster was started with: Ray: 2.0"),
+        (ValueError(), "ValueError"),
+    ],
+)  # fmt: skip
+def test_an_address_where_nothing_is_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, told: str
+) -> None:
     def unreachable(**options: Any) -> None:
-        raise ConnectionError("ray client connection timeout\nand more")
+        raise error
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", unreachable)
     with pytest.raises(Refusal) as refusal:
         Cluster(WORKER, "ray://127.0.0.1:1").warm()
-    expected = "--engine ray://127.0.0.1:1: ray client connection timeout (see whether"
+    expected = f"--engine ray://127.0.0.1:1: {told} (see whether"
     assert str(refusal.value).startswith(expected) and refusal.value.code == 5
 
 

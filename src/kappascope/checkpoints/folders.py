@@ -7,8 +7,12 @@ The first of these that is there is read, all else is left aside and said so:
 3. ``pytorch_model.bin``, or the shards of its index; the same of diffusers;
 4. an adapter: ``adapter_model.safetensors`` or ``.bin``;
 5. the only index, the only safetensors file or family of shards, the only GGUF file or family of
-   shards, the only other checkpoint, the only ONNX model;
+   shards, the only other checkpoint, the only ONNX model,
+   the only file or family of shards of Flax;
 6. what ``torch.distributed.checkpoint`` wrote: its ``.metadata``.
+
+Where there is none of the first four, the files of DeepSpeed's ZeRO are read, also of the folder
+that its file ``latest`` names.
 """
 
 from __future__ import annotations
@@ -32,9 +36,14 @@ _ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
 _INDEX = r".+\.index(\.\w+)?\.json"
 _SHARD = r"(.+)-\d{5}-of-(\d{5})((?:\.\w+){1,2})"  # diffusers once had a variant at the end
 _PICKLED = r".+\.(pt|pth|ckpt|bin)"
+_KINDS = (_INDEX, r".+\.safetensors", r".+\.gguf", _PICKLED, r".+\.onnx", r".+\.msgpack")
 # What trainers write beside the weights.
 _OTHER = r"(training_args|optimizer|optim|scheduler|scaler|rng_state|random_states).*"
 _DISTRIBUTED = re.escape(METADATA)
+# A process has a file of the optimizer, and in stage 3 of the model, too.
+ZERO_FILE = (r"(?:(?:bf16_|fp16_)?zero_pp_rank_(?P<rank>\d{1,6})_)?mp_rank_(?P<tensor>\d{1,6})"
+        r"_(?P<what>model|optim)_states\.pt")  # fmt: skip
+_LATEST = "latest"  # beside the folders of DeepSpeed: the name of the last of them
 _LONGEST_NAME = 255  # what file systems take
 _MOST_ENTRIES = 100_000  # of a folder; more is no model
 
@@ -51,6 +60,11 @@ class CheckpointFiles(NamedTuple):
     def all(self) -> tuple[str, ...]:
         """The files, and those that should be beside them."""
         return self.files + self.missing
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether these are the files of DeepSpeed's ZeRO."""
+        return bool(self.files) and all(re.fullmatch(ZERO_FILE, name) for name in self.files[:1])
 
     def notes(self, read: Collection[str]) -> Iterator[str]:
         """Yield what to say once it is known which files are read.
@@ -76,7 +90,7 @@ def choose_files(folder: Path) -> CheckpointFiles:
     """
     names = _names(folder)
     chosen = next((name for name in (*_RANKED, *_ADAPTERS) if name in names), None)
-    choice = _single(chosen) if chosen else _only(names)
+    choice = _single(chosen) if chosen else _zero(names) or _only(names)
     if choice is None:
         raise _without(folder, names)
     own = {choice.listing, *choice.files}
@@ -84,7 +98,21 @@ def choose_files(folder: Path) -> CheckpointFiles:
 
 
 def snapshot(folder: Path) -> Path:
-    """Return the folder, or the revision that a repository in Hugging Face's cache points to."""
+    """Return the folder that is meant by one that holds several of the same model.
+
+    It is the revision that a repository in Hugging Face's cache points to, or the last step of
+    DeepSpeed.
+    """
+    latest = folder / _LATEST
+    if (
+        latest.is_file()
+        and not latest.is_symlink()
+        and not any(map(_is_checkpoint, _names(folder)))
+    ):
+        with latest.open("rb") as file:
+            name = file.read(_LONGEST_NAME).decode("utf-8", "replace").strip()
+        if is_plain(name) and (folder / name).is_dir() and not (folder / name).is_symlink():
+            return folder / name
     revisions = folder / "snapshots"
     if not revisions.is_dir() or not (folder / "blobs").is_dir():
         return folder
@@ -184,14 +212,12 @@ def _is_checkpoint(name: str) -> bool:
     """By its name; not what a trainer keeps beside it."""
     if re.fullmatch(_OTHER, name):
         return False
-    return bool(
-        re.fullmatch(rf"{_INDEX}|.+\.(safetensors|gguf|onnx)|{_PICKLED}|{_DISTRIBUTED}", name)
-    )
+    return bool(re.fullmatch("|".join((*_KINDS, _DISTRIBUTED)), name))
 
 
 def _only(names: list[str]) -> CheckpointFiles | None:
     """Return the only checkpoint of the first kind that is there."""
-    for pattern in (_INDEX, r".+\.safetensors", r".+\.gguf", _PICKLED, r".+\.onnx", _DISTRIBUTED):
+    for pattern in (*_KINDS, _DISTRIBUTED):
         candidates = [n for n in names if re.fullmatch(pattern, n) and _is_checkpoint(n)]
         families = {_family(name): name for name in candidates}
         if len(families) > 1:
@@ -201,6 +227,13 @@ def _only(names: list[str]) -> CheckpointFiles | None:
         if candidates:
             return _shards(candidates)
     return None
+
+
+def _zero(names: list[str]) -> CheckpointFiles | None:
+    """Return the files of DeepSpeed's ZeRO, if there is a partition."""
+    files = [name for name in names if re.fullmatch(ZERO_FILE, name)]
+    partitions = [name for name in files if name.endswith("_optim_states.pt")]
+    return CheckpointFiles(None, tuple(files)) if partitions else None
 
 
 def _family(name: str) -> str:
@@ -226,7 +259,7 @@ def _without(folder: Path, names: list[str]) -> Malformed:
     inner = [n for n in inner if _holds_checkpoint(folder / n)]
     if inner:
         return Malformed(f"checkpoints only in its folders {_list(inner)}", "give one of them")
-    foreign = [n for n in names if re.fullmatch(r".+\.(h5|msgpack|pb|npz|npy|tflite)", n)]
+    foreign = [n for n in names if re.fullmatch(r".+\.(h5|pb|npz|npy|tflite)", n)]
     if foreign:
         return Malformed(
             f"no safetensors or PyTorch file in it, but {_list(foreign)}", "convert it"

@@ -43,6 +43,8 @@ _CONVERT = "convert it to safetensors first"
 _READ = [
     (rb"GGUF", "gguf"),
     (rb"\x93NUMPY", "npy"),
+    # a mapping, and the text that is its first key
+    (rb"(?:[\x81-\x8f]|\xde..|\xdf....)[\xa0-\xbf\xd9-\xdb]", "flax"),
     (rb"PK(?:\x03\x04|\x05\x06)", "zip"),
     (rb"\x80[\0-\5]", "pickle"),
     # field 1 (ir_version, small), then field 2 (producer) or others of a ModelProto
@@ -90,7 +92,7 @@ def format_of(head: bytes) -> str:
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= LONGEST_HEADER:
         return "safetensors"
     for pattern, form in _READ:
-        if re.match(pattern, head):
+        if re.match(pattern, head, re.DOTALL):
             return form
     for pattern, name, advice in _SIGNS:
         if re.match(pattern, head):

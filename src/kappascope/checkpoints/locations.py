@@ -6,11 +6,13 @@ import json
 import os
 import stat
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import accumulate
 from math import prod
+from operator import mul
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
@@ -33,13 +35,15 @@ Tree: TypeAlias = dict[str, Any]
 class FileContents(NamedTuple):
     """What a file holds, and the foreign names it asks for (true: a class with tensors inside).
 
-    ``config`` is what the file itself tells of the model, ``notes`` what is to be said of it.
+    ``config`` is what the file itself tells of the model, ``notes`` what is to be said of it, and
+    ``metadata`` are texts beside its tensors, by name.
     """
 
     tree: Tree
     kinds: dict[str, bool]
     config: Mapping[str, Any] = MappingProxyType({})
     notes: tuple[str, ...] = ()
+    metadata: Mapping[str, str] = MappingProxyType({})
 
 
 class Absent(BaseException):
@@ -255,6 +259,51 @@ class TensorLocation:
         """Return the same view of a storage without content."""
         empty = torch.empty(0, dtype=self.dtype, device="meta")
         return empty.set_(storage, self.offset, self.shape, self.stride)
+
+
+@dataclass(frozen=True, slots=True)
+class StitchedLocation:
+    """A tensor that lies in pieces, of one file or several, to be laid end to end."""
+
+    pieces: tuple[TensorLocation, ...]
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @property
+    def storage(self) -> StorageLocation:
+        """The storage of its first piece, from where the piece begins: two weights may share it."""
+        first = self.pieces[0]
+        skip = first.offset * first.dtype.itemsize
+        return replace(first.storage, begin=first.storage.begin + skip, size=self.bytes)
+
+    @property
+    def bytes(self) -> int:
+        """What its numbers take up side by side."""
+        return prod(self.shape) * self.dtype.itemsize
+
+    def read(self) -> Tensor:
+        """Return the whole tensor; beside it one piece is in memory."""
+        whole = uninitialized((prod(self.shape),), self.dtype)
+        at = 0
+        for piece in self.pieces:
+            whole[at : at + piece.shape[0]] = piece.read()
+            at += piece.shape[0]
+        return whole.as_strided(self.shape, self.stride)
+
+    def meta(self, storage: torch.UntypedStorage) -> Tensor:
+        """Return a tensor of this shape without content."""
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the steps between neighbours of each dimension, the last the fastest.
+
+    >>> row_major((2, 3, 4))
+    (12, 4, 1)
+    """
+    steps = accumulate((max(size, 1) for size in shape[:0:-1]), mul, initial=1)
+    return tuple(steps)[: len(shape)][::-1]
 
 
 def uninitialized(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

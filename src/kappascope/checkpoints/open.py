@@ -1,9 +1,9 @@
 """Open a checkpoint that nobody vouches for: what is in it at once, its numbers when asked for.
 
 Safetensors files, folders of them as Hugging Face lays them out, what ``torch.save`` wrote, old or
-new, or its distributed form, TorchScript's tensors, GGUF files, ONNX models and NumPy's arrays. A
-file is what its content says, whatever its name; no code in it is run, nothing is written, and only
-the tensor that is asked for is read.
+new, or its distributed form, DeepSpeed's partitions, TorchScript's tensors, GGUF files, ONNX
+models, Flax's MessagePack and NumPy's arrays. A file is what its content says, whatever its name;
+no code in it is run, nothing is written, and only the tensor that is asked for is read.
 """
 
 from __future__ import annotations
@@ -21,13 +21,29 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from kappascope.checkpoints import folders, gguf, numpyfiles, quantized, safetensors, torchfiles
+from kappascope.checkpoints import (
+    folders,
+    gguf,
+    numpyfiles,
+    quantized,
+    safetensors,
+    torchao,
+    torchfiles,
+)
 from kappascope.checkpoints.codes import CodedLocation
 from kappascope.checkpoints.distributed import ChunkedLocation, read_distributed
+from kappascope.checkpoints.flax import read_flax
 from kappascope.checkpoints.formats import AGAIN, HEAD, Malformed, format_of, quoted
-from kappascope.checkpoints.locations import CheckpointFile, FileContents, TensorLocation, Tree
+from kappascope.checkpoints.locations import (
+    CheckpointFile,
+    FileContents,
+    StitchedLocation,
+    TensorLocation,
+    Tree,
+)
 from kappascope.checkpoints.onnx import read_onnx
 from kappascope.checkpoints.pickles import ForbiddenCall
+from kappascope.checkpoints.zero import read_zero
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, unreadable
 from kappascope.refusal import Refusal
 from kappascope.text import first_few
@@ -40,28 +56,32 @@ _MOST_SHARDS = 10_000
 _FORMATS = {
     "safetensors": "safetensors",
     "gguf": "GGUF",
+    "flax": "Flax",
     "npy": "NumPy",
     "npz": "NumPy",
     "zip": "PyTorch",
     "pickle": "PyTorch, before 1.6",
     "distributed": "PyTorch, distributed",
+    "zero": "DeepSpeed ZeRO",
     "onnx": "ONNX",
 }
 _TITLES = {
     "zip": "a zip archive",
     "gguf": "a GGUF file",
+    "flax": "a file of MessagePack",
     "npy": "a NumPy array",
     "onnx": "an ONNX model",
 }
 _READERS: Mapping[str, Callable[[CheckpointFile], FileContents]] = {
     "gguf": gguf.read_gguf,
+    "flax": read_flax,
     "npy": numpyfiles.read_npy,
     "npz": numpyfiles.read_npz,
     "zip": lambda file: torchfiles.zipped(file.whole),
     "pickle": torchfiles.legacy,
 }
-_Location: TypeAlias = TensorLocation | CodedLocation | ChunkedLocation
-_LOCATIONS = TensorLocation, CodedLocation, ChunkedLocation
+_Location: TypeAlias = TensorLocation | CodedLocation | ChunkedLocation | StitchedLocation
+_LOCATIONS = TensorLocation, CodedLocation, ChunkedLocation, StitchedLocation
 _REPAIR = "download the index again"
 _STATE_DICT = "save model.state_dict() where you trust it"
 
@@ -203,7 +223,7 @@ def _checkpoint(path: Path, folder: Path, held: FileContents, form: str) -> Chec
     config, more = _config(folder, "config.json", "heads are told from shapes")
     adapter, wrong = _config(folder, "adapter_config.json", "factors are read without their scale")
     config = {**held.config, **config}  # what lies beside a file may correct it
-    tree = quantized.with_weights(held.tree, config)
+    tree = quantized.with_weights(torchao.with_subclasses(held.tree, held.metadata), config)
     told = notes + held.notes + more + wrong
     return Checkpoint(str(path), form, tree, config, told, faults, adapter)
 
@@ -235,7 +255,7 @@ def _load(real: Path, path: Path) -> tuple[FileContents, str]:
     named = name.endswith(".safetensors")
     # Of a header's length alone, or a part of it, nothing can be told but that it is cut off.
     if form == "safetensors" or (named and (form == "unknown" or len(head) <= 8)):
-        return FileContents(safetensors.read_safetensors(file), {}), "safetensors"
+        return safetensors.read_safetensors(file), "safetensors"
     if form == "unknown":
         return _oldest(file), _FORMATS["pickle"]
     if named:
@@ -299,12 +319,16 @@ def _opened_folder(path: Path) -> Checkpoint:
     wanted: _Wanted = {file: [] for file in sorted(choice.all)}
     if choice.listing:
         wanted = _listed(folder, choice.listing)
-    if choice.listing or len(wanted) > 1:
+    if choice.is_zero:
+        held = read_zero(folder, choice.files)
+        checkpoint = _checkpoint(path, folder, held, _FORMATS["zero"])
+    elif choice.listing or len(wanted) > 1:
         checkpoint = _joined(folder, wanted, path)
     else:
         first = choice.files[0]
-        held = _load(folders.inside(folder, first), folder / first)
-        checkpoint = _checkpoint(path, folder, *held)
+        checkpoint = _checkpoint(
+            path, folder, *_load(folders.inside(folder, first), folder / first)
+        )
     return replace(checkpoint, notes=(*choice.notes(wanted), *checkpoint.notes))
 
 
@@ -323,7 +347,9 @@ def _listed(folder: Path, name: str) -> _Wanted:
     for tensor, shard in places.items():
         if not folders.is_plain(shard):
             raise Malformed(f"shard name is not a plain file name: {quoted(shard)}", _REPAIR)
-        wanted.setdefault(shard, []).append(tensor)
+        names = wanted.setdefault(shard, [])
+        if not shard.endswith(".msgpack"):  # whose index names parts by Flax's names
+            names.append(tensor)
     return wanted
 
 
@@ -355,8 +381,9 @@ def _joined(folder: Path, wanted: _Wanted, path: Path) -> Checkpoint:
             faults.append(Skipped(name, reason))
     more = len(tree.keys() - listed.keys()) if listed else 0
     kinds = {name: holds for held, _ in loaded.values() for name, holds in held.kinds.items()}
+    metadata = {name: text for held, _ in loaded.values() for name, text in held.metadata.items()}
     first, form = next(iter(loaded.values()))
-    whole = FileContents(tree, kinds, first.config, first.notes)
+    whole = FileContents(tree, kinds, first.config, first.notes, metadata)
     checkpoint = _checkpoint(path, folder, whole, form)
     notes = [f"{more} tensors in the shards that the index does not list"] if more else []
     if same:

@@ -21,15 +21,12 @@ from torch import Tensor
 from kappascope.checkpoints.codes import Code, CodedLocation, enlarged, panels
 from kappascope.checkpoints.formats import Malformed
 from kappascope.checkpoints.locations import TensorLocation, Tree
-from kappascope.matrix.precision import half_ulps
+from kappascope.checkpoints.scaled import MX_BLOCK, ScaledNumbers, TurnedExperts, block_of
 from kappascope.model.skipped import no_weight
 
 WORD = 32  # bits of the integers that codes are packed into
 LONGEST_STATE = 1 << 16  # bytes of the JSON text in which bitsandbytes keeps shape and block size
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # in which AWQ packs eight neighbouring rows into a word
-# The magnitudes of a float of four bits: two of exponent, one behind the point.
-FLOAT4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-MXFP4_BLOCK = 32  # numbers that share a power of two
 
 Facts: TypeAlias = Mapping[str, Any]
 """The ``quantization_config`` of a model."""
@@ -218,22 +215,42 @@ def _gptq_or_awq(group: _Group, facts: Facts) -> CodedLocation | None:
     return None
 
 
+_GLOBAL = ".weight_global_scale"
+
+
 def _packed(group: _Group, facts: Facts) -> CodedLocation | None:
     """Return the weight of a layer of compressed-tensors whose codes are packed."""
     codes, scales = group.get(".weight_packed", None, None), group.get(".weight_scale", None, None)
+    if codes is None or scales is None or codes.shape[0] != scales.shape[0]:
+        return None
+    if codes.dtype == torch.int32:
+        return _packed_integers(group, codes, scales, facts)
+    has = [group.stem + end in group.tree for end in (".weight_zero_point", _GLOBAL)]
+    whole = group.get(_GLOBAL, 1) or group.get(_GLOBAL)
+    return (
+        _small_floats(codes, scales, whole, "over") if has == [False, whole is not None] else None
+    )
+
+
+def _packed_integers(
+    group: _Group, codes: TensorLocation, scales: TensorLocation, facts: Facts
+) -> CodedLocation | None:
+    """Return a weight whose codes are packed into words."""
     shape = group.get(".weight_shape", 2)
-    if codes is None or scales is None or shape is None or codes.dtype != torch.int32:
+    rows, columns = (int(size) for size in shape.read()) if shape else (0, 0)
+    if rows != codes.shape[0] or not 0 < columns < 1 << 40 or not scales.shape[1]:
         return None
-    rows, columns = (int(size) for size in shape.read())
-    if rows != codes.shape[0] or rows != scales.shape[0] or not 0 < columns < 1 << 40:
-        return None
-    bits = next((b for b in (2, 4, 8) if ceil(columns * b / WORD) == codes.shape[1]), None)
-    if bits is None or not scales.shape[1]:
-        return None
+    # 32 neighbours take as many words as a code has bits; a short row may fit to several numbers.
+    fits = [b for b in range(2, 9) if ceil(columns * b / WORD) == codes.shape[1]]
+    told = [b for b in fits if b in _told_bits(facts)]
+    bits, *others = told or [b for b in fits if b in (2, 4, 8)] or fits or [0]
     zeros = group.get(".weight_zero_point", ceil(rows * bits / WORD), scales.shape[1])
+    has_zeros = group.stem + ".weight_zero_point" in group.tree
+    if not bits or others or (zeros is None) == has_zeros:
+        return None
     order = group.get(".weight_g_idx", columns)
     code = GroupedIntegers(
-        "packed", bits, columns, has_zeros=zeros is not None, has_order=order is not None
+        "packed", bits, columns, has_zeros=has_zeros, has_order=order is not None
     )
     stored = [part for part in (codes, scales, zeros, order) if part is not None]
     return CodedLocation(tuple(stored), code, (rows, columns))
@@ -277,7 +294,7 @@ class AffineIntegers(Code):
         self, stored: tuple[Tensor, ...], dtype: torch.dtype, of: Callable[..., Tensor]
     ) -> Tensor:
         """Return a function of code, scale and offset of every entry, a panel at a time."""
-        words, scales, offsets = stored
+        words, scales, offsets = (part.flatten(0, -2) for part in stored)
         group = torch.arange(self.columns) // (self.columns // scales.shape[1])
         result = torch.empty(len(words), self.columns, dtype=dtype)
         for rows in panels(len(result), self.columns):
@@ -291,22 +308,25 @@ MLX_GROUP = 64  # columns that share a scale, where no config tells
 
 def _affine(group: _Group, facts: Facts) -> CodedLocation | None:
     """Return the weight of a layer of MLX; the config may tell of layers apart."""
-    codes, scales = group.get(".weight", None, None), group.get(".scales", None, None)
-    if codes is None or scales is None or codes.dtype != torch.uint32:
+    # a stack of experts has a dimension more
+    codes = group.get(".weight", None, None) or group.get(".weight", None, None, None)
+    if codes is None or codes.dtype != torch.uint32:
         return None
-    rows, groups = scales.shape
-    offsets = group.get(".biases", rows, groups)
+    *outer, words = codes.shape
+    scales = group.get(".scales", *outer, None)
+    offsets = group.get(".biases", *scales.shape) if scales else None
+    if scales is None or offsets is None or not prod(scales.shape):
+        return None
     own = facts.get(group.stem)
     size = (own if isinstance(own, Mapping) else facts).get("group_size", MLX_GROUP)
-    if offsets is None or codes.shape[0] != rows or not rows * groups:
-        return None
     if type(size) is not int or not 0 < size < 1 << 20:
         return None
-    columns = groups * size
-    bits, rest = divmod(codes.shape[1] * WORD, columns)
+    columns = scales.shape[-1] * size
+    bits, rest = divmod(words * WORD, columns)
     if rest or bits not in (2, 3, 4, 5, 6, 8):
         return None
-    return CodedLocation((codes, scales, offsets), AffineIntegers(bits, columns), (rows, columns))
+    stored = codes, scales, offsets
+    return CodedLocation(stored, AffineIntegers(bits, columns), (*outer, columns))
 
 
 # --- bitsandbytes ---------------------------------------------------------------------------------
@@ -412,58 +432,7 @@ def _four_bits(group: _Group, facts: Facts) -> CodedLocation | None:
     return CodedLocation(stored, code, state.shape)
 
 
-# --- a small number for every entry, and scales ---------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ScaledNumbers(Code):
-    """Numbers of eight bits times scales: one of the whole, of each row, or of each block.
-
-    Scales are divided by ``divisor`` first: bitsandbytes stores the largest number of a row, of
-    which 127 is the code.
-    """
-
-    kind: str
-    divisor: float = 1.0
-
-    @property
-    def name(self) -> str:
-        """The type of the numbers."""
-        return f"{self.kind} with scales"
-
-    def decode(self, *stored: Tensor) -> Float[Tensor, "out in"]:
-        """Return number times scale."""
-        return self._by_rows(
-            stored, torch.float32, lambda numbers, scales: numbers.float() * scales
-        )
-
-    def half_steps(self, *stored: Tensor) -> Float[Tensor, "out in"]:
-        """Return half the distance to the next number of the type, times the scale."""
-
-        def half(numbers: Tensor, scales: Tensor) -> Tensor:
-            if not numbers.dtype.is_floating_point:
-                return enlarged(scales.abs() / 2)
-            return enlarged(half_ulps(numbers.double(), numbers.dtype).float() * scales.abs())
-
-        return self._by_rows(stored, torch.bfloat16, half)
-
-    def _by_rows(
-        self, stored: tuple[Tensor, ...], dtype: torch.dtype, of: Callable[..., Tensor]
-    ) -> Tensor:
-        """Return a function of number and scale of every entry, a panel at a time."""
-        numbers, scales = stored
-        scales = scales.float() / self.divisor
-        scales = scales.reshape(-1, 1) if scales.ndim < 2 else scales
-        height, width = (
-            ceil(size / count) for size, count in zip(numbers.shape, scales.shape, strict=True)
-        )
-        result = torch.empty(numbers.shape, dtype=dtype)
-        for rows in panels(len(numbers), numbers.shape[1], multiple=height):
-            lines = scales[rows.start // height : ceil(rows.stop / height)]
-            lines = lines.repeat_interleave(height, 0)[: rows.stop - rows.start]
-            lines = lines.repeat_interleave(width, 1)[:, : numbers.shape[1]]
-            result[rows] = of(numbers[rows], lines)
-        return result
+# --- small numbers and scales --------------------------------------------------------------------
 
 
 def _scaled(group: _Group, facts: Facts) -> CodedLocation | None:
@@ -471,90 +440,125 @@ def _scaled(group: _Group, facts: Facts) -> CodedLocation | None:
     numbers = group.get(".weight", None, None)
     if numbers is None or numbers.dtype not in _SCALED or not prod(numbers.shape):
         return None
-    rows, _ = numbers.shape
+    rows, columns = numbers.shape
+    kind = str(numbers.dtype).removeprefix("torch.")
     if numbers.dtype == torch.int8 and (largest := group.get(".SCB", rows)):
-        return CodedLocation((numbers, largest), ScaledNumbers("int8", 127.0), numbers.shape)
+        code = ScaledNumbers(kind, (1, columns), divisor=127.0)
+        return CodedLocation((numbers, largest), code, numbers.shape)
     for end in (".weight_scale_inv", ".weight_scale"):
         for shape in ((), (1,), (rows,), (None, None)):
             scales = group.get(end, *shape)
-            if scales is None or not scales.dtype.is_floating_point or not prod(scales.shape):
+            if scales is None or not prod(scales.shape) or scales.dtype in _NO_SCALES:
                 continue
-            if len(scales.shape) == 2 and not _divides(numbers.shape, scales.shape, facts):
+            counts = scales.shape if len(shape) == 2 else (prod(scales.shape), 1)
+            block = block_of(numbers.shape, counts, _told_blocks(facts))
+            zeros = group.get(".weight_zero_point", *scales.shape)
+            if block is None or (zeros is None and group.stem + ".weight_zero_point" in group.tree):
                 return None
-            code = ScaledNumbers(str(numbers.dtype).removeprefix("torch."))
-            return CodedLocation((numbers, scales), code, numbers.shape)
+            scale = "power" if scales.dtype == torch.uint8 else "plain"
+            code = ScaledNumbers(kind, block, scale, has_zeros=zeros is not None)
+            stored = (numbers, scales) if zeros is None else (numbers, scales, zeros)
+            return CodedLocation(stored, code, numbers.shape)
     return None
 
 
 _SCALED = {torch.int8, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz,
            torch.float8_e5m2fnuz}  # fmt: skip
+_NO_SCALES = {torch.int8, torch.int16, torch.int32, torch.int64, torch.bool}
 
 
-def _divides(shape: tuple[int, ...], scales: tuple[int, ...], facts: Facts) -> bool:
-    """Tell whether there is a scale for each block, of the size that the config tells, if it does.
+def _told_blocks(facts: Facts) -> list[tuple[int, int]]:
+    """Return the blocks that a config tells of, as transformers or compressed-tensors write it."""
+    groups = facts.get("config_groups")
+    groups = list(groups.values()) if isinstance(groups, Mapping) else []
+    weights = [each.get("weights") for each in groups if isinstance(each, Mapping)]
+    told = [each.get("block_structure") for each in weights if isinstance(each, Mapping)]
+    pairs = [each for each in (facts.get("weight_block_size"), *told) if isinstance(each, list)]
+    return [
+        (height, width)
+        for height, width in (pair for pair in pairs if len(pair) == 2)
+        if all(type(size) is int and 0 < size < 1 << 40 for size in (height, width))
+    ]
 
-    Blocks of another size than that which fits evenly would be taken for each other's.
+
+def _told_bits(facts: Facts) -> set[int]:
+    """Return the bits of packed integers that a config of compressed-tensors tells of."""
+    groups = facts.get("config_groups")
+    groups = list(groups.values()) if isinstance(groups, Mapping) else []
+    weights = [each.get("weights") for each in groups if isinstance(each, Mapping)]
+    bits = [each.get("num_bits") for each in weights if isinstance(each, Mapping)]
+    return {each for each in bits if type(each) is int}
+
+
+# (bytes that share a scale, whether scales are powers of two): the numbers, and their title
+_SMALL_FLOATS = {
+    (8, False): ("float4", 16, "NVFP4"),
+    (16, True): ("float4", MX_BLOCK, "MXFP4"),
+    (24, True): ("float6", MX_BLOCK, "MXFP6"),
+    (32, True): ("float8_e4m3fn", MX_BLOCK, "MXFP8"),
+}
+
+
+def _small_floats(
+    codes: TensorLocation, scales: TensorLocation, whole: TensorLocation | None = None, by: str = ""
+) -> CodedLocation | None:
+    """Return a weight of floats of four to eight bits whose columns share scales, as OCP or Nvidia.
+
+    What shares a scale tells which it is. ``whole`` scales all, and ``by`` is `times` or `over`.
     """
-    sizes = [ceil(size / count) for size, count in zip(shape, scales, strict=True)]
-    told = facts.get("weight_block_size")
-    if told is not None and 1 not in scales and told != sizes:
-        return False
-    counts = [ceil(size / step) for size, step in zip(shape, sizes, strict=True)]
-    return counts == list(scales)
+    *outer, size = codes.shape
+    groups = scales.shape[-1]
+    size *= codes.dtype.itemsize
+    if codes.dtype not in (torch.uint8, torch.uint32) or not prod(codes.shape) or not groups:
+        return None
+    is_mlx = codes.dtype == torch.uint32  # whose scales are bytes, whatever they mean
+    bits8 = scales.dtype == torch.uint8
+    is_power = scales.dtype == torch.float8_e8m0fnu or (
+        bits8 and not (is_mlx and size == 8 * groups)
+    )
+    found = _SMALL_FLOATS.get((size // groups, is_power))
+    if found is None or size % groups or (is_power and whole is not None):
+        return None
+    if not is_power and scales.dtype != torch.float8_e4m3fn and not bits8:
+        return None
+    number, block, title = found
+    scale = "power" if is_power else "e4m3"
+    code = ScaledNumbers(number, (1, block), scale, whole=by if whole else "", title=title)
+    stored = (codes, scales) if whole is None else (codes, scales, whole)
+    return CodedLocation(stored, code, (*outer, groups * block))
 
 
-# --- floats of four bits --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class FourBitFloats(Code):
-    """Floats of four bits, of which 32 share a power of two: MXFP4, as gpt-oss stores experts.
-
-    Its experts are stored (out, in) and used (in, out), as they are without codes.
-    """
-
-    @property
-    def name(self) -> str:
-        """The name of the standard."""
-        return "MXFP4"
-
-    def decode(self, *stored: Tensor) -> Float[Tensor, experts in out]:
-        """Return level times power of two; the lower half of a byte comes first."""
-        codes, powers = stored[0].flatten(0, 2), stored[1].flatten()
-        levels = torch.tensor([*FLOAT4, *(-level for level in FLOAT4)])
-        result = torch.empty(len(codes), MXFP4_BLOCK)
-        for rows in panels(len(codes), MXFP4_BLOCK):
-            halves = torch.stack([codes[rows] & 15, codes[rows] >> 4], dim=-1).flatten(1)
-            result[rows] = levels[halves.int()] * _power(powers[rows])
-        return result.view(*stored[1].shape[:2], -1).mT
-
-    def half_steps(self, *stored: Tensor) -> Float[Tensor, experts in out]:
-        """Return the power of two: half the widest step, from level 4 to level 6."""
-        powers = enlarged(_power(stored[1].flatten())).expand(-1, MXFP4_BLOCK)
-        return powers.reshape(*stored[1].shape[:2], -1).mT
-
-
-def _power(exponents: Integer[Tensor, " blocks"]) -> Float[Tensor, "blocks 1"]:
-    """Return the powers of two that exponents stand for, 127 for one."""
-    return torch.ldexp(torch.ones(len(exponents)), exponents.int() - 127)[:, None]
+def _float_bytes(group: _Group, facts: Facts) -> CodedLocation | None:
+    """Return a weight of floats in bytes, as modelopt, Quark and MLX store it."""
+    codes = group.get(".weight", None, None) or group.get(".weight", None, None, None)
+    if codes is None or codes.dtype not in (torch.uint8, torch.uint32):
+        return None
+    end = ".scales" if codes.dtype == torch.uint32 else ".weight_scale"
+    scales = group.get(end, *codes.shape[:-1], None)
+    if scales is None or group.stem + ".biases" in group.tree:
+        return None
+    ends = [end for end in (".weight_scale_2",) if group.stem + end in group.tree]
+    whole = next((it for it in (group.get(e, *s) for e in ends for s in ((), (1,))) if it), None)
+    return None if ends and whole is None else _small_floats(codes, scales, whole, "times")
 
 
 def _experts(group: _Group, facts: Facts) -> CodedLocation | None:
     """Return a stack of experts in blocks of floats of four bits."""
-    codes = group.get("_blocks", None, None, None, MXFP4_BLOCK // 2)
+    codes = group.get("_blocks", None, None, None, MX_BLOCK // 2)
     powers = group.get("_scales", *codes.shape[:3]) if codes else None
     if codes is None or powers is None or {codes.dtype, powers.dtype} != {torch.uint8}:
         return None
     group.weight = ""
     experts, rows, blocks, _ = codes.shape
-    return CodedLocation((codes, powers), FourBitFloats(), (experts, MXFP4_BLOCK * blocks, rows))
+    return CodedLocation((codes, powers), TurnedExperts(), (experts, MX_BLOCK * blocks, rows))
 
 
 _MAKERS: dict[str, Callable[[_Group, Facts], CodedLocation | None]] = {
     ".qweight": _gptq_or_awq,
     ".weight_packed": _packed,
     ".weight": lambda group, facts: next(
-        filter(None, (make(group, facts) for make in (_affine, _four_bits, _scaled))), None
+        filter(None, (make(group, facts) for make in (_affine, _float_bytes, _four_bits, _scaled))),
+        None,
     ),
     "_blocks": _experts,
 }

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from kappascope.checkpoints import torchao
+from kappascope.checkpoints.codes import CodedLocation
 from kappascope.checkpoints.formats import AGAIN, SAVE, Malformed, quoted
 from kappascope.checkpoints.locations import FileContents, StorageLocation, TensorLocation, Tree
 from kappascope.checkpoints.pickles import (
@@ -29,6 +31,7 @@ from kappascope.model.skipped import Reason, ReasonKind, unreadable
 from kappascope.model.tensors import REPEATED, Cycles, claimed
 
 _MOST_NODES = 1_000_000  # of the tree: 100,000 tensors with their optimizer's state, twice
+_MOST_ATTRIBUTES = 64  # of a tensor
 _DEEPEST = 32  # checkpoints nest two or three levels; one that contains itself never ends
 
 
@@ -51,6 +54,14 @@ class PickledTensor:
     offset: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PickledSubclass:
+    """A tensor of a class of its own: the name of the class, and the attributes of the object."""
+
+    kind: str
+    attributes: DictItems
 
 
 _STORAGES = {
@@ -158,6 +169,10 @@ def _typed(function: Any, kind: Any, given: Any, *state: Any) -> Any:
         and isinstance(given, tuple)
     ):
         raise ValueError("not a tensor of a type")
+    attributes = state[0] if state else None
+    if function.text == _WRAPPER and kind.text.startswith(torchao.TORCHAO):
+        items = attributes if isinstance(attributes, DictItems) else DictItems()
+        return PickledSubclass(kind.text, items)
     if function.text not in _TENSORS:
         raise forbidden(function.text)
     if kind.text not in ("torch.Tensor", "torch._tensor.Tensor", "torch.nn.parameter.Parameter"):
@@ -165,6 +180,7 @@ def _typed(function: Any, kind: Any, given: Any, *state: Any) -> Any:
     return build_value(_TENSORS, function.text, given)
 
 
+_WRAPPER = "torch._utils._rebuild_wrapper_subclass"
 _TENSORS: Builders = {
     "torch._utils._rebuild_tensor": _view,
     "torch._utils._rebuild_tensor_v2": _view,
@@ -177,9 +193,7 @@ _TENSORS: Builders = {
     "torch._utils._rebuild_qtensor": _unread("quantized"),
     "torch._utils._rebuild_nested_tensor": _unread("nested"),
     "torch._utils._rebuild_meta_tensor_no_storage": _unread("meta: saved without values"),
-    "torch._utils._rebuild_wrapper_subclass": lambda kind, *more: unreadable(
-        f"tensor subclass {kind.text}"
-    ),
+    _WRAPPER: lambda kind, *more: unreadable(f"tensor subclass {kind.text}"),
     "torch._utils._rebuild_xla_tensor": _unread("a tensor of an XLA device"),
     "torch._utils._rebuild_device_tensor_from_numpy": _unread("a tensor of a foreign device"),
     "torch._utils._rebuild_device_tensor_from_cpu_tensor": lambda data, *more: data,
@@ -228,6 +242,7 @@ class TreeBuilder:
     kinds: dict[str, bool] = field(default_factory=dict)
     plain: dict[int, bool] = field(default_factory=dict)  # sequences by id: numbers and texts only
     cycles: Cycles = field(default_factory=Cycles)
+    decoded: list[str] = field(default_factory=list)  # the classes of tensors of torchao
     nodes: int = 0
     tensors: int = 0
 
@@ -238,14 +253,21 @@ class TreeBuilder:
         if not self.tensors:
             asked = ", ".join([quoted(kind) for kind in self.kinds][:2])
             raise Malformed(f"holds no tensors{'; it asks for ' if asked else ''}{asked}", SAVE)
+        if (
+            self.decoded
+        ):  # what its tensors ask for beside their classes is how to compute with them
+            own = (kind for kind in self.kinds if kind.startswith(torchao.TORCHAO))
+            self.kinds = {kind: self.kinds[kind] for kind in self.kinds.keys() - set(own)}
         return FileContents(tree if isinstance(tree, dict) else {"0": tree}, self.kinds)
 
     def _node(self, value: Any, depth: int) -> Any:
         self.nodes += 1
         if self.nodes > _MOST_NODES:
             raise Malformed(f"more than {_MOST_NODES} values beside one another", SAVE)
-        if isinstance(value, PickledTensor | Reason):
+        if isinstance(value, PickledTensor | PickledSubclass | Reason):
             self.tensors += 1
+            if isinstance(value, PickledSubclass):
+                return self._subclass(value)
             return self._leaf(value) if isinstance(value, PickledTensor) else value
         if isinstance(value, DictItems | list | tuple | ForeignObject):
             if self.cycles.repeats(value):
@@ -290,6 +312,17 @@ class TreeBuilder:
         if holds:
             return _module(tree)
         return Reason(ReasonKind.FOREIGN_OBJECT, f"object of class {it.kind}")
+
+    def _subclass(self, it: PickledSubclass) -> CodedLocation | Reason:
+        """Return the weight that an object of torchao stands for."""
+        facts = {key: value for key, value in it.attributes[:_MOST_ATTRIBUTES] if type(key) is str}
+        leaves = {k: self._leaf(it) for k, it in facts.items() if isinstance(it, PickledTensor)}
+        parts = {k: leaf for k, leaf in leaves.items() if isinstance(leaf, TensorLocation)}
+        weight = torchao.weight_of(it.kind, parts, facts) if len(parts) == len(leaves) else None
+        if weight is None:
+            return unreadable(f"tensor subclass {it.kind}")
+        self.decoded.append(it.kind)
+        return weight
 
     def _leaf(self, view: PickledTensor) -> TensorLocation | Reason:
         location, storage = self.locate(view.storage), view.storage

@@ -40,6 +40,7 @@ STALL_SECONDS = 60.0  # without a byte, after which a server is given up
 TRIES = 3  # of a request that is cut short or not answered
 MOST_FETCHES = 100  # for one task: each brings what the last was missing
 MOST_FILES = 10_000  # of a remote folder
+_LENGTH_DIGITS = 20  # of a length that a server tells, in bytes
 CHANGED = "try again once nothing writes to it"
 
 
@@ -117,8 +118,13 @@ class Web(Place):
     def _listing(self, name: str) -> Listing:
         with self._answer(name, "bytes=0-0") as answer:
             total = str(answer.headers.get("Content-Range")).rpartition("/")[2]
-            if answer.status != 206 or not total.isdigit():
+            told = total.isascii() and total.isdigit() and len(total) < _LENGTH_DIGITS
+            if answer.status != 206 or not told:
                 wrong = "its server does not send parts of a file, or tell its length"
+                raise Refusal(5, self.url, wrong, "download it first")
+            packed = str(answer.headers.get("Content-Encoding") or "identity")
+            if packed != "identity":  # of what is packed, no part is a part of the file
+                wrong = f"its server packs what it sends ({packed[:20]!a})"
                 raise Refusal(5, self.url, wrong, "download it first")
             return Listing(name, int(total), _version(answer.headers))
 
@@ -237,8 +243,12 @@ class Mirror:
         for file in listed:
             mirror.files[file.name] = file
             mirror.ranges[file.name] = []
-            with (mirror.folder / file.name).open("wb") as empty:
-                os.truncate(empty.fileno(), file.size)
+            try:
+                with (mirror.folder / file.name).open("wb") as empty:
+                    os.truncate(empty.fileno(), file.size)
+            except OSError as error:  # no file system here has files of that length
+                wrong = f"a file of {file.size} bytes: {error.strerror}"
+                raise Refusal(5, url, wrong, "see whether the address is right") from error
         mirror._write_map()
         return mirror
 

@@ -16,7 +16,13 @@ from typing import Any, NamedTuple
 import torch
 
 from kappascope.checkpoints.formats import AGAIN, LONGEST_HEADER, Malformed, quoted
-from kappascope.checkpoints.locations import CheckpointFile, StorageLocation, TensorLocation
+from kappascope.checkpoints.locations import (
+    CheckpointFile,
+    FileContents,
+    StorageLocation,
+    TensorLocation,
+    Tree,
+)
 from kappascope.model.skipped import Reason, unreadable
 
 # The names of number formats, the bits a number takes, and torch's name (None: it has none).
@@ -59,8 +65,8 @@ class _Entry(NamedTuple):
     end: int
 
 
-def read_safetensors(file: CheckpointFile) -> dict[str, TensorLocation | Reason]:
-    """Return the tensors of a safetensors file by name, in the order of its header.
+def read_safetensors(file: CheckpointFile) -> FileContents:
+    """Return what a safetensors file holds: its tensors in the order of its header, its metadata.
 
     >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
@@ -68,16 +74,18 @@ def read_safetensors(file: CheckpointFile) -> dict[str, TensorLocation | Reason]
     >>> with TemporaryDirectory() as folder:
     ...     path = Path(folder) / "one.safetensors"
     ...     _ = path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
-    ...     read_safetensors(CheckpointFile.at(path))["w"].read()
+    ...     read_safetensors(CheckpointFile.at(path)).tree["w"].read()
     tensor([0.])
     """
     length = _length(file)
     header = parsed(file.read(8, length))
-    _check_metadata(header.pop(_METADATA, {}))
+    metadata = header.pop(_METADATA, {})
+    _check_metadata(metadata)
     check_count(header)
     entries = [_entry(name, value) for name, value in header.items()]
     _check_places(entries, 8 + length, file.size)
-    return {entry.name: _leaf(entry, file, 8 + length) for entry in entries}
+    tree: Tree = {entry.name: _leaf(entry, file, 8 + length) for entry in entries}
+    return FileContents(tree, {}, metadata=metadata)
 
 
 def parsed(text: bytes, what: str = "header") -> dict[str, Any]:

@@ -144,8 +144,14 @@ class Cluster:
         with chdir("/"), _signals_kept():
             try:
                 ray.init(address=address or _held(self.worker.jobs), **QUIET)
-            except ConnectionError as error:
-                wrong = str(error).partition("\n")[0].rstrip(".")[:160]
+            except Refusal:
+                raise
+            except Exception as error:  # whatever is wrong there: its version, its time limits
+                lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+                first, *more = lines or [type(error).__name__]
+                # of a traceback from there the last line says why
+                wrong = f"{first} {more[-1]}" if more and first.endswith(":") else first
+                wrong = wrong.rstrip(".")[:160]
                 advice = "see whether Ray runs there: ray status"
                 given = f"--engine {address or 'ray'}"
                 raise Refusal(5, given, wrong, advice) from error
