@@ -1,5 +1,7 @@
 """What is printed where, and how far a long run has come."""
 
+import io
+
 import pytest
 
 from kappascope.cli import _terminal
@@ -36,3 +38,40 @@ def test_long_work_says_beforehand_how_long_it_takes(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err == (
         "9,000 trials to run, about 10 minutes if the machine has nothing else to do\n"
     )
+
+
+class Terminal(io.StringIO):
+    """An output that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    shown = Terminal()
+    monkeypatch.setattr(_terminal.sys, "stderr", shown)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    return shown
+
+
+def test_what_cannot_be_counted_shows_how_long_it_has_taken(terminal: Terminal) -> None:
+    with _terminal.waiting("Opening [a/b] model.pt"):
+        pass
+    assert "Opening [a/b] model.pt" in terminal.getvalue() and "0:00:00" in terminal.getvalue()
+
+
+def test_what_can_be_counted_shows_its_name_and_how_much_is_done(terminal: Terminal) -> None:
+    assert list(_terminal.counted("drawn", "abc", 3)) == ["a", "b", "c"]
+    assert "drawn" in terminal.getvalue() and "100%" in terminal.getvalue()
+
+
+def test_an_error_among_counted_items_ends_the_bar(terminal: Terminal) -> None:
+    def broken():
+        yield 1
+        raise ValueError("the second is broken")
+
+    with pytest.raises(ValueError, match="the second is broken"):
+        list(_terminal.counted("drawn", broken(), 3))
+    assert terminal.getvalue().endswith("\x1b[?25h")  # the cursor is shown again

@@ -154,8 +154,10 @@ def diagnose(
             diagnoses = _recorded(paths, reference, selection)
         else:
             paths, cases = trajectories.steps(paths), []
-            for path, earlier in zip(paths, [reference, *paths[:-1]], strict=True):
-                with waiting(f"Opening {path}"):
+            for number, path in enumerate(paths):
+                earlier = paths[number - 1] if number else reference
+                count = f" {number + 1} of {len(paths)}:" if len(paths) > 1 else ""
+                with waiting(f"Opening{count} {path}"):
                     cases.append(
                         case(
                             path,
