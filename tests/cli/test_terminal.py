@@ -47,8 +47,8 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Make a terminal of the error output; a fixture's would be gone when the test begins."""
     shown = Terminal()
     monkeypatch.setattr(_terminal.sys, "stderr", shown)
     monkeypatch.setenv("TERM", "xterm")
@@ -56,22 +56,32 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return shown
 
 
-def test_what_cannot_be_counted_shows_how_long_it_has_taken(terminal: Terminal) -> None:
+def test_what_cannot_be_counted_shows_how_long_it_has_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = terminal(monkeypatch)
     with _terminal.waiting("Opening [a/b] model.pt"):
         pass
-    assert "Opening [a/b] model.pt" in terminal.getvalue() and "0:00:00" in terminal.getvalue()
+    assert "Opening [a/b] model.pt" in shown.getvalue() and "0:00:00" in shown.getvalue()
 
 
-def test_what_can_be_counted_shows_its_name_and_how_much_is_done(terminal: Terminal) -> None:
+def test_what_can_be_counted_shows_its_name_and_how_much_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = terminal(monkeypatch)
     assert list(_terminal.counted("drawn", "abc", 3)) == ["a", "b", "c"]
-    assert "drawn" in terminal.getvalue() and "100%" in terminal.getvalue()
+    assert "drawn" in shown.getvalue() and "100%" in shown.getvalue()
 
 
-def test_an_error_among_counted_items_ends_the_bar(terminal: Terminal) -> None:
+def test_an_error_among_counted_items_ends_the_bar(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = terminal(monkeypatch)
+
     def broken():
         yield 1
         raise ValueError("the second is broken")
 
     with pytest.raises(ValueError, match="the second is broken"):
         list(_terminal.counted("drawn", broken(), 3))
-    assert terminal.getvalue().endswith("\x1b[?25h")  # the cursor is shown again
+    assert shown.getvalue().endswith("\x1b[?25h")  # the cursor is shown again
