@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from kappascope.lab.optimizers import Muon
-from kappascope.monitor.ghosts import RECORDED, Ghosts
+from kappascope.monitor.ghosts import RECORDED, Ghosts, GhostSquares
 from kappascope.monitor.monitor import Monitor
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
@@ -154,3 +155,57 @@ def test_the_record_of_a_run_tells_what_ghosts_say(tmp_path: Path) -> None:
     assert [row["step"] for row in rows] == [20, 40, 60]
     assert rows[-1]["value"] < 0.05
     assert not optimizer._optimizer_step_post_hooks
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+class TestMeanSquaresOfAllGhosts:
+    """What three numbers an entry tell, against every ghost that there can be."""
+
+    def test_they_are_the_mean_over_every_pattern_of_signs(self, name: str) -> None:
+        make, steps = OPTIMIZERS[name], 7
+        weight, gradients = weight_and_gradients(steps)
+        optimizer = make([weight])
+        patterns = itertools.product((1.0, -1.0), repeat=steps)
+        squares = []
+        for signs in patterns:
+            ghost = nn.Parameter(weight.detach().clone())
+            train(ghost, make([ghost]), gradients * torch.tensor(signs)[:, None, None])
+            squares.append(ghost.detach().double().square())
+        with GhostSquares({"w": weight}, optimizer) as found:
+            train(weight, optimizer, gradients)
+        torch.testing.assert_close(found.of("w"), torch.stack(squares).mean(0).float())
+
+    def test_a_resumed_run_has_the_same(self, name: str) -> None:
+        weight, gradients = weight_and_gradients()
+        optimizer = OPTIMIZERS[name]([weight])
+        with GhostSquares({"w": weight}, optimizer) as whole:
+            train(weight, optimizer, gradients[:5])
+            with GhostSquares({"w": weight}, optimizer) as resumed:
+                resumed.load_state_dict(copy.deepcopy(whole.state_dict()))
+                train(weight, optimizer, gradients[5:])
+        assert torch.equal(whole.of("w"), resumed.of("w"))
+
+    def test_a_rate_that_changes_is_followed(self, name: str) -> None:
+        weight, gradients = weight_and_gradients(3)
+        optimizer = OPTIMIZERS[name]([weight])
+        with GhostSquares({"w": weight}, optimizer) as found:
+            optimizer.param_groups[0]["lr"] = 0.0
+            before = found.of("w")
+            train(weight, optimizer, gradients)
+        assert torch.equal(found.of("w"), before)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        OPTIMIZERS["muon"],
+        partial(SGD, lr=0.1, momentum=0.9, nesterov=True),
+        partial(AdamW, lr=0.1, amsgrad=True),
+        partial(torch.optim.Adam, lr=0.1),
+    ],
+    ids=["muon", "nesterov", "amsgrad", "adam"],
+)
+def test_mean_squares_of_other_optimizers_are_refused(make: Callable[..., Optimizer]) -> None:
+    weight = nn.Parameter(torch.ones(2, 2))
+    with pytest.raises(ValueError, match="train Ghosts instead"):
+        GhostSquares({"w": weight}, make([weight]))

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 
 from kappascope.matrix.parts import StartFrame, matrix_parts
 from kappascope.monitor.survey import Item
@@ -137,6 +137,105 @@ class Ghosts:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class GhostSquares:
+    """Tell the mean square of every entry over all ghosts of a weight, exactly, without any ghost.
+
+    What SGD and Adam do is linear in the gradients, once the second moment is given, and that does
+    not know their signs. So the mean squares of a ghost's entries and of its momentum, and the mean
+    of their product, follow from one step to the next by three numbers an entry. Whatever else is
+    in the square of the real weight is the work of gradients that pointed the same way.
+
+    >>> weight = nn.Parameter(torch.ones(1, 2))
+    >>> optimizer = torch.optim.SGD([weight], lr=1.0)
+    >>> with GhostSquares({"w": weight}, optimizer) as squares:
+    ...     weight.grad = torch.full((1, 2), 0.5)
+    ...     optimizer.step()
+    >>> squares.of("w"), weight.detach().square()
+    (tensor([[1.2500, 1.2500]]), tensor([[0.2500, 0.2500]]))
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer) -> None:
+        if not isinstance(optimizer, SGD | AdamW) or any(map(_is_other, optimizer.param_groups)):
+            raise ValueError(
+                f"expected plain SGD or AdamW, whose ghosts have a mean square in closed form; "
+                f"got {type(optimizer).__name__}: train Ghosts instead"
+            )
+        self._names = {id(p): name for name, p in parameters.items()}
+        self._squares = {name: p.detach().double().square() for name, p in parameters.items()}
+        # mean products of a ghost's entries with its momentum's, and the latter's mean squares
+        self._products = {name: torch.zeros_like(p) for name, p in self._squares.items()}
+        self._momenta = {name: torch.zeros_like(p) for name, p in self._squares.items()}
+        self._hook = optimizer.register_step_post_hook(lambda real, *_: self._step(real))
+
+    def of(self, name: str) -> Tensor:
+        """Return the mean squares of a parameter's entries over its ghosts as they are now."""
+        return self._squares[name].float()
+
+    @torch.no_grad()
+    def _step(self, real: Optimizer) -> None:
+        """Follow the step that the optimizer has taken."""
+        for group in real.param_groups:
+            for parameter in group["params"]:
+                name, gradient = self._names.get(id(parameter)), parameter.grad
+                if name is None or gradient is None:
+                    continue
+                state, fed = real.state[parameter], gradient.double().square()
+                if isinstance(real, SGD):
+                    self._follow_sgd(name, group, fed)
+                else:
+                    self._follow_adam(name, group, state, fed)
+
+    def _follow_sgd(self, name: str, group: Mapping[str, Any], fed: Tensor) -> None:
+        # b' = mu b + decay w + g, w' = w - rate b'
+        rate, mu, decay = (float(group[key]) for key in ("lr", "momentum", "weight_decay"))
+        square, product, momentum = self._squares[name], self._products[name], self._momenta[name]
+        momentum.mul_(mu**2).add_(product, alpha=2 * mu * decay).add_(square, alpha=decay**2)
+        momentum.add_(fed)
+        product.mul_(mu).add_(square, alpha=decay)
+        square.add_(product, alpha=-2 * rate).add_(momentum, alpha=rate**2)
+        product.sub_(momentum, alpha=rate)
+
+    def _follow_adam(
+        self, name: str, group: Mapping[str, Any], state: Mapping[str, Any], fed: Tensor
+    ) -> None:
+        # m' = beta m + (1 - beta) g, w' = (1 - rate decay) w - reach m'
+        beta, beta2 = (float(b) for b in group["betas"])
+        rate, count = float(group["lr"]), float(state["step"])
+        kept = 1 - rate * float(group["weight_decay"])
+        root = (state["exp_avg_sq"].double() / (1 - beta2**count)).sqrt_().add_(group["eps"])
+        reach = rate / (1 - beta**count) / root
+        square, product, momentum = self._squares[name], self._products[name], self._momenta[name]
+        momentum.mul_(beta**2).add_(fed, alpha=(1 - beta) ** 2)
+        product.mul_(kept * beta)
+        square.mul_(kept**2).sub_(2 * reach * product).add_(reach.square() * momentum)
+        product.sub_(reach * momentum)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums so far, by parameter."""
+        return {"squares": self._squares, "products": self._products, "momenta": self._momenta}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the sums of an interrupted run."""
+        self._squares, self._products, self._momenta = (
+            dict(state[key]) for key in ("squares", "products", "momenta")
+        )
+
+    def close(self) -> None:
+        """Leave no hook behind; the sums stay as they are."""
+        self._hook.remove()
+
+    def __enter__(self) -> GhostSquares:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _is_other(group: Mapping[str, Any]) -> bool:
+    """Whether settings of a group make another optimizer of it than the closed form knows."""
+    return any(group.get(key) for key in ("nesterov", "dampening", "amsgrad", "maximize"))
 
 
 def compared_with_ghosts(

@@ -11,11 +11,14 @@ from kappascope.studies.unlearned.claims import (
     CLAIMS,
     GROUPS,
     MATRICES,
+    balanced,
     crossed_components,
+    departure,
     excess_memory,
     file_gap,
     gap,
     growth_with_width,
+    imbalance,
     loss_of_holding,
     memory,
     slopes_over,
@@ -162,3 +165,30 @@ def test_ids_are_of_the_study_and_unique() -> None:
     ids = [claim.id for claim in CLAIMS]
     assert len(set(ids)) == len(ids)
     assert all(claim.experiment == "unlearned" for claim in CLAIMS)
+
+
+def test_a_balance_is_that_of_its_kind_and_two_that_are_alike_have_no_imbalance() -> None:
+    pushes = {"query": 3.0, "key": 3.0, "value": 3.0, "output": 1.0}
+    rows = Table.of(
+        {
+            "stage": "balance", "optimizer": "SGD", "decay": DECAYS["SGD"][CENTRE], "seed": seed,
+            "component": "push", "matrix": f"{layer} {kind}", "kind": kind, "value": push,
+        }
+        for seed in range(3) for layer in range(2) for kind, push in pushes.items()
+    )  # fmt: skip
+    assert balanced("SGD", "push", ("query", "output"))(rows).value == pytest.approx(2.0)
+    assert imbalance("SGD", "query", "key")(rows).value == pytest.approx(0.0)
+    assert imbalance("SGD", "value", "output")(rows).value == pytest.approx(0.5)
+
+
+def test_a_gap_that_is_the_same_at_every_width_departs_by_nothing() -> None:
+    rows = Table.of(
+        {
+            "stage": "width", "scaling": "mup", "component": "log_norm", "kind": "up", "seed": seed,
+            "steps": 1, "epoch": 1, "width": width, "value": 0.3 + (width == 256) * 0.2,
+            "ghost": 0.0,
+        }
+        for seed in range(3) for width in (32, 64, 256)
+    )  # fmt: skip
+    assert departure("mup", "up", 64)(rows).value == pytest.approx(0.0)
+    assert departure("mup", "up", 256)(rows).value == pytest.approx(0.2)

@@ -22,11 +22,14 @@ def test_every_part_has_its_nulls_beside_it(small_rows: Table) -> None:
         assert (row["white"] is not None) == (row["epoch"] == 24)
 
 
-@pytest.mark.parametrize("optimizer", ["AdamW", "Muon", "SGD"])
+@pytest.mark.parametrize(
+    ("optimizer", "stage"),
+    [("AdamW", "grid"), ("Muon", "grid"), ("SGD", "grid"), ("AdamW", "balance")],
+)
 def test_what_was_killed_goes_on_to_the_last_bit(
-    optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    optimizer: str, stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = run(optimizer=optimizer)
+    whole = run(optimizer=optimizer, stage=stage)
     kept, calls, drawn = ResumePoint(tmp_path / "trial", every=0.0), 0, Corpus.batch
 
     def killed(*given: Any) -> torch.Tensor:
@@ -38,12 +41,12 @@ def test_what_was_killed_goes_on_to_the_last_bit(
 
     monkeypatch.setattr(Corpus, "batch", killed)
     with pytest.raises(KeyboardInterrupt):
-        run(resume_point=kept, optimizer=optimizer)
-    assert repr(run(resume_point=kept, optimizer=optimizer)) == repr(whole)
+        run(resume_point=kept, optimizer=optimizer, stage=stage)
+    assert repr(run(resume_point=kept, optimizer=optimizer, stage=stage)) == repr(whole)
     assert calls == 16 + 24 - 15
 
 
-@pytest.mark.parametrize("held", ["norm", "tail"])
+@pytest.mark.parametrize("held", ["norm", "tail", "share", "shape"])
 def test_a_part_is_held_at_its_multiple(held: str) -> None:
     weight = torch.nn.Parameter(torch.diag(torch.tensor([4.0, 3.0, 2.0, 1.0])))
     holding = study.Held(held, 0.5, since=70)
@@ -52,6 +55,10 @@ def test_a_part_is_held_at_its_multiple(held: str) -> None:
         assert float(torch.linalg.matrix_norm(weight.detach())) == pytest.approx(30**0.5 / 2)
     else:
         expected = torch.tensor([4.0, 3.0, 1.0, 0.5])
+        if held == "share":
+            expected *= 30**0.5 / torch.linalg.vector_norm(expected)
+        if held == "shape":  # roots, at the same norm
+            expected = torch.tensor([4.0, 3.0, 2.0, 1.0]).sqrt() * 3**0.5
         torch.testing.assert_close(torch.linalg.svdvals(weight.detach()), expected)
     held_once = weight.detach().clone()
     holding.apply({"w": weight}, 70 + study.HOLD_EVERY)  # where it was, not half of it
@@ -72,9 +79,9 @@ def test_a_part_can_be_freed(held: str) -> None:
 
 
 def test_arms_share_start_and_batches() -> None:
-    arms = [run(stage="matter", held=held, steps=1) for held in ("nothing", "norm", "tail")]
+    arms = [run(stage="matter", held=held, steps=1) for held in ("nothing", *study.HELD)]
     losses = [[r["value"] for r in arm if r["component"] == "training_loss"] for arm in arms]
-    assert losses[0] == losses[1] == losses[2]
+    assert all(each == losses[0] for each in losses)
 
 
 def test_a_temperature_is_a_factor_of_every_query() -> None:
@@ -97,6 +104,28 @@ def test_parts_of_a_text_are_there_without_nulls() -> None:
         *MATRICES,
         *PRODUCTS,
     }
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "SGD"])
+def test_the_balance_of_a_norm_is_that_of_its_ghosts(optimizer: str) -> None:
+    """Four ghosts lie about the mean square of all; the gap to it lies about the gap to them."""
+    about = {"optimizer": optimizer, "decay": study.DECAYS[optimizer][2]}
+    parts = {(r["component"], r.get("matrix")): r for r in run(**about)}
+    for row in run(**about, stage="balance"):
+        if row["component"] == "push_gap":
+            sampled = parts["log_norm", row["matrix"]]
+            near = 0.02 + 4 * sampled["ghost_spread"]
+            assert row["value"] == pytest.approx(sampled["value"] - sampled["ghost"], abs=near)
+
+
+def test_what_the_loss_says_of_a_size_is_one_thing_for_two_matrices() -> None:
+    """Query and key have the same one, which is that of the temperature."""
+    rows = run(stage="balance", steps=12)
+    radial = {r["matrix"]: r["value"] for r in rows if r["component"] == "radial"}
+    for layer in range(2):
+        of = {kind: radial[f"blocks.{layer}.attention.{kind}.weight"] for kind in MATRICES[:4]}
+        assert of["query"] == pytest.approx(of["key"], rel=1e-3)
+        assert of["value"] == pytest.approx(of["output"], rel=1e-3)
 
 
 def test_no_run_is_in_the_grid_twice_and_all_that_train_have_eight_seeds() -> None:

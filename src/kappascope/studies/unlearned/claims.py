@@ -237,6 +237,36 @@ def levels(
     }
 
 
+# --- the balance of a norm ------------------------------------------------------------------------
+
+
+def balanced(optimizer: str, part: str, kinds: Sequence[str], place: int = CENTRE) -> Measure:
+    """Average what coherent gradients added to norms, or what the loss says of their size."""
+
+    def measure(rows: Table) -> Estimate:
+        about = {"stage": "balance", "optimizer": optimizer, "decay": DECAYS[optimizer][place]}
+        chosen = select(rows, **about, component=part, kind=tuple(kinds))
+        return over_seeds(list(by_seed(chosen, column(chosen, "value")).values()), "mean")
+
+    return measure
+
+
+def imbalance(optimizer: str, one: str, other: str) -> Measure:
+    """Compare the pushes on two kinds: their difference over the sum of their sizes."""
+
+    def measure(rows: Table) -> Estimate:
+        about = {"stage": "balance", "optimizer": optimizer, "component": "push"}
+        chosen = select(rows, **about, decay=DECAYS[optimizer][CENTRE])
+        sums = [
+            by_seed(part, column(part, "value"))
+            for part in (select(chosen, kind=kind) for kind in (one, other))
+        ]
+        found = [(sums[0][k] - sums[1][k]) / (abs(sums[0][k]) + abs(sums[1][k])) for k in sums[0]]
+        return over_seeds(found, "mean imbalance")
+
+    return measure
+
+
 # --- data against settings ------------------------------------------------------------------------
 
 
@@ -350,6 +380,25 @@ def growth_with_width(scaling: str) -> Measure:
             }
             slopes.append(float(np.polyfit(list(by_width), list(by_width.values()), 1)[0]))
         return over_seeds(slopes, "mean slope")
+
+    return measure
+
+
+def departure(scaling: str, kind: str, width: int) -> Measure:
+    """Measure how far the gap of a kind's norm at one width is from its mean at lesser widths."""
+
+    def measure(rows: Table) -> Estimate:
+        about = {"stage": "width", "scaling": scaling, "component": "log_norm", "kind": kind}
+        chosen = final(select(rows, **about))
+        found = []
+        for runs in chosen.by("seed").values():
+            gaps = {
+                each: float((column(r, "value") - column(r, "ghost")).mean())
+                for each, r in runs.by("width").items()
+            }
+            lesser = [value for each, value in gaps.items() if each < width]
+            found.append(gaps[width] - float(np.mean(lesser)))
+        return over_seeds(found, "mean departure")
 
     return measure
 
@@ -597,6 +646,44 @@ CLAIMS = (
         answers=ANSWERS,
     ),
     Claim(
+        "unlearned.pairs",
+        "What is learned of a norm belongs to a block of the network and not to a matrix: under "
+        "SGD gradients add as much to the squared norm of query as to that of key, and as much to "
+        "that of value as to that of output, to a tenth.",
+        "Velikanov et al. 2026",
+        measures={
+            "pairs": {
+                f"({one}, {other})": imbalance("SGD", one, other)
+                for one, other in (("query", "key"), ("value", "output"))
+            },
+            "perceptron": imbalance("SGD", "up", "down"),
+            "adamw": {
+                f"({one}, {other})": imbalance("AdamW", one, other)
+                for one, other in (("query", "key"), ("value", "output"), ("up", "down"))
+            },
+        },
+        expect={"pairs": WITHIN},
+        explain="The difference of the two over the sum of their sizes is {pairs:+.2f}; for up and "
+        "down {perceptron:+.2f}; under AdamW {adamw:+.2f} (n = {pairs.n} seeds).",
+        answers=ANSWERS,
+    ),
+    Claim(
+        "unlearned.radial",
+        "A norm is above noise where the loss wants more of it, and below where it wants less: at "
+        "the end of training under AdamW the loss of held-out text falls with the size of query "
+        "and key, and rises with that of value, output, up and down.",
+        "Velikanov et al. 2026",
+        measures={
+            "above": {f"({kind})": balanced("AdamW", "radial", (kind,)) for kind in MATRICES[:2]},
+            "below": {f"({kind})": balanced("AdamW", "radial", (kind,)) for kind in MATRICES[2:]},
+            "sgd": {f"({kind})": balanced("SGD", "radial", (kind,)) for kind in MATRICES},
+        },
+        expect={"above": Below(0), "below": Above(0)},
+        explain="With the logarithm of the size it changes by {above:+.4f}, {below:+.4f} nats a "
+        "character; under SGD {sgd:+.4f} (n = {above.n} seeds).",
+        answers=ANSWERS,
+    ),
+    Claim(
         "unlearned.norm-adamw",
         "Under AdamW a norm of a quarter, half or four times that at which training has arrived "
         "costs loss.",
@@ -645,6 +732,41 @@ CLAIMS = (
         "nats a character from that held at one (paired seeds, n = {levels.n}).",
         answers=ANSWERS,
     ),
+    Claim(
+        "unlearned.shape",
+        "Shape matters at a given scale: under AdamW, with every norm as it was, a spectrum whose "
+        "kappa is the root of what it was lowers the loss, and one whose kappa is the square of "
+        "that raises it.",
+        "P 1 (open question)",
+        measures={
+            "flatter": levels("AdamW", "shape", (0.5,)),
+            "steeper": levels("AdamW", "shape", (2.0,)),
+            "flat": levels("AdamW", "shape", (0.0,)),
+            "muon": levels("Muon", "shape", (0.5, 2.0)),
+        },
+        expect={"flatter": Below(0), "steeper": Above(0)},
+        explain="With singular values at a power of what they were, the loss differs by "
+        "{flatter:+.4f}, {steeper:+.4f}, {flat:+.4f}, under Muon {muon:+.4f} nats a character from "
+        "that at a power of one (paired seeds, n = {flatter.n}).",
+        answers=ANSWERS,
+    ),
+    Claim(
+        "unlearned.share",
+        "The lower half of the spectrum is too small at any scale: under AdamW, with every norm as "
+        "it was and the upper half free, a lower half of four times its size beside the upper one "
+        "lowers the loss.",
+        "P 1 (open question)",
+        measures={
+            "levels": levels("AdamW", "share", (4.0,)),
+            "others": levels("AdamW", "share", (0.25, 0.5, 2.0)),
+            "muon": levels("Muon", "share", (4.0,)),
+        },
+        expect={"levels": Below(0)},
+        explain="Held at a multiple of where it was, the loss differs by {levels:+.4f}, "
+        "{others:+.4f}, under Muon {muon:+.4f} nats a character from that held at one (paired "
+        "seeds, n = {levels.n}).",
+        answers=ANSWERS,
+    ),
     *(
         Claim(
             f"unlearned.free-{held}",
@@ -684,6 +806,20 @@ CLAIMS = (
         expect={"standard": Below(0), "mup": Below(0)},
         explain="With each doubling of the width the mean distance from the ghosts changes by "
         "{standard:+.3f}, under muP by {mup:+.3f} (n = {standard.n} seeds).",
+        answers=ANSWERS,
+    ),
+    Claim(
+        "unlearned.mup",
+        "Under muP the learned factor on a kind's norm is the same at every width: at 256 the gap "
+        "to noise is, to a tenth, its mean at 32, 64 and 128.",
+        "R W2; Yang et al. 2021",
+        measures={
+            scaling: {f"({kind})": departure(scaling, kind, 256) for kind in MATRICES}
+            for scaling in ("mup", "standard")
+        },
+        expect={"mup": WITHIN},
+        explain="At 256 it departs from that by {mup:+.2f}; under standard scaling by "
+        "{standard:+.2f} (n = {mup.n} seeds).",
         answers=ANSWERS,
     ),
     Claim(

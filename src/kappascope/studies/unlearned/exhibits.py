@@ -24,6 +24,7 @@ from kappascope.studies.unlearned.claims import (
     MATRICES,
     PRODUCTS,
     WITHIN,
+    balanced,
     by_seed,
     cells,
     column,
@@ -59,6 +60,10 @@ SHOWN: Mapping[str, tuple[str, ...]] = {
 NAMES = dict(zip(MAIN, ("norm", "sigma_1", "median sigma", "sigma above 10 %"), strict=True))
 SUMS = ("0", "1", "5", "30")  # of rate times decay, at the four decays of the grid
 FREED = ("multipliers", "values", "temperature")
+MULTIPLES = (0.25, 0.5, 2.0, 4.0)
+# at which levels a part is compared with itself at one, and at which with the optimizer alone
+HELD = {"norm": MULTIPLES, "tail": MULTIPLES, "share": MULTIPLES, "shape": (0.0, 0.5, 2.0)}
+ALONE = {"norm": (1.0, 2.0), "tail": (1.0, 2.0, 4.0), "share": (1.0, 4.0), "shape": (0.0, 0.5, 1.0)}
 GHOSTS = 4  # beside every run
 SEEDS = "means over seeds with 95 % intervals"
 
@@ -74,12 +79,14 @@ def exhibits(rows: Table) -> Iterator[Exhibit]:
         slope_table,
         power_table,
         memory_table,
+        balance_table,
         loss_table,
         holding_table,
         data_table,
         data_by_kind_table,
         text_table,
         width_table,
+        width_by_kind_table,
         file_table,
     )
     for table in tables:
@@ -296,18 +303,19 @@ def holding_table(rows: Table) -> Exhibit:
     for optimizer in LEARNERS:
         arms = {
             f"{held}, {level}": measure
-            for held in ("norm", "tail")
-            for level, measure in levels(optimizer, held).items()
+            for held, which in HELD.items()
+            for level, measure in levels(optimizer, held, which).items()
         }
         arms |= {
             f"free {held}": loss_of_holding(optimizer, held, 1.0, ("nothing", 1.0))
             for held in FREED
         }
         arms |= {
-            f"norm, at {level:g}, against the optimizer alone": loss_of_holding(
-                optimizer, "norm", level, ("nothing", 1.0)
+            f"{held}, at {level:g}, against the optimizer alone": loss_of_holding(
+                optimizer, held, level, ("nothing", 1.0)
             )
-            for level in (1.0, 2.0)
+            for held, levels_ in ALONE.items()
+            for level in levels_
         }
         for arm, measure in arms.items():
             found = measured(measure, rows)
@@ -410,6 +418,27 @@ def text_table(rows: Table) -> Exhibit:
     )
 
 
+def balance_table(rows: Table) -> Exhibit:
+    """Tabulate what coherent gradients add to each kind's norm, and what the loss says of it."""
+    lines = []
+    for optimizer in ("AdamW", "SGD"):
+        for kind in MATRICES:
+            gaps = [
+                measured(balanced(optimizer, "push_gap", (kind,), place), rows)
+                for place in (1, 2, 3)
+            ]
+            radial = measured(balanced(optimizer, "radial", (kind,)), rows)
+            cells_ = [*(told(gap_, "+.2f") for gap_ in gaps), told(radial, "+.4f")]
+            lines.append((optimizer, kind, *cells_))
+    return Exhibit(
+        "The balance of norms, against all ghosts in closed form",
+        ("optimizer", "kind", *(f"sum {total}" for total in SUMS[1:]), "loss by log size"),
+        tuple(line for line in lines if set(line[2:]) != {NONE}),
+        "The log of the norm less that of the ghosts' root mean square, at three decays; and how "
+        f"the held-out loss changes with the log of the matrix's size, at sum 5; {SEEDS}.",
+    )
+
+
 def width_table(rows: Table) -> Exhibit:
     """Tabulate the mean distance of spectra from their ghosts, by width."""
     parts = tuple(part for group in ("top", "bulk", "bottom") for part in GROUPS[group])
@@ -433,6 +462,32 @@ def width_table(rows: Table) -> Exhibit:
         "The mean distance of singular values from their ghosts, by width",
         ("scaling", *(f"width {width}" for width in widths)),
         tuple(lines),
+        f"Natural logarithms, AdamW, {SEEDS}.",
+    )
+
+
+def width_by_kind_table(rows: Table) -> Exhibit:
+    """Tabulate the gap of every kind's norm, by width."""
+    lines, widths = [], set[int]()
+    for scaling in ("standard", "mup"):
+        for kind in MATRICES:
+            about = {"stage": "width", "scaling": scaling, "component": "log_norm", "kind": kind}
+            try:
+                chosen = final(select(rows, **about))
+            except LookupError:
+                continue
+            found = {
+                width: told(over_seeds(list(by_seed(runs, apart).values()), "mean gap"))
+                for width, runs in chosen.by("width").items()
+                for apart in [column(runs, "value") - column(runs, "ghost")]
+            }
+            widths |= {*found}
+            lines.append((scaling, kind, found))
+    shown = sorted(widths)
+    return Exhibit(
+        "The gap of norms, by width",
+        ("scaling", "kind", *(f"width {width}" for width in shown)),
+        tuple((a, b, *(found.get(width, NONE) for width in shown)) for a, b, found in lines),
         f"Natural logarithms, AdamW, {SEEDS}.",
     )
 
@@ -545,7 +600,7 @@ def against_the_level(axes: Axes, rows: Table, spectra: Table) -> str:
     """Draw the loss against the level at which the norm, or the lower half, is held."""
     drawing.entitle(axes, "Loss of holding a part", "multiple of its value", "nats a character")
     n = 0
-    arms = [(o, held) for o in LEARNERS for held in ("norm", "tail")]
+    arms = [(o, held) for o in LEARNERS for held in ("norm", "tail", "share")]
     for (optimizer, held), colour in zip(arms, SPARE, strict=False):
         found = {name: measured(m, rows) for name, m in levels(optimizer, held).items()}
         points = {float(name.split()[1]): e for name, e in found.items() if e}

@@ -10,13 +10,18 @@ that its gradients have; and what decay leaves of the start. Stages:
 - ``rate``: half and twice the rate, at the same decay and at the same product of both;
 - ``start``: a start of half and of twice the size: what remembers it?
 - ``matter``: the norm, or the lower half of the spectrum, is held at a quarter to four times what
-  it was, or is freed by multipliers: does the loss care?
+  it was; or the spectrum is held flatter or steeper at the same norm; or a part is freed by
+  multipliers: does the loss care?
+- ``balance``: the square of every norm, less its mean over all ghosts in closed form: what did
+  gradients that pointed the same way add, and does the loss want more or less of it?
 - ``data``: four texts x settings of equal loss: does a part follow the text or the settings?
 - ``width``: 32 to 256, standard and muP;
 - ``file``: public checkpoints, beside the nulls that a file alone allows.
 
 A pilot of 98 runs came before, of other seeds and 3,000 steps. It made the predictions that are
-judged here and the settings of equal loss; none of its rows counts.
+judged here and the settings of equal loss; none of its rows counts. Some rules came when other
+rows had been seen, and before their own: the balance after the grid, the shape after the tail, the
+share of the lower half after both, and width 256 after the lesser widths.
 """
 
 from __future__ import annotations
@@ -41,7 +46,7 @@ from kappascope.lab.tasks import generator
 from kappascope.matrix import spectra
 from kappascope.matrix.parts import StartFrame
 from kappascope.model.names import kind as kind_of
-from kappascope.monitor.ghosts import Ghosts
+from kappascope.monitor.ghosts import Ghosts, GhostSquares
 from kappascope.studies.gpt.model import GPT, validation
 from kappascope.studies.unlearned.claims import CLAIMS
 from kappascope.studies.unlearned.exhibits import exhibits, plot
@@ -84,7 +89,9 @@ FREED: Mapping[str, tuple[corrections.Correction, str | None]] = {
         "*.query.weight",
     ),
 }
-WITHOUT_NULLS = ("matter", "data")  # stages that ask for losses, or compare runs with one another
+HELD = ("norm", "tail", "share", "shape")
+# stages that ask for losses, compare runs with one another, or have a null of their own
+WITHOUT_NULLS = ("matter", "data", "balance")
 
 
 def trials(seed: int, resume_point: ResumePoint, *, stage: str, **setting: Any) -> Iterator[Rows]:
@@ -124,10 +131,11 @@ def network_rows(
         ghosts = Ghosts(matrices, asked["hidden"], GHOSTS, seed)
         noise = GradientNoise(matrices, (1 - forgetting(optimizer, rate, decay)) ** 2)
         nulls = Nulls(optimizer, asked["hidden"], starts, ghosts, noise)
+    squares = GhostSquares(matrices, asked["hidden"]) if stage == "balance" else None
     holding = Held(held, level, round(HELD_FROM * steps))
+    beside = {"freed": freed, "squares": squares, **(nulls.stateful if nulls else {})}
     parts: dict[str, Any] = {"model": model, "data": data, "held": holding, **asked}
-    parts |= {"ghosts": nulls.ghosts, "noise": nulls.noise} if nulls else {}
-    parts |= {"freed": freed} if freed else {}
+    parts |= {name: part for name, part in beside.items() if part}
     log: list[dict[str, Any]] = []
     rates = [rate / growth * min(1.0, (step + 1) / WARMUP) for step in range(steps)]
     for step in resume_point.steps(steps, log, **parts):
@@ -153,14 +161,23 @@ def network_rows(
     taken = [row for row in log if "loss" in row]
     is_whole = len(taken) == steps and math.isfinite(taken[-1]["loss"])
     final = validation(model, source.held_out()) if is_whole else math.inf
-    yield {"component": "seconds", "value": float(np.median([row["seconds"] for row in taken]))}
-    yield {"component": "training_loss", "value": float(np.mean([r["loss"] for r in taken[-200:]]))}
-    yield {"component": "validation_loss", "value": final, "epoch": steps}
+    yield from losses(taken, final, steps)
     yield from (row for row in log if "loss" not in row)
     if nulls and is_whole:
         yield from nulls.readings(model, rates, is_last=True)
     elif is_whole and stage == "data":
         yield from bare_parts(model, steps)
+    elif is_whole and squares:
+        yield from balances(model, squares, source.held_out())
+
+
+def losses(
+    taken: Sequence[Mapping[str, float]], final: float, steps: int
+) -> Iterator[dict[str, Any]]:
+    """Yield what a step took, the loss of the last steps and that of held-out text."""
+    yield {"component": "seconds", "value": float(np.median([row["seconds"] for row in taken]))}
+    yield {"component": "training_loss", "value": float(np.mean([r["loss"] for r in taken[-200:]]))}
+    yield {"component": "validation_loss", "value": final, "epoch": steps}
 
 
 @torch.no_grad()
@@ -194,6 +211,29 @@ def bare_parts(model: GPT, epoch: int) -> Iterator[dict[str, Any]]:
                 yield {**about, "value": float(value)}
 
 
+def balances(model: GPT, squares: GhostSquares, held_out: Tensor) -> Iterator[dict[str, Any]]:
+    """Yield what coherent gradients added to every norm, and what the loss says of its size.
+
+    ``push_gap``: half the log of the squared norm over its mean over all ghosts, as the network
+    sees the matrix; ``push``: the difference of the two, of the matrix alone; ``radial``: how the
+    loss of held-out text changes with the log of the matrix's size.
+    """
+    gain, matrices = gains(model), hidden(model)
+    model.zero_grad()
+    parts = held_out.split(64)
+    for part in parts:
+        (model.loss(part) / len(parts)).backward()
+    for name, p in matrices.items():
+        assert p.grad is not None
+        about = {"matrix": name, "kind": kind_of(name)}
+        trained, ghosts = p.detach().square(), squares.of(name)
+        weight = gain[name].square() if name in gain else torch.ones(p.shape[1])
+        seen_gap = float(((trained * weight).sum() / (ghosts * weight).sum()).log() / 2)
+        yield {"component": "push_gap", **about, "value": seen_gap}
+        yield {"component": "push", **about, "value": float((trained - ghosts).sum())}
+        yield {"component": "radial", **about, "value": float((p.detach() * p.grad).sum())}
+
+
 @dataclass(frozen=True)
 class Nulls:
     """What a run is compared with: ghosts, and laws of noise with what gradients are like."""
@@ -208,6 +248,11 @@ class Nulls:
     def group(self) -> Mapping[str, Any]:
         """The settings of the optimizer, whose groups are new ones after a resumption."""
         return self.stepper.param_groups[0]
+
+    @property
+    def stateful(self) -> Mapping[str, Any]:
+        """The nulls that change from step to step."""
+        return {"ghosts": self.ghosts, "noise": self.noise}
 
     def before_step(self, step: int) -> dict[str, Tensor] | None:
         """Return a ghost of every matrix before steps that are looked at."""
@@ -291,6 +336,9 @@ class Held:
 
     ``norm``: the Frobenius norm; the rate is multiplied alike, so that a step turns the matrix by
     the same angle. ``tail``: the lower half of the singular values, each at its multiple.
+    ``share``: the lower half at a multiple of what it was beside the upper half, which is free, at
+    the same norm. ``shape``: all singular values at what they were to the power of the level, at
+    the same norm: at zero the spectrum is flat, at a half kappa is its root.
     """
 
     def __init__(self, what: str, level: float, since: int) -> None:
@@ -304,7 +352,7 @@ class Held:
     @torch.no_grad()
     def apply(self, matrices: Mapping[str, nn.Parameter], step: int) -> None:
         """Bring every matrix back to where it is held."""
-        if self.what not in ("norm", "tail") or step < self.since:
+        if self.what not in HELD or step < self.since:
             return
         if self.what == "norm":
             for name, p in matrices.items():
@@ -313,9 +361,23 @@ class Held:
         elif step % HOLD_EVERY == 0:
             for name, p in matrices.items():
                 u, s, vt = spectra.decomposition(p.detach())
-                half = len(s) // 2
-                tail = self.levels.setdefault(name, s[half:].clone())
-                p.copy_((u * torch.cat([s[:half], self.level * tail])) @ vt)
+                p.copy_((u * getattr(self, f"_{self.what}")(name, s)) @ vt)
+
+    def _tail(self, name: str, s: Tensor) -> Tensor:
+        half = len(s) // 2
+        return torch.cat([s[:half], self.level * self.levels.setdefault(name, s[half:].clone())])
+
+    def _share(self, name: str, s: Tensor) -> Tensor:
+        size, half = torch.linalg.vector_norm, len(s) // 2
+        held = self.levels.setdefault(name, s.clone())
+        tail = self.level * held[half:] * (size(s[:half]) / size(held[:half]))
+        found = torch.cat([s[:half], tail])
+        return found * (size(held) / size(found))
+
+    def _shape(self, name: str, s: Tensor) -> Tensor:
+        held = self.levels.setdefault(name, s.clamp(min=1e-6 * float(s[0])))
+        powers = held**self.level
+        return powers * (torch.linalg.vector_norm(held) / torch.linalg.vector_norm(powers))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the levels that are held, by matrix."""
@@ -334,6 +396,7 @@ PLAIN: Setting = {
     "start_scale": 1.0, "held": "nothing", "level": 1.0,
 }  # fmt: skip
 LEVELS = (0.25, 0.5, 1.0, 2.0, 4.0)
+POWERS = (0.0, 0.5, 1.0, 2.0)  # to which singular values are taken at the same norm
 # factors of the rate, and decays: 2.27 to 2.29 nats a character in two runs of the pilot each
 EQUAL_LOSS = ((0.5, 0.8), (2.0, 0.25), (1.0, 0.5))
 WIDTHS = (32, 64, 128, 256)
@@ -388,6 +451,16 @@ def whole_grid() -> tuple[Setting, ...]:
         for o in OPTIMIZERS
     ]
     found += [centre("AdamW", stage="matter", held="tail", level=level) for level in LEVELS]
+    found += [
+        centre(o, stage="matter", held="shape", level=power)
+        for o, powers in (("AdamW", POWERS), ("Muon", POWERS[1:]))
+        for power in powers
+    ]
+    shares = [("AdamW", level) for level in LEVELS] + [("Muon", 1.0), ("Muon", 4.0)]
+    found += [centre(o, stage="matter", held="share", level=level) for o, level in shares]
+    found += [
+        cell(o, DECAYS[o][k], stage="balance") for k in (CENTRE, 3, LIGHT) for o in ("AdamW", "SGD")
+    ]
     # half the steps at twice the decay: wide models are dear
     decay = 2 * DECAYS["AdamW"][CENTRE]
     found += [
