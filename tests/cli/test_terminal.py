@@ -3,6 +3,7 @@
 import io
 
 import pytest
+import rich.progress  # noqa: F401  # it keeps the clock that it finds, also a test's
 
 from kappascope.cli import _terminal
 
