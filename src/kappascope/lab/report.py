@@ -188,7 +188,9 @@ class Publication:
     ) -> Iterator[tuple[str, bytes]]:
         """Make all that is derived from the trials anew: verdicts, figures, report."""
         yield "verdicts.json", strict({**self.verdicts, "provenance": self.results.provenance})
-        yield from files(self.experiments, self.results, self.verdicts, engine, article, counted)
+        yield from files(
+            self.experiments, self.results, self.verdicts, engine, article, counted=counted
+        )
 
 
 def publications_of(
