@@ -30,7 +30,7 @@ from tiny_runs import complete
 ROOT = Path(__file__).parents[1]
 CHROMIUM = Path("/usr/bin/chromium")
 SCREENS = [(width, scheme) for width in (1280, 390) for scheme in ("light", "dark")]
-SITE = ("index", "tutorial", "howto", "glossary", "faq", "diagnose", "monitor", "reference")
+SITE = sorted(page.stem for page in (ROOT / "docs").glob("*.md"))
 FLAGS = "--no-sandbox --disable-gpu --no-first-run --disable-background-networking"
 LEAST_COLOURS = 30  # of a page with text; an empty one has a few
 

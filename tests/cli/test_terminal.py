@@ -1,6 +1,9 @@
 """What is printed where, and how far a long run has come."""
 
+import io
+
 import pytest
+import rich.progress  # noqa: F401  # it keeps the clock that it finds, also a test's
 
 from kappascope.cli import _terminal
 
@@ -36,3 +39,50 @@ def test_long_work_says_beforehand_how_long_it_takes(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err == (
         "9,000 trials to run, about 10 minutes if the machine has nothing else to do\n"
     )
+
+
+class Terminal(io.StringIO):
+    """An output that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Make a terminal of the error output; a fixture's would be gone when the test begins."""
+    shown = Terminal()
+    monkeypatch.setattr(_terminal.sys, "stderr", shown)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    return shown
+
+
+def test_what_cannot_be_counted_shows_how_long_it_has_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = terminal(monkeypatch)
+    with _terminal.waiting("Opening [a/b] model.pt"):
+        pass
+    assert "Opening [a/b] model.pt" in shown.getvalue() and "0:00:00" in shown.getvalue()
+
+
+def test_what_can_be_counted_shows_its_name_and_how_much_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = terminal(monkeypatch)
+    assert list(_terminal.counted("drawn", "abc", 3)) == ["a", "b", "c"]
+    assert "drawn" in shown.getvalue() and "100%" in shown.getvalue()
+
+
+def test_an_error_among_counted_items_ends_the_bar(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown = terminal(monkeypatch)
+
+    def broken():
+        yield 1
+        raise ValueError("the second is broken")
+
+    with pytest.raises(ValueError, match="the second is broken"):
+        list(_terminal.counted("drawn", broken(), 3))
+    assert shown.getvalue().endswith("\x1b[?25h")  # the cursor is shown again

@@ -142,3 +142,4 @@ def test_a_table_needs_no_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
     assert table_of([]).num_rows == 0
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert table_of(rows) == [asdict(rows[0])]
+    assert table_of(rows).to_pylist() == [asdict(rows[0])]  # as the tutorial reads them

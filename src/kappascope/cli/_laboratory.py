@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kappascope.cli._terminal import announce, draw, loading, progress, say, tell, waiting
+from kappascope.cli._terminal import announce, counted, draw, loading, progress, say, tell, waiting
 from kappascope.refusal import Refusal
 from kappascope.system.cluster import Cluster, engine_of
 from kappascope.system.extras import optional
@@ -136,14 +136,16 @@ def conclude(
     from kappascope.lab import experiment, report, runs
     from kappascope.paper.article import ARTICLE
 
-    with waiting("Judging the claims, drawing the figures"):
+    with waiting("Reading the trials"):
         results = runs.gather(plan, store, failures)
-        verdicts = experiment.verdicts(experiments, results.rows)
+    judged = counted("judged", experiments, len(experiments))
+    verdicts = experiment.verdicts(judged, results.rows)
+    with waiting("Storing the verdicts"):
         runs.publish(results, store, verdicts)
-        drawn_by = engine.worker if isinstance(engine, Cluster) else engine
-        files = report.files(experiments, results, verdicts, drawn_by, ARTICLE)
-        for name, data in files:
-            store.write(name, data)
+    drawn_by = engine.worker if isinstance(engine, Cluster) else engine
+    files = report.files(experiments, results, verdicts, drawn_by, ARTICLE, counted=counted)
+    for name, data in files:
+        store.write(name, data)
     if quick:
         _show_decided(verdicts)
     else:

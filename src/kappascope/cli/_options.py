@@ -25,14 +25,16 @@ Keep = Annotated[
     str | None,
     typer.Option(
         "--out",
-        help="Keep rows in this folder: a command that was stopped goes on from them.",
+        help="Keep rows in this folder; a command that was stopped goes on from them.",
         parser=_folder,
         metavar="PATH",
     ),
 ]
 ShardOption = Annotated[
     str | None,
-    typer.Option("--shard", metavar="I/N", help="Do one of N parts, to be joined by `join`."),
+    typer.Option(
+        "--shard", metavar="I/N", help="Do part I of N; `kappascope join` brings them together."
+    ),
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Forget what is in that folder.")]
 EngineName = Annotated[
@@ -40,6 +42,6 @@ EngineName = Annotated[
     typer.Option(
         "--engine",
         metavar="local|ray|ray://ADDRESS",
-        help="Where to work: here, or where Ray says.",
+        help="Work on this machine, or on those of a Ray cluster.",
     ),
 ]

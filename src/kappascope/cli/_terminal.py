@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import typer
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # the command starts without it
 
 SECONDS_BETWEEN_LINES = 10.0  # of progress, where no bar can be drawn
 LONG_RUN = 10.0  # seconds from which on a run says beforehand how long it may take
+T = TypeVar("T")
 Part: TypeAlias = tuple[str, float]
 """What a piece of work belongs to, and its share of the time."""
 
@@ -85,15 +86,27 @@ def draw(result: RenderableType) -> None:
 
 @contextmanager
 def waiting(work: str) -> Iterator[None]:
-    """Show a spinner on a terminal while nothing can be counted."""
+    """Show on a terminal what is done and for how long, while nothing can be counted."""
     from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import Progress, SpinnerColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
     if not console.is_terminal:
         yield
         return
-    with console.status(clean(work)):
+    columns = SpinnerColumn(), "{task.description}", TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False) as shown:
+        shown.add_task(escape(clean(work)))
         yield
+
+
+def counted(work: str, items: Iterable[T], number: int) -> Iterator[T]:
+    """Yield ``number`` items, and show how many of them are done and the time left."""
+    with progress([(work, 1.0)] * number) as advance:
+        for item in items:
+            yield item
+            advance((work, 1.0))
 
 
 def refuse_lost_folder() -> None:
@@ -130,14 +143,15 @@ def progress(parts: Sequence[Part]) -> Iterator[Callable[..., None]]:
     costs: dict[str, float] = {}
     for name, cost in sorted(parts, key=lambda part: (len(part[0]), part[0])):
         costs[name] = costs.get(name, 0.0) + cost
+    several = costs if len(costs) > 1 else {}
+    whole = "all" if several else next(iter(costs), "all")
     with Progress(*columns, console=console, speed_estimate_period=120) as bars:
-        total = bars.add_task("all", total=sum(costs.values()))
-        several = costs if len(costs) > 1 else {}
+        total = bars.add_task(whole, total=sum(costs.values()))
         tasks = {name: bars.add_task(name, total=cost) for name, cost in several.items()}
 
         def advance(part: Part, remark: str = "") -> None:
             name, cost = part
-            bars.update(total, advance=cost, description=", ".join(filter(None, ("all", remark))))
+            bars.update(total, advance=cost, description=", ".join(filter(None, (whole, remark))))
             if tasks:
                 bars.advance(tasks[name], cost)
 

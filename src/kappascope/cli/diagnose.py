@@ -76,16 +76,20 @@ def diagnose(
     ] = None,
     rename: Annotated[
         list[str] | None,
-        typer.Option(help="A=B: A in names here is B in names of the reference."),
+        typer.Option(
+            help="A=B: put B for A in names before they are compared with the reference's."
+        ),
     ] = None,
     optimizer: Annotated[
         str | None,
         typer.Option(
-            help="How it was trained from the reference, like 'AdamW lr=0.001 weight_decay=0.1': "
-            "tells what is learned from what noise alone does."
+            help="How the model was trained from the reference, like 'AdamW lr=0.001 "
+            "weight_decay=0.1': separates what was learned from what noise alone would do."
         ),
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps of the optimizer.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="How many steps the optimizer made.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document, no table.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page to this file.")] = None,
     table: Annotated[
@@ -95,22 +99,24 @@ def diagnose(
         bool, typer.Option("--csv", help="One row per matrix as CSV on the standard output.")
     ] = False,
     top: Annotated[
-        int | None, typer.Option(min=0, help="Matrices to show: 24 in a table, all in CSV.")
+        int | None,
+        typer.Option(min=0, help="Matrices to show; by default 24 in a table, all in CSV."),
     ] = None,
     sort: Annotated[
-        Order | None, typer.Option(help="What comes first: by default what moved, or is worst.")
+        Order | None, typer.Option(help="What comes first; by default what moved most or is worst.")
     ] = None,
     quiet: Annotated[
-        bool, typer.Option("-q", "--quiet", help="Print what can be acted on, or nothing.")
+        bool, typer.Option("-q", "--quiet", help="Print nothing but findings that can be acted on.")
     ] = False,
     atlas: Annotated[
-        str | None, typer.Option(help="What trained matrices are like: a file of survey --atlas.")
+        str | None,
+        typer.Option(help="A file that `survey --atlas` wrote: what matrices are compared with."),
     ] = None,
     verbose: Annotated[
         bool, typer.Option("-v", "--verbose", help="Show observations one by one, too.")
     ] = False,
     fail_on: Annotated[
-        Severity | None, typer.Option(help="Exit with 1 from this severity on.")
+        Severity | None, typer.Option(help="Exit with code 1 if a finding is this severe or worse.")
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, max=1024, help="Processes to work in.")] = CORES,
     memory: Annotated[
@@ -125,10 +131,11 @@ def diagnose(
     out: Keep = None,
     debug: Debug = False,
 ) -> None:
-    """Examine the weights in a checkpoint: no model code, no network, no trust in the file.
+    """Examine the weights in a checkpoint, without model code and without trust in the file.
 
-    A .safetensors file, a Hugging Face folder, or what torch.save wrote; or the folder of a run
-    that a Monitor recorded, whose readings are a trajectory.
+    A checkpoint is a file (.safetensors, .pt, .gguf, .onnx, .npz, ...), a folder, or an address
+    (https://, hf://, s3://, gs://). It may also be the folder of a run that a Monitor recorded,
+    whose readings are a trajectory.
 
     For example:
       kappascope diagnose model.safetensors --html report.html
@@ -154,8 +161,10 @@ def diagnose(
             diagnoses = _recorded(paths, reference, selection)
         else:
             paths, cases = trajectories.steps(paths), []
-            for path, earlier in zip(paths, [reference, *paths[:-1]], strict=True):
-                with waiting(f"Opening {path}"):
+            for number, path in enumerate(paths):
+                earlier = paths[number - 1] if number else reference
+                count = f" {number + 1} of {len(paths)}:" if len(paths) > 1 else ""
+                with waiting(f"Opening{count} {path}"):
                     cases.append(
                         case(
                             path,

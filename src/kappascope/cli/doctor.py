@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from kappascope.cli._options import Debug
 from kappascope.cli._terminal import draw, loading, tell
 from kappascope.refusal import Refusal
+from kappascope.system.extras import PLUGINS, offered
 from kappascope.system.memory import available_bytes
 from kappascope.system.workers import CORES, ONE_THREAD
 from kappascope.text import ruled_table
@@ -54,6 +55,8 @@ def doctor(debug: Debug = False) -> None:
     draw(_table("this machine", _machine(), heading="value"))
     draw(_table("library", _libraries(), heading="version"))
     draw(_table("extra", _extras(), heading="state", last="what it is for"))
+    if found := list(_plugins()):
+        draw(_table("plug-in", iter(found), heading="kind", last="where it is"))
     expected = [3.0, 2.0]
     measured = [float(value) for value in spectra.singular_values(torch.tensor(KNOWN))]
     if any(abs(m - e) > TOLERANCE for m, e in zip(measured, expected, strict=True)):
@@ -96,6 +99,12 @@ def _extras() -> Iterator[tuple[str, str, str]]:
         missing = [name for name in _required(extra) if not _installed(name)]
         state = f"missing: {', '.join(missing)}" if missing else "installed"
         yield f"kappascope[{extra}]", state, purpose
+
+
+def _plugins() -> Iterator[tuple[str, str, str]]:
+    for group, kind in PLUGINS.items():
+        for name, place in offered(group):
+            yield name, kind, place
 
 
 def _required(extra: str) -> list[str]:

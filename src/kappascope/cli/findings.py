@@ -10,7 +10,7 @@ import typer
 
 from kappascope.cli._laboratory import every_experiment, require_laboratory, write_files
 from kappascope.cli._options import Debug
-from kappascope.cli._terminal import loading, say, tell
+from kappascope.cli._terminal import counted, loading, say, tell, waiting
 from kappascope.refusal import Refusal
 from kappascope.system.workers import Here
 from kappascope.text import clean
@@ -42,14 +42,15 @@ def findings(
         if not (folder / "trials.parquet").is_file():
             advice = "name a folder reproduce or study has filled"
             raise Refusal(2, str(folder), "holds no results", advice)
-    publications = publications_of(folders, every_experiment())
+    publications = publications_of(folders, every_experiment(), counted)
     try:
-        pages, pictures, left_out = pages_of.pages(publications, docs)
+        with waiting("Writing the article and the pages"):
+            pages, pictures, left_out = pages_of.pages(publications, docs)
     except (OSError, ValueError) as error:
         raise Refusal(2, str(docs), str(error), "name the folder of the documentation") from error
     for each in publications:
         with Store(each.folder).lock() if (each.folder / "lock").exists() else nullcontext():
-            write_files(each.folder, each.files(Here(), ARTICLE))
+            write_files(each.folder, each.files(Here(), ARTICLE, counted))
     if any(each.studies for each in publications):
         pages[docs / "studies.md"] = markdown.studies_page(publications, docs)
     for path, text in pages.items():

@@ -22,7 +22,8 @@ def reproduce(
         bool, typer.Option("--beyond", help="Also experiments that answer the paper's review.")
     ] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Printed figures, and what half a minute decides.")
+        bool,
+        typer.Option("--quick", help="Compare printed figures and decide what half a minute can."),
     ] = False,
     trials: Annotated[
         int | None,

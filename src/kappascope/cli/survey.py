@@ -77,7 +77,7 @@ def survey(
             if shard and not Shard.of(shard).part(range(len(paths))).count(number):
                 continue
             try:
-                with waiting(f"Opening {path}"):
+                with waiting(f"Opening {number + 1} of {len(paths)}: {path}"):
                     prepared = case(
                         path, None, None, jobs, limit, cluster=place, store=store, tell=say
                     )

@@ -38,7 +38,7 @@ def judgement(model: Measurements) -> Judgement:
     >>> judgement(Measurements(rows=()))
     Judgement(findings=(), failed=())
     """
-    plugins("rules")  # which register themselves when they are loaded
+    load_plugins()
     results: list[Finding | Skipped | None] = []
     for row in model.rows:
         for rule_id, rule in RULES.items():
@@ -123,12 +123,18 @@ def _treated(
     )
 
 
+def load_plugins() -> None:
+    """Load the rules of other packages, which register themselves when they are loaded."""
+    plugins("rules")
+
+
 def rule_names() -> tuple[str, ...]:
-    """Return the names of all rules, those for one matrix first.
+    """Return the names of all rules, also those of plug-ins; those for one matrix come first.
 
     >>> rule_names()[0]
     'non-finite'
     """
+    load_plugins()
     return tuple(dict.fromkeys((*RULES, *MODEL_RULES)))
 
 
@@ -138,6 +144,7 @@ def explanation(rule_id: str) -> str:
     >>> explanation("zero").splitlines()[0]
     'zero: a defect, compared with how training begins'
     """
+    load_plugins()
     known: dict[str, ClinicRule[Any]] = {**MODEL_RULES, **RULES}
     if rule_id not in known:
         near = difflib.get_close_matches(rule_id, known, n=3, cutoff=0.5)

@@ -26,11 +26,11 @@ def studies_page(publications: Sequence[Publication], docs: Path) -> str:
     lines = [
         "# Real networks",
         "",
-        "Written by `kappascope findings` from the trials of `kappascope study`. In brackets 95 % "
-        "intervals; a claim is judged by its interval, with Holm's correction over the claims of "
-        "its study, and fewer than eight seeds decide nothing. Rules are older than these trials, "
-        "unless the claim says that it was mended; where pilots on other trials shaped a rule its "
-        "page says so.",
+        "`kappascope findings` writes this page from the trials of `kappascope study`. Brackets "
+        "hold 95 % intervals. A claim is judged by its interval, with Holm's correction over the "
+        "claims of its study. Fewer than eight seeds decide nothing. A rule is older than the "
+        "trials that it is judged on, unless the claim says that the rule was mended. Where a "
+        "pilot on other trials shaped a rule, the study says so.",
         "",
         verdict_counts(claims) if claims else "No claim was judged.",
         "",

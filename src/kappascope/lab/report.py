@@ -7,11 +7,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
 
 import numpy as np
@@ -45,6 +45,19 @@ from kappascope.text import Record, number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+Counted: TypeAlias = Callable[[str, Iterable[Any], int], Iterable[Any]]
+"""Passes items on, and may show under a name how many of how many are done."""
+
+
+def uncounted(work: str, items: Iterable[Any], number: int) -> Iterable[Any]:
+    """Pass items on and show nothing.
+
+    >>> list(uncounted("drawn", "abc", 3))
+    ['a', 'b', 'c']
+    """
+    return items
+
 
 NOT_SETTINGS = ("experiment", "seed", *MEASURED)  # every other column tells groups apart
 MIN_REPETITIONS = 5  # of the paper's experiment, to show where a printed figure falls
@@ -170,13 +183,19 @@ class Publication:
         """Return the verdicts on the claims of one experiment."""
         return [claim for claim in self.claims if claim["experiment"] == experiment.id]
 
-    def files(self, engine: Engine, article: Article | None) -> Iterator[tuple[str, bytes]]:
+    def files(
+        self, engine: Engine, article: Article | None, counted: Counted = uncounted
+    ) -> Iterator[tuple[str, bytes]]:
         """Make all that is derived from the trials anew: verdicts, figures, report."""
         yield "verdicts.json", strict({**self.verdicts, "provenance": self.results.provenance})
-        yield from files(self.experiments, self.results, self.verdicts, engine, article)
+        yield from files(
+            self.experiments, self.results, self.verdicts, engine, article, counted=counted
+        )
 
 
-def publications_of(folders: Iterable[Path], every: Iterable[Experiment]) -> list[Publication]:
+def publications_of(
+    folders: Iterable[Path], every: Iterable[Experiment], counted: Counted = uncounted
+) -> list[Publication]:
     """Read folders and judge them together; ``every`` are the experiments that they may be of.
 
     A claim of one folder may be judged on the rows of another.
@@ -192,7 +211,8 @@ def publications_of(folders: Iterable[Path], every: Iterable[Experiment]) -> lis
     for folder, results in read.items():
         there = set(results.rows.rows["experiment"].unique().to_pylist())
         experiments = [experiment for experiment in known if experiment.id in there]
-        verdicts = lab.verdicts(experiments, results.rows, rows)
+        judged = counted(f"judged in {folder.name}", experiments, len(experiments))
+        verdicts = lab.verdicts(judged, results.rows, rows)
         found.append(Publication(folder, experiments, results, verdicts))
     return found
 
@@ -219,16 +239,19 @@ def files(
     verdicts: Mapping[str, Sequence[Record]],
     engine: Engine | None = None,
     article: Article | None = None,
+    *,
+    counted: Counted = uncounted,
 ) -> Iterator[tuple[str, bytes]]:
     """Yield the report and its figures: paths below the folder of results, and their bytes.
 
-    The report opens with the article, if there is one, as far as this run bears it out.
+    The report opens with the article, if there is one, as far as this run bears it out. What takes
+    long goes through ``counted``, which may show how far it has come.
     """
     experiments = list(experiments)
     failed = results.provenance.get("failed", ())
     missing = [f"{block['trials']}: {block['reason']}" for block in failed]
     drawn: dict[str, Figure] = {}
-    for experiment in experiments:
+    for experiment in counted("drawn", experiments, len(experiments)):
         spectra = results.spectra.where(experiment=experiment.id)
         rows = results.everything.where(experiment=experiment.id)
         study = isinstance(experiment, Study)
@@ -243,7 +266,7 @@ def files(
                 missing.append(f"the figure of {name} was not drawn: {wrong}")
         if len(spectra):
             drawn[f"{experiment.id}-spectra"] = figures.gallery(spectra)
-    pictures = {picture.name: picture for picture in rendered(drawn, engine or Here())}
+    pictures = {picture.name: picture for picture in rendered(drawn, engine or Here(), counted)}
     for picture in pictures.values():
         yield f"figures/{picture.name}.svg", picture.svg.encode()
         if picture.png:
@@ -278,9 +301,12 @@ def opened(
     return OpeningArticle(as_html(written.text, pictures), written.left_out)
 
 
-def rendered(drawn: Mapping[str, Figure], engine: Engine) -> list[Picture]:
+def rendered(
+    drawn: Mapping[str, Figure], engine: Engine, counted: Counted = uncounted
+) -> list[Picture]:
     """Write the figures down, which takes longer than drawing them, and keep their order."""
-    done = {each.item[0]: each for each in engine.run(_render, list(drawn.items()))}
+    written = counted("written", engine.run(_render, list(drawn.items())), len(drawn))
+    done = {each.item[0]: each for each in written}
     # A worker that died has lost a figure that we still have.
     return [done[name].result or _render((name, figure)) for name, figure in drawn.items()]
 

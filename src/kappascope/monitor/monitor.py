@@ -413,7 +413,10 @@ class Monitor:
                     self._meter.add_microbatch(item, parameter.grad)
 
     def table(self) -> Any:
-        """All rows of the record: an Arrow table where pyarrow is installed, else dictionaries."""
+        """All rows of the record, as an Arrow table or, without pyarrow, a list of dictionaries.
+
+        ``to_pylist`` gives dictionaries in both cases.
+        """
         if self._survey is not None:
             with self._contained("pending entries could not be written"):
                 self._flush()

@@ -452,8 +452,22 @@ def _opened(line: bytes) -> Entry | None:
     return entry if is_ours and isinstance(entry.get("kind"), str) else None
 
 
+class PlainRows(list[dict[str, Any]]):
+    """Rows as dictionaries, where there is no pyarrow: a list that answers as its tables do.
+
+    >>> PlainRows([{"step": 0}]).to_pylist()
+    [{'step': 0}]
+    """
+
+    def to_pylist(self) -> list[dict[str, Any]]:
+        """Return the rows, by the name that this has for an Arrow table."""
+        return list(self)
+
+
 def table_of(rows: Iterable[Row]) -> Any:
     """Rows as an Arrow table, where pyarrow is installed, or else as a list of dictionaries.
+
+    Either has ``to_pylist``.
 
     >>> table_of([Row(0, "w", "sigma_max", 2.0)]).to_pylist()
     [{'step': 0, 'matrix': 'w', 'quantity': 'sigma_max', 'value': 2.0, 'index': None}]
@@ -462,7 +476,7 @@ def table_of(rows: Iterable[Row]) -> Any:
     try:
         import pyarrow
     except ImportError:
-        return [asdict(row) for row in rows]
+        return PlainRows(asdict(row) for row in rows)
     kinds = {"step": "int64", "matrix": "string", "quantity": "string"}
     names = [each.name for each in fields(Row)]
     arrays = [

@@ -13,6 +13,8 @@ from typing import Any
 
 from kappascope.refusal import Refusal
 
+PLUGINS = {"rules": "rule", "readers": "reader", "sinks": "sink"}  # what a group offers
+
 
 def optional(module: str, extra: str) -> Any:
     """Import a module of an optional extra; the refusal says how to install it.
@@ -44,3 +46,12 @@ def plugins(group: str) -> dict[str, Any]:
             advice = "mend or uninstall the package that offers it"
             raise Refusal(5, f"plug-in {entry.value}", wrong, advice) from error
     return found
+
+
+def offered(group: str) -> list[tuple[str, str]]:
+    """List the plug-ins of a group, each with the object that it names; none of them is loaded.
+
+    >>> offered("no such group")
+    []
+    """
+    return sorted((entry.name, entry.value) for entry in entry_points(group=f"kappascope.{group}"))

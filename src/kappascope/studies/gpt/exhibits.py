@@ -98,12 +98,13 @@ def comparison(rows: Table) -> Exhibit:
     ]
     ends = f"Best at an end of the rates tried: {', '.join(at_an_end)}. " if at_an_end else ""
     note = (
-        f"Mean over {seeds} fresh seeds, in nats a character, at the best of "
-        f"{len(tried[arms[0]])} learning rates tried at one other seed; the same windows "
-        "of the validation text chose the rate and judge here. Against alone: paired by seed, "
-        "with Student's 95 % interval, which is over seeds and not over texts. Steps: until the "
-        "validation loss is where AdamW alone has it after half of its tuning run. Cost: CPU time "
-        "of a step, alone = 1. "
+        f"Validation loss in nats a character: the mean over {seeds} fresh seeds at the best of "
+        f"{len(tried[arms[0]])} learning rates, which were tried at one other seed. The same "
+        "windows of the validation text chose the rate and judge here. Against alone: the "
+        "difference from the optimizer alone, paired by seed, with Student's 95 % interval over "
+        "seeds, not over texts. Steps: how many it takes to reach the validation loss that AdamW "
+        "alone has after half of its tuning run. Cost: CPU time of a step; the optimizer alone "
+        "costs 1. "
         f"{ends}{answer(rows)}"
     )
     return Exhibit("Corrections compared", columns, tuple(tuple(line(*arm)) for arm in arms), note)
@@ -134,9 +135,10 @@ def kappa_after_training(rows: Table) -> Exhibit:
     lines = tuple((name_of(*arm), *decades(arm)) for arm in arms_of(rows))
     columns = ("arm", "matrices, median", "matrices, largest", "QK, median", "OV, median")
     note = (
-        "Mean over seeds of log10 kappa after training: of the matrices in the blocks, and of what "
-        "the heads compare (QK) and write (OV), which no change of basis inside a head touches; "
-        f"gains of the norms before them are not folded in. {correlation(rows)}{defaults(rows)}"
+        "Mean over seeds of log10 kappa after training, of the matrices in the blocks and of two "
+        "products: QK is what a head compares, OV is what it writes. A change of basis inside a "
+        "head changes neither product. Gains of the norms before them are not folded in. "
+        f"{correlation(rows)}{defaults(rows)}"
     )
     return Exhibit("Kappa after training", columns, lines, note)
 
@@ -149,8 +151,8 @@ def correlation(rows: Table) -> str:
     both, adamw, muon = (kappa_with_loss(rows, group) for group in groups)
     return (
         f"Over the ten arms the rank correlation of the median log kappa with the loss is "
-        f"{both:.2f}, over AdamW's five {adamw:.2f}, over Muon's {muon:.2f}: arms are no "
-        "sample, and nothing is decided by it. "
+        f"{both:.2f}, over AdamW's five {adamw:.2f}, over Muon's {muon:.2f}. Arms are no "
+        "sample, so these correlations decide nothing. "
     )
 
 
@@ -188,9 +190,9 @@ def defaults(rows: Table) -> str:
         for seeds in bounded
     ]
     return (
-        f"The penalty begins where one of 20 random matrices is (kappa {free:.0f} if square), the "
-        f"bound at kappa 100: of the blocks' matrices {' (AdamW) and '.join(at)} (Muon) end "
-        "within a tenth of it."
+        f"The penalty acts above the kappa that one of 20 random matrices exceeds ({free:.0f} if "
+        "square). The bound acts above kappa 100. Of the blocks' matrices "
+        f"{' (AdamW) and '.join(at)} (Muon) end within a tenth of the bound."
     )
 
 
@@ -210,13 +212,18 @@ def answer(rows: Table) -> str:
         return "Too few seeds, or too many that diverged, to say who helps."
     better = [name for name, (_, high) in ends.items() if high < 0]
     worse = [name for name, (low, _) in ends.items() if low > 0]
-    gain = f"Shown to lower the loss: {', '.join(better)}." if better else "None is shown to help."
+    gain = (
+        f"Shown to lower the loss: {', '.join(better)}."
+        if better
+        else "No correction is shown to help."
+    )
     harm = f" Shown to raise it: {', '.join(worse)}." if worse else ""
     most = max(abs(end) for both in ends.values() for end in both)
     optimizer = with_reach(loss_change("Muon", "alone", base="AdamW")(rows), "+.4f")
     return (
-        f"{gain}{harm}{unknown} Each by its own interval, {len(changes)} of them; none of these "
-        f"reaches further than {most:.4f} from zero. Muon in place of AdamW: {optimizer}."
+        f"{gain}{harm}{unknown} Each of these {len(changes)} is judged by its own interval, and no "
+        f"interval reaches further than {most:.4f} from zero. Muon in place of AdamW changes the "
+        f"loss by {optimizer}."
     )
 
 
@@ -235,8 +242,8 @@ def confirmation(rows: Table) -> Exhibit:
     first = select(rows, stage="confirm").rows.slice(0, 1).to_pylist()[0]
     note = (
         f"{first['layers']} layers of width {first['width']}, {first['steps']} steps, "
-        f"{seeds} seeds; rates are half of the best of the small model's, its width being half. "
-        "Arms: Hybrid, the other correction that tuned best under AdamW, and Muon alone."
+        f"{seeds} seeds. Rates are half of the small model's best ones, because the width is "
+        "doubled. Arms: Hybrid, the other correction that tuned best under AdamW, and Muon alone."
     )
     columns = ("arm", "rate", "validation loss", "against AdamW alone")
     return Exhibit("A larger model", columns, tuple(lines), note)
@@ -271,10 +278,10 @@ def instability(rows: Table) -> Exhibit:
     areas = {name: predicted_by(key)(rows) for key, name in PREDICTORS.items()}
     shares = [f"{area:.2f} {name}" if area.n else "no spikes" for name, area in areas.items()]
     note = (
-        "Rates are 8 times the best, and 1; they do not decay. Medians over runs of the final loss "
-        "and of the highest kappa. Who foretells a spike within 20 steps, by the share of pairs "
-        "(a window before a spike, another of the same run) told apart, 0.5 being guesswork: "
-        f"{', '.join(shares)}."
+        "Rates are 8 times the best one, and 1. They do not decay. Final loss and highest kappa "
+        "are medians over runs. What foretells a spike within 20 steps? Each pair has a window "
+        "before a spike and another window of the same run. The share of pairs that a quantity "
+        f"tells apart, where 0.5 is guesswork: {', '.join(shares)}."
     )
     return Exhibit("Rates that are too high", columns, lines, note)
 

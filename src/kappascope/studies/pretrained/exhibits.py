@@ -69,10 +69,10 @@ def _spectra(rows: Table) -> Exhibit:
         "Spectra against chance, by kind of matrix",
         ("network", "kind", "n", "κ", "κ of chance", "z", "largest", "median", "smallest"),
         tuple(lines),
-        "Medians over the matrices of a kind. z: deviations of log κ from its mean for Gaussian "
-        "matrices of the same shape. The last three: singular values in those of a Gaussian "
-        "matrix of the same shape and norm. QK and OV: products of single heads, against products "
-        "of Gaussian factors.",
+        "Medians over the matrices of a kind. z: how far log κ lies above its mean for Gaussian "
+        "matrices of the same shape, in standard deviations. The last three columns: a singular "
+        "value over that of a Gaussian matrix of the same shape and norm. QK and OV are products "
+        "of single heads, compared with products of Gaussian factors.",
     )
 
 
@@ -101,10 +101,11 @@ def _removals(rows: Table) -> Exhibit:
         ("removed", "share", "energy, Llama", "energy, MiniLM",
          "loss, own stories", "loss, Shakespeare", "MiniLM"),
         tuple(lines),
-        "Medians over seeds with 95 % intervals: by what share the Llama's loss rises, on "
-        "stories it tells itself and on Shakespeare, who is far from what it was trained on; one "
-        "minus the cosine between MiniLM's sentences before and after. Energy: squared "
-        f"Frobenius norm taken, of all; '{EQUAL}' is that of the smallest tenth, matrix by matrix.",
+        "Medians over seeds with 95 % intervals. Loss: the share by which the Llama's loss rises, "
+        "on stories that it tells itself and on Shakespeare, who is far from its training texts. "
+        "MiniLM: one minus the cosine between a sentence's vectors before and after. Energy: the "
+        f"share of the squared Frobenius norm that was removed. '{EQUAL}': as much energy as the "
+        "smallest tenth has, matrix by matrix.",
     )  # fmt: skip
 
 
@@ -121,7 +122,7 @@ def _removals_by_kind(rows: Table) -> Exhibit:
         "A tenth of the singular values removed from the matrices of one kind",
         ("network", "kind", "energy of the smallest", *removed),
         tuple(lines),
-        "As above; layers: all matrices but the embedding.",
+        "Numbers as in the table above. Layers: all matrices but the embedding.",
     )
 
 
@@ -141,8 +142,8 @@ def _rounding(rows: Table) -> Exhibit:
         "Every matrix rounded",
         ("to", "κ moves > 1 %", "κ moves > 10 %", "Llama's loss", "MiniLM"),
         tuple(lines),
-        "The share of all matrices whose κ moves, and what that costs, as above. int8 has one step "
-        "for a matrix; by row, one for each of its rows.",
+        "The share of all matrices whose κ moves, and what the rounding costs, measured as above. "
+        "int8 has one step for a whole matrix, int8 by row one for each row.",
     )
 
 

@@ -77,10 +77,10 @@ def arrivals(rows: Table) -> Exhibit:
         "Who arrives at which loss, and who finds the teacher",
         ("start", "network", "optimizer", "rate", *levels, "found"),
         tuple(lines),
-        f"Students that arrive, of all, and their median steps. Losses are held-out and in the "
-        f"variance of the teacher's answers; found: overall error in the end below {AT_TEACHER:g}. "
-        f"The rate is the best of four for every line, on other seeds. At an end of the "
-        f"rates tried: {', '.join(counts)}.",
+        f"How many students arrive, and after how many steps in the median. Losses are held-out, "
+        f"in units of the variance of the teacher's answers. Found: the overall error ends below "
+        f"{AT_TEACHER:g}. The rate of every line is the best of four, chosen on other seeds. Lines "
+        f"whose best rate is the lowest or the highest that was tried: {', '.join(counts)}.",
     )
 
 
@@ -106,8 +106,8 @@ def fates(rows: Table) -> Exhibit:
         "At one loss, students that find the teacher and students that do not",
         ("optimizer", "loss", "students", "n", "overall error", "error of log κ", "loss then"),
         tuple(lines),
-        "Fresh starts, all architectures; medians with 95 % intervals, means over the matrices of "
-        "a network. Whether a student finds the teacher is known only in the end.",
+        "Fresh starts, all architectures. Medians over students, with 95 % intervals, of means "
+        "over the matrices of a network. Only the end tells whether a student finds the teacher.",
     )
 
 
@@ -132,12 +132,13 @@ def recovered(rows: Table, depth: int) -> Exhibit:
         ("matrix", "component", *map(str, networks)),
         tuple(lines),
         "Median relative errors (of log κ: the difference) of students that started near the "
-        "teacher, under Adam, after matching hidden units. ReLU networks are compared with "
-        "incoming rows of length one, LayerNorm's matrices without their mean row and with norm "
-        "one; kappa is that of the matrix so fixed. A residual ties the units of its layers: one "
-        "permutation and, under ReLU, one scale a unit for both, so the middle matrix keeps its "
-        "norms. GELU allows permutations only. No matrix has singular values near the effective "
-        "rank's threshold: that it is right says little.",
+        "teacher, under Adam, after matching hidden units. What a network leaves free is fixed "
+        "first, and κ is that of the fixed matrix. ReLU networks get incoming rows of length one. "
+        "LayerNorm's matrices lose their mean row and get norm one. A residual ties the units of "
+        "its layers: both layers share one permutation and, under ReLU, one scale for each unit, "
+        "so the middle matrix keeps its norms. GELU allows permutations only. No matrix has "
+        "singular values near the threshold of the effective rank, so a correct effective rank "
+        "says little.",
     )
 
 
