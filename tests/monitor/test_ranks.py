@@ -157,8 +157,8 @@ def test_replicas_that_drift_apart_are_an_alert(tmp_path: Path) -> None:
 
 
 def test_flat_pieces_of_parameters_are_no_replicas(tmp_path: Path) -> None:
-    run_two("flat", tmp_path)
-    assert not Run.read(tmp_path / "run").alerts
+    run_two("flat", tmp_path / "flat")
+    assert not Run.read(tmp_path / "flat" / "run").alerts
 
 
 def test_an_error_on_one_process_keeps_nobody_waiting(tmp_path: Path) -> None:
