@@ -466,28 +466,36 @@ def width_table(rows: Table) -> Exhibit:
     )
 
 
+def gaps_by_width(rows: Table, scaling: str, kind: str) -> dict[int, Estimate]:
+    """Measure the gap of a kind's norm at every width that ran."""
+    about = {"stage": "width", "scaling": scaling, "component": "log_norm", "kind": kind}
+    try:
+        chosen = final(select(rows, **about))
+    except LookupError:
+        return {}
+    found = {}
+    for width, runs in sorted(chosen.by("width").items()):
+        apart = column(runs, "value") - column(runs, "ghost")
+        found[width] = over_seeds(list(by_seed(runs, apart).values()), "mean gap")
+    return found
+
+
 def width_by_kind_table(rows: Table) -> Exhibit:
     """Tabulate the gap of every kind's norm, by width."""
-    lines, widths = [], set[int]()
-    for scaling in ("standard", "mup"):
-        for kind in MATRICES:
-            about = {"stage": "width", "scaling": scaling, "component": "log_norm", "kind": kind}
-            try:
-                chosen = final(select(rows, **about))
-            except LookupError:
-                continue
-            found = {
-                width: told(over_seeds(list(by_seed(runs, apart).values()), "mean gap"))
-                for width, runs in chosen.by("width").items()
-                for apart in [column(runs, "value") - column(runs, "ghost")]
-            }
-            widths |= {*found}
-            lines.append((scaling, kind, found))
-    shown = sorted(widths)
+    found = {
+        (scaling, kind): gaps_by_width(rows, scaling, kind)
+        for scaling in ("standard", "mup")
+        for kind in MATRICES
+    }
+    widths = sorted({width for each in found.values() for width in each})
     return Exhibit(
         "The gap of norms, by width",
-        ("scaling", "kind", *(f"width {width}" for width in shown)),
-        tuple((a, b, *(found.get(width, NONE) for width in shown)) for a, b, found in lines),
+        ("scaling", "kind", *(f"width {width}" for width in widths)),
+        tuple(
+            (*about, *(told(each.get(width)) for width in widths))
+            for about, each in found.items()
+            if each
+        ),
         f"Natural logarithms, AdamW, {SEEDS}.",
     )
 
@@ -621,6 +629,30 @@ def against_the_level(axes: Axes, rows: Table, spectra: Table) -> str:
     return f"{n} seeds"
 
 
+def over_widths(scaling: str, title: str) -> Panel:
+    """Draw the gap of every kind's norm against the width, in doublings."""
+
+    def draw(axes: Axes, rows: Table, spectra: Table) -> str:
+        drawing.entitle(axes, title, "width", "log(trained / noise)")
+        n, widths = 0, set[int]()
+        for kind, colour in zip(MATRICES, SPARE, strict=False):
+            found = gaps_by_width(rows, scaling, kind)
+            if found:
+                places, values = np.log2([*found]), [e.value for e in found.values()]
+                axes.plot(places, values, "o-", markersize=4, color=colour, label=kind)
+                ends = np.array([e.interval or (e.value, e.value) for e in found.values()])
+                axes.fill_between(places, ends[:, 0], ends[:, 1], color=colour, alpha=0.15)
+                n, widths = max(n, *(e.n for e in found.values())), widths | {*found}
+        axes.axhspan(-MARGIN, MARGIN, color=INK, alpha=0.08)
+        axes.set_xticks(np.log2(sorted(widths)), [str(width) for width in sorted(widths)])
+        axes.set_ylim(-1.0, 0.8)
+        if n:
+            axes.legend(ncols=3, loc="upper center")
+        return f"{n} seeds"
+
+    return draw
+
+
 def against_a_public_model(axes: Axes, rows: Table, spectra: Table) -> str:
     """Draw the norm of every kind of matrix against noise: this study's GPT, and a public Llama."""
     drawing.entitle(axes, "Norm against noise, by kind", "", "log(trained / noise)")
@@ -655,6 +687,8 @@ plot = sheet(
     over_time,
     against_the_level,
     against_a_public_model,
+    over_widths("mup", "Norm against noise, by width, muP"),
+    over_widths("standard", "Norm against noise, by width, standard"),
     marks="Means over seeds, bands: 95 % intervals; grey: within ten per cent of noise. Dots: "
     "trained; squares, dashed: ghosts; crosses, dotted: the law of noise with measured "
     "covariances.",
