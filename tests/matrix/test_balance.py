@@ -1,4 +1,4 @@
-"""The scale that balances two sets of vectors bounds products as well as John's theorem says."""
+"""The scale that balances two sets of vectors bounds products, as well as John's theorem says."""
 
 import math
 
