@@ -255,6 +255,13 @@ def test_what_is_told_of_kappa_and_of_rank_is_one_story() -> None:
     assert "kappa, at least" in found["ill-conditioned"].evidence
 
 
+def test_a_kappa_that_repeats_a_low_rank_is_told_once() -> None:
+    values = torch.cat([torch.ones(24), torch.full((72,), 1e-3)]).double()
+    values[-1] = 2e-4
+    found = severities(sick(with_values(values, 96, 192)))
+    assert "rank-deficient" in found and "ill-conditioned" not in found
+
+
 def test_corrections_stand_behind_training_on_and_none_is_prescribed_for_kappa() -> None:
     found = {one.rule: one for one in sick(ill_square())}["ill-conditioned"]
     assert found.correction is None and found.snippet == ""

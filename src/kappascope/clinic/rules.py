@@ -329,7 +329,7 @@ def ill_conditioned(row: Examination, model: Measurements) -> Symptom | None:
     that were trained to ask it, so that it is an observation: beyond all trained matrices of the
     kind or, without an atlas, from a hundred times the usual kappa on. From 2^23 on it is a
     warning: to undo or merge the layer in float32 loses every digit. Tables of constants, which
-    nobody undoes, are left out.
+    nobody undoes, are left out, and so is an observation beside a rank that is too low.
     """
     times = _times_usual(row, row.condition_number_low or row.condition_number, model)
     if not times or min(row.shape) < FEWEST_VALUES or kind_of(row) in NO_MAPS:
@@ -344,6 +344,8 @@ def ill_conditioned(row: Examination, model: Measurements) -> Symptom | None:
         severity = warning_if(not is_left_alone(row))
         flaw = Flaw.RANK if rank_deficient(row, model) else Flaw.SHAPE
         return Symptom(severity, evidence, advice, flaw, concern="harm", harm=1.0, null="chance")
+    if rank_deficient(row, model):  # which says the same, and what can be done
+        return None
     return _beyond("kappa_over_chance", KAPPA_SIZE, evidence, row, model)
 
 
