@@ -69,6 +69,22 @@ def test_the_change_of_the_ends_is_that_of_the_singular_values() -> None:
     )
 
 
+def test_a_change_that_is_far_smaller_than_the_value_is_foretold() -> None:
+    """A step along the ends of a few roundings' size: what the old vectors say is the change."""
+    layer = nn.Linear(40, 30, bias=False)
+    survey = watched(layer)
+    meter, item = Meter(frozenset({"update"}), 10), survey.items[0]
+    gradient = torch.ones(30, 40)
+    meter.measured(item, reading(survey, layer.weight.detach().clone(), gradient), 0)
+    before = layer.weight.detach().clone()
+    u, _, vt = torch.linalg.svd(before.double(), full_matrices=False)
+    layer.weight.data.copy_(before + (1e-6 * (u[:, :1] @ vt[:1])).float())
+    row = meter.measured(item, reading(survey, before, gradient), 1)["weight"]
+    moved = layer.weight.detach().double() - before.double()
+    expected = float(u[:, 0] @ moved @ vt[0])
+    assert dict(row["sigma_change_predicted"])[0.0] == pytest.approx(expected, rel=1e-3)
+
+
 def test_ends_are_right_along_a_run_that_jumps_and_loses_its_rank() -> None:
     """Also where the quick way is refused: beyond what float32 resolves, and at rank deficiency."""
     layer = nn.Linear(340, 400, bias=False)

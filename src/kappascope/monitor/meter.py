@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kappascope.matrix import spectra, tracking
 from kappascope.matrix.ends import Ends
@@ -151,8 +151,12 @@ class Meter:
         values, old = (vitals.sigma_max, vitals.sigma_min), memory.ends
         if old is not None and memory.values is not None and "update" in self.quantities:
             outer = [0, -1]
-            held = precise(here.after)
-            now = (old.left[:, outer] * (held @ old.right[:, outer])).sum(0).tolist()
+            # a change that is far smaller than the value takes float64, and vectors of length one
+            left, right = (
+                nn.functional.normalize(side[:, outer].double(), dim=0)
+                for side in (old.left, old.right)
+            )
+            now = (left * (here.after.double() @ right)).sum(0).tolist()
             pairs = list(zip((0.0, 1.0), values, memory.values, now, strict=True))
             changes["sigma_change"] = [(q, new - last) for q, new, last, _ in pairs]
             changes["sigma_change_predicted"] = [(q, first - last) for q, _, last, first in pairs]
