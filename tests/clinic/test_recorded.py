@@ -98,3 +98,19 @@ def test_a_run_without_a_reading_is_refused(tmp_path: Path) -> None:
     Recorder(tmp_path).write({"kind": "start", "step": 0})
     with pytest.raises(Refusal, match="holds no reading yet"):
         recorded(tmp_path, Selection())
+
+
+def test_what_the_monitor_told_is_not_lost(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    recorder.write({"kind": "start", "step": 0, "matrices": MATRICES})
+    name = next(iter(MATRICES))
+    for step in (0, 50, 100):
+        recorder.write({"kind": "reading", "step": step, "rows": {name: reading(step, 0)}})
+        if step:
+            text = f"{name}: row 3 is zero"
+            told = {"kind": "alert", "step": step, "name": "dead-row", "matrix": name, "text": text}
+            recorder.write(told)
+    notes = [" ".join(one.notes) for one in recorded(tmp_path, Selection())]
+    assert "alert" not in notes[0]
+    assert f"told 1 alert by then, first at step 50 dead-row in {name}" in notes[1]
+    assert "told 2 alerts by then, first at step 50" in notes[2]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from kappascope.clinic.examination import SINGULAR, Examination, Spread
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, acts_beside, no_weight
 from kappascope.monitor.record import Run
 from kappascope.refusal import Refusal
+from kappascope.text import plural
 from kappascope.theory import GaussianNull
 
 MOST_STEPS = 12  # of a trajectory: what a screen holds; the page of the run itself has them all
@@ -65,7 +66,7 @@ def recorded(folder: str | Path, selection: Selection) -> list[Diagnosis]:
             source=name,
             matrices=tuple(rows.values()),
             skipped=tuple(_skipped(run, selection)),
-            notes=(f"read from the record of a monitor, at step {step:,}",),
+            notes=(f"read from the record of a monitor, at step {step:,}", *_told(run, step)),
             reference=earlier,
             settings={"options": dict(run.sessions[-1].options) if run.sessions else {}},
         ).judged()
@@ -73,6 +74,15 @@ def recorded(folder: str | Path, selection: Selection) -> list[Diagnosis]:
             names, [None, *names[:-1]], chosen, examined, strict=True
         )
     ]
+
+
+def _told(run: Run, step: int) -> Iterator[str]:
+    """Yield how many alerts the monitor told by a step: rules do not repeat them."""
+    told = [alert for alert in run.alerts if alert.step <= step]
+    if told:
+        first = f"at step {told[0].step:,} {told[0].name} in {told[0].matrix or 'the run'}"
+        page = "kappascope watch shows them"
+        yield f"the monitor told {plural(len(told), 'alert')} by then, first {first}; {page}"
 
 
 def _is_matrix(facts: Mapping[str, Any]) -> bool:
