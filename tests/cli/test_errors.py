@@ -16,7 +16,7 @@ from kappascope.lab import experiment, report
 def test_an_unforeseen_error_is_one_line_and_a_traceback_only_on_demand(
     run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report, "files", lambda *_: 1 / 0)
+    monkeypatch.setattr(report, "files", lambda *_, **__: 1 / 0)
     for arguments, lines in ((), 1), (("--debug",), 6):
         code, _, errors = run("reproduce", 1, "--quick", "--jobs", 0, "--out", tmp_path, *arguments)
         assert code == 5

@@ -87,6 +87,7 @@ CASES = {
 UNEXPLAINED = (
     "depth",
     "delta",
+    "negligible",
     "part_of",
     "errors",
     "unlearned",

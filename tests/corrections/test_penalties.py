@@ -238,3 +238,17 @@ def test_a_penalty_reaches_a_weight_through_what_makes_it() -> None:
     idle(layer, SpectralPenalty(0.1, target=1.5), 100)
     assert torch.equal(layer.parametrizations.weight[0]._u, vector)  # reading it moves nothing
     assert kappa_of(layer.weight) < 3
+
+
+def test_a_state_from_before_the_penalty_was_kept_is_loaded() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = OrthogonalPenalty(strength=1e-3, spectral=False).attach(model, optimizer)
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    assert any("penalty" in name for name in handle.metrics())
+    state = handle.state_dict()
+    for treatment in state["treatments"]:
+        del treatment["memory"]["penalty"]
+    handle.load_state_dict(state)
+    assert not any("penalty" in name for name in handle.metrics())

@@ -361,7 +361,7 @@ class DecoupledStep(Treatment):
         grown: Callable[[Tensor], State] = lambda matrix: {},
         *,
         every: int = 1,
-        price: Callable[[State], Tensor] | None = None,
+        price: Callable[[State], Tensor | None] | None = None,
     ) -> None:
         super().__init__(kind, weight, memory | {"wait": 0}, grown)  # so many steps, from the next
         self.change, self.every, self.price = change, every, price
@@ -406,8 +406,9 @@ class DecoupledStep(Treatment):
         if (values := self.memory.get("values")) is not None:
             tiny = torch.finfo(values.dtype).tiny
             numbers["kappa"] = (values[..., 0] / values[..., -1].clamp(min=tiny)).amax()
-        if self.price is not None and self.was_looked_at:
-            numbers["penalty"] = self.price(self.memory).sum()
+        penalty = self.price(self.memory) if self.price and self.was_looked_at else None
+        if penalty is not None:
+            numbers["penalty"] = penalty.sum()
         if self.is_done_elsewhere:  # and the change is not known here
             return numbers
         if self.sizes is None:

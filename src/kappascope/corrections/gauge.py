@@ -19,7 +19,10 @@ What stays is one number for some matrices: the scale of a matrix as a whole is 
 well (values and output, up and down, the gains of a norm layer and all that reads it).
 
 What a weight does, and which of its rows are whose, is what :func:`kappascope.matrices` says of it;
-neighbours are read off ``nn.Sequential`` and off the order of a module's children.
+neighbours are read off ``nn.Sequential`` and off the order of a module's children. A head that
+reads the last norm layer of an encoder from afar (a pooler, a classifier, the dense layer before a
+masked language model's logits) is not recognized: its columns keep factors, which the norm's gains
+repeat.
 """
 
 from __future__ import annotations

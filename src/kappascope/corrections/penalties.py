@@ -272,10 +272,9 @@ def _measured(matrix: Tensor) -> State:
     return {"calls": 0, "ends": ends, "warm": tracking.memory_form(matrix)}
 
 
-def _remembered(memory: State) -> Tensor:
-    """The penalty of every matrix when it was last looked at, where that is kept."""
-    penalty: Tensor = memory["penalty"]
-    return penalty
+def _remembered(memory: State) -> Tensor | None:
+    """The penalty of every matrix when it was last looked at; older states do not have it."""
+    return memory.get("penalty")
 
 
 def _null(weight: Tensor) -> float:
