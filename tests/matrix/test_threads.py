@@ -46,6 +46,11 @@ def test_a_small_matrix_has_one_thread_and_a_large_one_all(two: list[int]) -> No
     assert counts() == two
 
 
+def test_a_matrix_may_be_given_by_name() -> None:
+    assert set(seen(matrix=torch.empty(8, 8))) == {1}
+    assert spectra.vitals(matrix=torch.eye(3)).condition_number == 1
+
+
 def test_the_count_comes_back_after_nested_calls_and_errors(two: list[int]) -> None:
     held = OneThread()
     with pytest.raises(ZeroDivisionError), held:

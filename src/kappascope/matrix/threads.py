@@ -87,7 +87,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def steady(function: Callable[P, R]) -> Callable[P, R]:
-    """Give a function of a matrix, its first argument, one thread of OpenBLAS if that is small.
+    """Give a function of a matrix, its first argument, one thread of OpenBLAS if it is small.
 
     >>> import torch
     >>> steady(lambda matrix: _HELD.inside)(torch.eye(2))
@@ -96,7 +96,7 @@ def steady(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        if _is_large(args[0]):
+        if _is_large(args[0] if args else next(iter(kwargs.values()), None)):
             return function(*args, **kwargs)
         with _HELD:
             return function(*args, **kwargs)
