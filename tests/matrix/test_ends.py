@@ -100,3 +100,14 @@ def test_ends_of_the_transpose_change_sides() -> None:
     _, found = both_ends(tall(hard_matrices.gaussian(150, 140)), THRESHOLD)
     assert torch.equal(found.transposed().left, found.right)
     assert torch.equal(found.transposed().transposed().left, found.left)
+
+
+@pytest.mark.parametrize("kappa", [1e5, 1e7, 1e9, 1e11])
+def test_the_largest_values_take_no_digit_of_the_smallest(kappa: float) -> None:
+    """Both ends are taken in one pass, whose rounding is relative to the largest value."""
+    values = np.r_[np.linspace(2, 1, 150), 10 / kappa, 4 / kappa, 2 / kappa, 1 / kappa]
+    for a in (np.diag(values), hard_matrices.with_values(values, 300, len(values)).numpy()):
+        try:
+            check(tall(torch.from_numpy(a)))
+        except Unresolved:
+            assert a.shape[0] == 300

@@ -23,7 +23,7 @@ from kappascope.matrix._gram import (
     count_below_in_float32,
     gram,
 )
-from kappascope.matrix._krylov import Ritz, Space
+from kappascope.matrix._krylov import Ritz, Space, Triplets
 from kappascope.matrix.spectra import Method
 from method_limits import limits
 
@@ -288,7 +288,7 @@ def test_corrections_reach_float64_with_float32_factors(kappa: float) -> None:
     a, start = sighted(values, 24)
     square = Gram(a, torch.float32)
     cut = math.sqrt(values[-16] * values[-17])
-    triplets, below = _krylov.last_triplets(square, start, cut)
+    triplets, below = _krylov.last_triplets(square, Triplets.within(a, start), cut)
     assert math.isclose(float(triplets.values[-1]), reference(a)[-1], rel_tol=1e-8)
     assert below == 16
 
@@ -300,13 +300,13 @@ def test_corrections_give_up_when_factors_have_no_digits() -> None:
         mock.patch.object(Gram, "scaled_inverse", lambda self, x: 1e4 * noise),
         pytest.raises(Unresolved, match="residual of the smallest"),
     ):
-        _krylov.last_triplets(Gram(a, torch.float32), start, None)
+        _krylov.last_triplets(Gram(a, torch.float32), Triplets.within(a, start), None)
 
 
 def test_what_cannot_be_counted_is_not() -> None:
     values = np.geomspace(1, 1e-3, 60)
     a, start = sighted(values, 24)
     cut = float(reference(a)[-16])  # to the last digit, as near as float64 has it
-    triplets, below = _krylov.last_triplets(Gram(a, torch.float32), start, cut)
+    triplets, below = _krylov.last_triplets(Gram(a, torch.float32), Triplets.within(a, start), cut)
     assert math.isclose(float(triplets.values[-1]), reference(a)[-1], rel_tol=1e-8)
     assert below is None

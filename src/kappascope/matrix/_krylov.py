@@ -424,7 +424,8 @@ def _bottom(square: Gram, exact: Gram, begun: Space | None, largest: float, cut:
     )
     if square is not exact:
         with contextlib.suppress(Unresolved):
-            triplets, below = last_triplets(square, start, cut if countable else None)
+            begin = Triplets.within(square.matrix, start)
+            triplets, below = last_triplets(square, begin, cut if countable else None)
             return _End([float(triplets.values[-1])], str(square), below)
         square.release()
     hopeless = _inverse_fails(exact)
@@ -477,7 +478,7 @@ def _null(exact: Gram, largest: float) -> _End | None:
 
 
 def last_triplets(
-    square: Gram, start: Float[Tensor, "p k"], cut: float | None = None
+    square: Gram, start: Triplets, cut: float | None = None
 ) -> tuple[Triplets, int | None]:
     """Return the last singular triplets in float64, by corrections through rougher factors.
 
@@ -487,12 +488,12 @@ def last_triplets(
     that is verified is the smallest.
 
     >>> square = Gram(torch.diag(torch.arange(1.0, 33.0)).double(), torch.float32)
-    >>> round(float(last_triplets(square, torch.eye(32)[:, :4] + 1e-3)[0].values[-1]), 6)
+    >>> start = Triplets.within(square.matrix, torch.eye(32)[:, :4] + 1e-3)
+    >>> round(float(last_triplets(square, start)[0].values[-1]), 6)
     1.0
     """
-    v, below, previous, waiting = start, None, math.inf, cut is not None
+    triplets, below, previous, waiting = start, None, math.inf, cut is not None
     for turn in range(MAX_CORRECTIONS):
-        triplets = Triplets.within(square.matrix, v)
         ritz = triplets.smallest_squares
         if cut is not None and waiting:
             below = ritz.count(-cut * cut)
@@ -504,8 +505,8 @@ def last_triplets(
             break
         kept = slice(None if waiting else -POLISHED_VECTORS, None)
         residual = (triplets.rest * triplets.values)[:, kept]
-        v = triplets.right[:, kept] - square.scaled_inverse(residual)
-        previous = uncertainty
+        better = triplets.right[:, kept] - square.scaled_inverse(residual)
+        triplets, previous = Triplets.within(square.matrix, better), uncertainty
     raise Unresolved("residual of the smallest singular values")
 
 
@@ -591,6 +592,10 @@ class Triplets:
         u, s, wt = torch.linalg.svd(times(a, v), full_matrices=False)
         right = v @ wt.mT
         return cls(u, s, right, transposed_times(a, u) - right * s)
+
+    def sliced(self, kept: slice) -> Triplets:
+        """Return some of the triplets."""
+        return Triplets(*(part[..., kept] for part in vars(self).values()))
 
     @property
     def largest_squares(self) -> Ritz:

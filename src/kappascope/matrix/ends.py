@@ -80,15 +80,16 @@ def both_ends(a: Float[Tensor, "q p"], threshold: float) -> tuple[_krylov.Extrem
     """
     rough = Gram(a, torch.float32)
     form = _blas.Tridiagonal.of(rough.lower)
-    first_squares, first = form.first(BLOCK_VECTORS)
-    last_squares, last = form.last(BLOCK_VECTORS)
+    squares, vectors = form.ends(BLOCK_VECTORS)
+    first_squares, last_squares = squares[:BLOCK_VECTORS], squares[BLOCK_VECTORS:]
     blur = BLUR * float(last_squares[-1])
     if min(first_squares[-1] - first_squares[0], last_squares[-1] - last_squares[0]) < 2 * blur:
         raise Unresolved("more values at an end than float32 tells apart")
-    top = _krylov.Triplets.within(a, last)
+    both = _krylov.Triplets.within(a, vectors)  # one pass over the matrix for both ends
+    top, bottom = both.sliced(slice(None, BLOCK_VECTORS)), both.sliced(slice(BLOCK_VECTORS, None))
     if not top.largest_squares.uncertainty(2) < 2 * TOLERANCE:
         raise Unresolved("residual of the largest singular values")
-    bottom, _ = _krylov.last_triplets(rough, first)
+    bottom, _ = _krylov.last_triplets(rough, bottom)
     largest, second, smallest = (float(v) for v in (*top.values[:2], bottom.values[-1]))
     cut = threshold * largest
     below = 0
