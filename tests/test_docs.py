@@ -111,7 +111,7 @@ def test_the_demo_prints_what_the_readme_says(run, monkeypatch) -> None:
     readme = (ROOT / "README.md").read_text()
     (printed,) = re.findall(r"in part:\n\n```\n(.*?)```", readme, re.DOTALL)
     there = {line.strip() for line in output.splitlines()}
-    assert (code, errors) == (0, "")
+    assert code == 0, errors  # which has progress where two seconds do not do
     assert [line for line in printed.splitlines() if line.strip() not in there] == []
 
 
