@@ -292,9 +292,9 @@ CLAIMS = (
     ),
     Claim(
         "e6.scale",
-        "The target's scale decides what multipliers gain, not its structure: at equal norms "
-        "structures differ by less than 10 percentage points, from norm 4 to 32 the gain grows by "
-        "more than 30.",
+        "The scale of the target decides what multipliers gain, not its structure: at equal "
+        "norms the gains of the structures differ by less than 10 percentage points, and from "
+        "norm 4 to norm 32 the gain grows by more than 30.",
         "control; P 4.6",
         measures={
             "apart": {

@@ -396,8 +396,9 @@ CLAIMS = (
     ),
     Claim(
         "e7.untrained",
-        "The large kappa of a deep product is a property of products of random matrices: most of "
-        "what log kappa exceeds its target by is there before training, at depths 2 to 4.",
+        "The large kappa of a deep product is a property of products of random matrices: at "
+        "depths 2 to 4 most of the difference between log kappa and its target is there before "
+        "training.",
         "control; P 4.7",
         measures={
             "share": {f"at depth {depth}": share_before(depth) for depth in DEPTHS[1:]},

@@ -234,8 +234,8 @@ CLAIMS = (
     ),
     Claim(
         "e8.decay-acts",
-        "Where weight decay can act, it lowers the error of log kappa and raises that of the "
-        "norms: at rate x decay x steps of 0.6 and 2 after 200 steps.",
+        "Weight decay lowers the error of log kappa and raises that of the norms where it can "
+        "act: at rate x decay x steps of 0.6 and 2, after 200 steps.",
         "control; P 4.8",
         measures={
             "kappa": {

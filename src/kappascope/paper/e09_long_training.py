@@ -253,8 +253,8 @@ CLAIMS = (
     ),
     Claim(
         "e9.law",
-        "At the noise floor kappa's error is 2.03 d times the row norms': all entries are off "
-        "alike, whatever label noise, learning rate and batch are.",
+        "At the noise floor kappa's error is 2.03 d times the row norms': the errors of all "
+        "entries are alike, whatever label noise, learning rate and batch are.",
         "control; P abstract, 4.8, 4.9",
         measures={
             "drawn": {f"at d = {d}": over_law(d, "drawn") for d in (SIZE, *LARGER)},
