@@ -361,7 +361,8 @@ def _uncompared(diagnosis: Diagnosis) -> Iterator[Text]:
 def _paragraph(group: Sequence[Finding]) -> Text:
     first = group[0]
     more = f"; likewise in {len(group) - 1} more" if len(group) > 1 else ""
-    text = Text(f"{first.severity}: {first.rule}", COLOURS[first.severity])
+    text = Text()  # only the head has the colour: what is found is to be read
+    text.append(f"{first.severity}: {first.rule}", COLOURS[first.severity])
     text.append(
         f" in {plain(first.subject, LONGEST_NAME)}: {plain(first.evidence)}{more}.", "default"
     )
