@@ -18,3 +18,4 @@ Path("report.html").write_text(found.html(), encoding="utf-8")
 
 assert [one.subject for one in found.findings if one.rule == "dead-rows"] == ["0.weight"]
 print(found)
+print("open report.html")

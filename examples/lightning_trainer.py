@@ -34,5 +34,7 @@ trainer = lightning.Trainer(
 )
 trainer.fit(Module(), data)
 
-assert {reading.step for reading in Run.read("runs/lightning").readings} >= {0, 4, 8}
-print("watched in Lightning")
+run = Run.read("runs/lightning")
+assert {reading.step for reading in run.readings} >= {0, 4, 8}
+print(f"{len(run.readings)} readings of {len(run.matrices)} matrices")
+print("see them: kappascope watch runs/lightning --once")

@@ -28,5 +28,7 @@ callbacks = [MonitorCallback("runs/trainer", every=2), CorrectionCallback(Multip
 Trainer(model, arguments, train_dataset=data, callbacks=callbacks).train()
 
 assert list(model.state_dict()) == names  # the plain model, all along
-assert {reading.step for reading in Run.read("runs/trainer").readings} >= {0, 2, 4, 6}
-print("watched and corrected in a Trainer")
+run = Run.read("runs/trainer")
+assert {reading.step for reading in run.readings} >= {0, 2, 4, 6}
+print(f"{len(run.readings)} readings of {len(run.matrices)} matrices, with Multipliers attached")
+print("see them: kappascope watch runs/trainer --once")

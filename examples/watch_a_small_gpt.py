@@ -51,3 +51,4 @@ matrices = {row["matrix"] for row in monitor.table().to_pylist()}
 assert losses[-1] < 0.7 * losses[0]
 assert len(matrices) > 10 and not [one for one in monitor.alerts if one.name == "non-finite"]
 print(f"loss {losses[0]:.2f} -> {losses[-1]:.2f}; {len(matrices)} matrices were watched")
+print("open run.html, or type: kappascope watch runs/gpt --once")

@@ -136,7 +136,7 @@ def test_what_moved_most_stands_first_and_changes_are_no_errors() -> None:
     places = [drawn.index(f"\n {name} ") for name in "bca"]
     assert places == sorted(places) and "moved" in drawn
     told = [line.plain for line in terminal.lines(found)]
-    assert told[0].startswith("Changes against") and "b.weight" in told[1]
+    assert told[0].startswith("Compared with") and "3 of 3" in told[0]
     assert "error" not in " ".join(told)
 
 

@@ -34,13 +34,13 @@ def overview(
     """Write the page of the command itself: its subcommands by what they are for."""
     parts = [
         "Usage: kappascope COMMAND ...",
-        _filled("Look into the weight matrices of neural networks."),
+        filled("Look into the weight matrices of neural networks."),
     ]
     for title, names in panels.items():
         rows = {name: _paragraphs(commands[name])[0].rstrip(".") for name in names}
         parts.append(_panel(title, rows))
     parts.append(_panel("Options", {"--version": "Show the version.", **_COMPLETION, **COMMON}))
-    parts.append(_filled("`kappascope COMMAND -h` explains a command. Try first:"))
+    parts.append(filled("`kappascope COMMAND -h` explains a command. Try first:"))
     parts.append("  kappascope diagnose model.safetensors")
     return "\n\n".join(parts)
 
@@ -55,7 +55,7 @@ def command_page(name: str, command: Callable[..., Any]) -> str:
     """Write the page of one subcommand."""
     arguments, options = _parameters(command)
     usage = " ".join(["Usage: kappascope", name, *arguments, "[OPTIONS]"])
-    parts = [usage, *(_filled(paragraph) for paragraph in _paragraphs(command))]
+    parts = [usage, *(filled(paragraph) for paragraph in _paragraphs(command))]
     if arguments:
         parts.append(
             _panel("Arguments", {key.strip("[]"): said for key, said in arguments.items()})
@@ -63,7 +63,7 @@ def command_page(name: str, command: Callable[..., Any]) -> str:
     parts.append(
         _panel("Options", options | {k: said for k, said in COMMON.items() if k not in options})
     )
-    parts.append(_filled(f"Exit codes: {EXIT_CODES}"))
+    parts.append(filled(f"Exit codes: {EXIT_CODES}"))
     return "\n\n".join(parts)
 
 
@@ -125,7 +125,7 @@ def _width() -> int:
     return min(WIDEST, shutil.get_terminal_size().columns)
 
 
-def _filled(paragraph: str) -> str:
+def filled(paragraph: str) -> str:
     """Break lines to fit; indented ones are commands and stay as they are."""
     lines = paragraph.splitlines()
     plain = [line for line in lines if not line.startswith(" ")]

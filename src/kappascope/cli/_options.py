@@ -18,14 +18,16 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show where an error arose.
 Out = Annotated[
     str,
     typer.Option(
-        help="Folder of the results, here or in an object store.", parser=_folder, metavar="PATH"
+        help="The folder of the results, on this machine or in an object store.",
+        parser=_folder,
+        metavar="PATH",
     ),
 ]
 Keep = Annotated[
     str | None,
     typer.Option(
         "--out",
-        help="Keep rows in this folder; a command that was stopped goes on from them.",
+        help="Keep the rows in this folder. A command that was stopped goes on from them.",
         parser=_folder,
         metavar="PATH",
     ),
@@ -33,15 +35,17 @@ Keep = Annotated[
 ShardOption = Annotated[
     str | None,
     typer.Option(
-        "--shard", metavar="I/N", help="Do part I of N; `kappascope join` brings them together."
+        "--shard", metavar="I/N", help="Do part I of N. `kappascope join` joins the parts."
     ),
 ]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Forget what is in that folder.")]
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Remove the results that are in the folder first.")
+]
 EngineName = Annotated[
     str,
     typer.Option(
         "--engine",
         metavar="local|ray|ray://ADDRESS",
-        help="Work on this machine, or on those of a Ray cluster.",
+        help="Work on this machine or on a Ray cluster.",
     ),
 ]

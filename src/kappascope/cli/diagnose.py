@@ -52,78 +52,110 @@ def diagnose(
         list[str],
         typer.Argument(
             metavar="PATH...",
-            help="A checkpoint; several, or a folder of numbered ones, are a trajectory.",
+            help="A checkpoint. Several, or a folder of numbered ones, are a trajectory.",
         ),
     ],
     *,
     include: Annotated[
-        list[str] | None, typer.Option(help="Only tensors whose name contains this, or matches it.")
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Examine only tensors whose name contains this text or matches this pattern.",
+        ),
     ] = None,
     exclude: Annotated[
-        list[str] | None, typer.Option(help="No tensors whose name contains this, or matches it.")
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Leave out tensors whose name contains this text or matches this pattern.",
+        ),
     ] = None,
     spectrum: Annotated[
         Extent,
-        typer.Option(help="All singular values up to size 2048, all always, or the ends alone."),
+        typer.Option(
+            help="auto: all singular values up to a size of 2048, the two ends beyond it. full: "
+            "always all. none: only the two ends."
+        ),
     ] = "auto",
     reference: Annotated[
         str | None,
-        typer.Option(metavar="PATH", help="A checkpoint to compare every component with."),
+        typer.Option(metavar="PATH", help="Compare every component with those of this checkpoint."),
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option(metavar="PATH", help="The model that an adapter is merged into first."),
+        typer.Option(
+            metavar="PATH", help="Merge the adapter into this model before the examination."
+        ),
     ] = None,
     rename: Annotated[
         list[str] | None,
         typer.Option(
-            help="A=B: put B for A in names before they are compared with the reference's."
+            metavar="A=B", help="The text A in names here stands for B in names of the reference."
         ),
     ] = None,
     optimizer: Annotated[
         str | None,
         typer.Option(
             help="How the model was trained from the reference, like 'AdamW lr=0.001 "
-            "weight_decay=0.1': separates what was learned from what noise alone would do."
+            "weight_decay=0.1'. The diagnosis then tells what was learned from what noise alone "
+            "would have done."
         ),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="How many steps the optimizer made.")
+        int | None,
+        typer.Option(
+            min=1, help="The number of steps that the optimizer made from the reference on."
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document, no table.")] = False,
-    html: Annotated[Path | None, typer.Option(help="Write a page to this file.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document and no table.")
+    ] = False,
+    html: Annotated[Path | None, typer.Option(help="Write the page to this HTML file.")] = None,
     table: Annotated[
-        Path | None, typer.Option(help="Write one row per matrix: .parquet or .csv.")
+        Path | None, typer.Option(help="Write one row per matrix to this file, .parquet or .csv.")
     ] = None,
     as_csv: Annotated[
-        bool, typer.Option("--csv", help="One row per matrix as CSV on the standard output.")
+        bool, typer.Option("--csv", help="Print one row per matrix as CSV and no table.")
     ] = False,
     top: Annotated[
         int | None,
-        typer.Option(min=0, help="Matrices to show; by default 24 in a table, all in CSV."),
+        typer.Option(
+            min=0, help="The number of matrices to show. By default 24 in the table and all in CSV."
+        ),
     ] = None,
     sort: Annotated[
-        Order | None, typer.Option(help="What comes first; by default what moved most or is worst.")
+        Order | None,
+        typer.Option(
+            help="The order of the matrices. By default the worst come first, and with --reference "
+            "those that moved most."
+        ),
     ] = None,
     quiet: Annotated[
-        bool, typer.Option("-q", "--quiet", help="Print nothing but findings that can be acted on.")
+        bool,
+        typer.Option(
+            "-q", "--quiet", help="Print only what failed and the findings that can be acted on."
+        ),
     ] = False,
     atlas: Annotated[
         str | None,
-        typer.Option(help="A file that `survey --atlas` wrote: what matrices are compared with."),
+        typer.Option(
+            metavar="PATH",
+            help="Compare matrices with this atlas of trained ones, which `survey --atlas` wrote.",
+        ),
     ] = None,
     verbose: Annotated[
-        bool, typer.Option("-v", "--verbose", help="Show observations one by one, too.")
+        bool, typer.Option("-v", "--verbose", help="Show every observation, too.")
     ] = False,
     fail_on: Annotated[
-        Severity | None, typer.Option(help="Exit with code 1 if a finding is this severe or worse.")
+        Severity | None,
+        typer.Option(help="Exit with code 1 if a finding has this severity or a graver one."),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, max=1024, help="Processes to work in.")] = CORES,
+    jobs: Annotated[int, typer.Option(min=1, max=1024, help="The number of processes.")] = CORES,
     memory: Annotated[
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Memory of each process, like 8G; by default what its matrices need.",
+            help="The memory that each process may use, like 8G. By default what it needs.",
         ),
     ] = None,
     engine: EngineName = "local",
@@ -131,7 +163,7 @@ def diagnose(
     out: Keep = None,
     debug: Debug = False,
 ) -> None:
-    """Examine the weights in a checkpoint, without model code and without trust in the file.
+    """Examine the weights in a checkpoint; no model code is needed, and none in the file is run.
 
     A checkpoint is a file (.safetensors, .pt, .gguf, .onnx, .npz, ...), a folder, or an address
     (https://, hf://, s3://, gs://). It may also be the folder of a run that a Monitor recorded,

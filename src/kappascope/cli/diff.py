@@ -20,7 +20,7 @@ from kappascope.system.workers import CORES, Processes
 from kappascope.text import clean, number, plural, ruled_table
 
 if TYPE_CHECKING:
-    from kappascope.clinic.diff import Diff
+    from kappascope.clinic.diff import ComparedLayer, Diff
 
 TABLE_ROWS = 40  # layers that are not the same, the gravest first
 SHORTEST_NAME, OTHER_COLUMNS = 24, 53  # characters: of a name that is cut, and beside it
@@ -29,28 +29,45 @@ COLOURS = {"damaged": "bold red", "missing": "red", "replaced": "yellow", "added
 
 def diff(
     before: Annotated[str, typer.Argument(metavar="A", help="A checkpoint.")],
-    after: Annotated[str, typer.Argument(metavar="B", help="What became of it.")],
+    after: Annotated[str, typer.Argument(metavar="B", help="The checkpoint that A became.")],
     *,
     include: Annotated[
-        list[str] | None, typer.Option(help="Only tensors whose name contains this, or matches it.")
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Compare only tensors whose name contains this text or matches this pattern.",
+        ),
     ] = None,
     exclude: Annotated[
-        list[str] | None, typer.Option(help="No tensors whose name contains this, or matches it.")
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Leave out tensors whose name contains this text or matches this pattern.",
+        ),
     ] = None,
     rename: Annotated[
         list[str] | None,
-        typer.Option(help="NEW=OLD: NEW in names of B is OLD in names of A."),
+        typer.Option(
+            metavar="NEW=OLD", help="The text NEW in names of B stands for OLD in names of A."
+        ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document, no table.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document and no table.")
+    ] = False,
     fail_on: Annotated[
         Literal["rounding", "rearranged", "trained", "added", "replaced", "missing", "damaged"]
         | None,
-        typer.Option(help="Exit with 1 if a layer is this, or worse."),
+        typer.Option(
+            help="Exit with code 1 if the verdict on a layer is this one or a graver one."
+        ),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, max=1024, help="Processes to work in.")] = CORES,
+    jobs: Annotated[int, typer.Option(min=1, max=1024, help="The number of processes.")] = CORES,
     memory: Annotated[
         str | None,
-        typer.Option(help="Memory of each process, like 8G; by default what its layers need."),
+        typer.Option(
+            metavar="SIZE",
+            help="The memory that each process may use, like 8G. By default what it needs.",
+        ),
     ] = None,
     debug: Debug = False,
 ) -> None:
@@ -157,7 +174,7 @@ def _show(found: Diff) -> None:
             Text(plain(layer.name or layer.before, room)),
             Text(layer.verdict, COLOURS.get(layer.verdict, "")),
             Text(number(layer.distance, 2)),
-            Text(plain(layer.text)),
+            Text(plain(_untold(layer))),
         )
     if changed:
         draw(drawn)
@@ -168,6 +185,13 @@ def _show(found: Diff) -> None:
     for item in found.failed:
         tell(clean(f"failed: {item.name}: {item.reason}"))
     tell(clean(found.verdict))
+
+
+def _untold(layer: ComparedLayer) -> str:
+    """Return what is said of a layer but how far it moved, which has a column of its own."""
+    if layer.distance is None:
+        return layer.text
+    return layer.text.removeprefix(f"moved by {layer.distance:.2g} of its norm, ")
 
 
 def _refuse(found: Diff, fail_on: str | None) -> None:

@@ -6,13 +6,18 @@ from typing import Annotated
 
 import typer
 
+from kappascope.cli._help import filled
 from kappascope.cli._options import Debug
-from kappascope.cli._terminal import loading, tell
+from kappascope.cli._terminal import draw, loading, tell
+from kappascope.text import ruled_table
 
 
 def explain(
     rules: Annotated[
-        list[str] | None, typer.Argument(metavar="RULE...", help="Rules by name; none lists them.")
+        list[str] | None,
+        typer.Argument(
+            metavar="RULE...", help="The names of rules. Without one, all rules are listed."
+        ),
     ] = None,
     debug: Debug = False,
 ) -> None:
@@ -25,7 +30,13 @@ def explain(
         from kappascope.clinic.judgement import explanation, rule_names
 
     if not rules:
+        listed = ruled_table("rule", "concern", "what it looks for")
+        listed.columns[0].no_wrap = listed.columns[1].no_wrap = True
         for name in rule_names():
-            tell(explanation(name).splitlines()[0])
+            head, looks_for, *_ = explanation(name).split("\n\n")
+            listed.add_row(name, head.partition(": ")[2].partition(",")[0].split()[-1], looks_for)
+        draw(listed)
+        tell("`kappascope explain RULE` has the limits of a rule and their reasons.")
         return
-    tell("\n\n".join(explanation(name) for name in rules))
+    explained = (explanation(name).split("\n\n") for name in rules)
+    tell("\n\n".join("\n\n".join(map(filled, paragraphs)) for paragraphs in explained))

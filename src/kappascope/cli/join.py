@@ -16,16 +16,16 @@ from kappascope.text import clean, plural
 
 def join(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="FOLDER...", help="Folders that --shard has filled.")
+        list[Path], typer.Argument(metavar="FOLDER...", help="The folders that --shard has filled.")
     ],
     *,
     out: Out,
     debug: Debug = False,
 ) -> None:
-    """Bring the units of several folders into one, each unit once.
+    """Join the results of several machines in one folder.
 
-    Then give the command that filled them once more, with that folder and without --shard: it runs
-    what is missing and shows the results.
+    Then give the command that filled the folders once more, with this folder as --out and without
+    --shard. It runs what is missing and shows the results.
 
     For example:
       kappascope join part1 part2 part3 --out whole

@@ -15,24 +15,35 @@ from kappascope.system.workers import CORES
 def reproduce(
     numbers: Annotated[
         list[int] | None,
-        typer.Argument(metavar="[1 4 7 ...]", help="Experiments; the paper's nine if none."),
+        typer.Argument(
+            metavar="[1 4 7 ...]", help="The numbers of experiments. By default the paper's nine."
+        ),
     ] = None,
     *,
     beyond: Annotated[
-        bool, typer.Option("--beyond", help="Also experiments that answer the paper's review.")
+        bool,
+        typer.Option("--beyond", help="Run also the experiments that answer the paper's review."),
     ] = False,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="Compare printed figures and decide what half a minute can."),
+        typer.Option(
+            "--quick",
+            help="Compare printed figures with ours and decide a dozen claims in half a minute.",
+        ),
     ] = False,
     trials: Annotated[
         int | None,
         typer.Option(
-            min=1, max=1_000_000, help="Trials of each setting, with random numbers of our own."
+            min=1,
+            max=1_000_000,
+            help="The number of trials of each setting, with random numbers of our own.",
         ),
     ] = None,
     jobs: Annotated[
-        int, typer.Option(min=0, max=1024, help="Processes to run trials in; 0 uses this one.")
+        int,
+        typer.Option(
+            min=0, max=1024, help="The number of processes. 0 runs the trials in this one."
+        ),
     ] = CORES,
     engine: EngineName = "local",
     shard: ShardOption = None,
@@ -42,8 +53,8 @@ def reproduce(
 ) -> None:
     """Run the paper's experiments, judge its claims, write the report.
 
-    Trials that are in the folder already are not run again: after an interruption, or to add
-    experiments or trials, name the same folder.
+    Trials that are in the folder already are not run again. So name the same folder after an
+    interruption, or to add experiments or trials.
 
     For example:
       kappascope reproduce --quick

@@ -30,14 +30,16 @@ def study(
         str | None,
         typer.Argument(
             metavar="[NAME]",
-            help="teacher, digits, gpt, pretrained or unlearned; all of them if none.",
+            help="teacher, digits, gpt, pretrained or unlearned. By default all of them.",
         ),
     ] = None,
     *,
-    quick: Annotated[bool, typer.Option("--quick", help="Few trials, about a minute.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Run few trials, for about a minute.")
+    ] = False,
     text: Annotated[Path | None, typer.Option(help="Train the character GPT on this text.")] = None,
     jobs: Annotated[
-        int, typer.Option(min=0, max=1024, help="Processes to train in; 0 uses this one.")
+        int, typer.Option(min=0, max=1024, help="The number of processes. 0 trains in this one.")
     ] = CORES,
     engine: EngineName = "local",
     shard: ShardOption = None,
@@ -45,9 +47,9 @@ def study(
     fresh: Fresh = False,
     debug: Debug = False,
 ) -> None:
-    """Train real networks, or look into pretrained ones, and ask there what the paper asks.
+    """Ask the paper's questions of real networks, trained here or pretrained.
 
-    After an interruption, name the same folder: training goes on in the middle.
+    After an interruption name the same folder: training goes on where it stopped.
 
     For example:
       kappascope study digits --quick

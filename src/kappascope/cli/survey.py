@@ -37,14 +37,18 @@ def survey(
         ),
     ],
     *,
-    atlas: Annotated[
-        Path | None, typer.Option(help="Write the ranges of all quantities to this JSON file.")
-    ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page to this file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The atlas as JSON, no table.")] = False,
-    jobs: Annotated[int, typer.Option(min=1, max=1024, help="Processes to work in.")] = CORES,
+    atlas: Annotated[Path | None, typer.Option(help="Write the atlas to this JSON file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the page to this HTML file.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the atlas as JSON and no table.")
+    ] = False,
+    jobs: Annotated[int, typer.Option(min=1, max=1024, help="The number of processes.")] = CORES,
     memory: Annotated[
-        str | None, typer.Option(help="Memory of each process, like 8G; by default as needed.")
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="The memory that each process may use, like 8G. By default what it needs.",
+        ),
     ] = None,
     engine: EngineName = "local",
     shard: ShardOption = None,
@@ -53,10 +57,12 @@ def survey(
 ) -> None:
     """Put many checkpoints into one table, and learn what trained matrices are like.
 
-    The atlas has quantiles of each quantity by kind and shape of matrix; give it to diagnose with
-    --atlas. What was never trained, and what could not be read, is left out and named.
+    The atlas has the quantiles of each quantity by kind and shape of matrix. `kappascope diagnose
+    --atlas` takes it. Matrices that were never trained are left out, and so are checkpoints that
+    cannot be read; the output names both.
 
-    With --out the rows of every checkpoint are kept: a survey that was stopped goes on.
+    With --out the rows of every checkpoint are kept, and a survey that was stopped goes on from
+    them.
 
     For example:
       kappascope survey models/* --atlas ours.json --html survey.html

@@ -15,8 +15,8 @@ from kappascope.text import clean
 
 
 def verify(
-    folder: Annotated[Path, typer.Argument(help="Folder of results.")],
-    trials: Annotated[int, typer.Option(min=1, help="How many to run again.")] = 5,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of results.")],
+    trials: Annotated[int, typer.Option(min=1, help="The number of trials to run again.")] = 5,
     text: Annotated[Path | None, typer.Option(help="The text that a study was given.")] = None,
     debug: Debug = False,
 ) -> None:

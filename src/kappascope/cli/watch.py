@@ -25,12 +25,12 @@ def watch(
     port: Annotated[
         int | None,
         typer.Argument(
-            metavar="[PORT]", help="The port for --serve, else a free one.", min=0, max=65535
+            metavar="[PORT]", help="The port for --serve. By default a free one.", min=0, max=65535
         ),
     ] = None,
     *,
     serve: Annotated[
-        bool, typer.Option("--serve", help="Serve a page that follows the run, on 127.0.0.1.")
+        bool, typer.Option("--serve", help="Serve a page on 127.0.0.1 that follows the run.")
     ] = False,
     once: Annotated[
         bool, typer.Option("--once", help="Show the run as it is now, and end.")
@@ -39,7 +39,7 @@ def watch(
 ) -> None:
     """Follow a training run that a Monitor records: its loss, alerts, and matrices in need of care.
 
-    It ends when the run is closed; Ctrl-C ends it before that, and the run goes on.
+    The command ends when the run is closed. Ctrl-C ends the command earlier; the run goes on.
 
     For example:
       kappascope watch runs/gpt

@@ -98,7 +98,7 @@ def _known(diagnosis: Diagnosis) -> Iterator[Fact]:
         row = max(resolved, key=lambda row: row.ratio or 0.0)
         times = f"{number(row.ratio, 2)} times that of a random matrix of its shape"
         yield Fact(
-            f"The condition number farthest above chance is {number(row.kappa)}: {times}.", row
+            f"The condition number farthest above chance is {number(row.kappa)}, {times}.", row
         )
     ranked = [
         row
@@ -109,7 +109,8 @@ def _known(diagnosis: Diagnosis) -> Iterator[Fact]:
         row = min(ranked, key=lambda row: (row.effective_rank or 0) / min(row.shape))
         used = f"{row.effective_rank} of {min(row.shape)}"
         yield Fact(
-            f"The fewest directions used: {used} singular values exceed 1 % of the largest.", row
+            f"The fewest directions used: {used} singular values exceed 1 % of the largest one.",
+            row,
         )
     elif rows:
         yield Fact("In every matrix all singular values exceed 1 % of the largest.", rows[0])
@@ -117,18 +118,19 @@ def _known(diagnosis: Diagnosis) -> Iterator[Fact]:
     if heavy:
         row = max(heavy, key=lambda row: row.outliers or 0)
         count = plural(row.outliers or 0, "singular value")
-        yield Fact(f"The most learned directions: {count} above the edge of a random matrix.", row)
+        yield Fact(f"The most learned directions: {count} larger than any of a random matrix.", row)
     unknown = [row for row in rows if row.is_unresolved]
     if unknown:
         types = sorted({row.storage or row.dtype for row in unknown})
         many = f"{len(unknown)} of {len(rows)}"
-        yield Fact(f"κ cannot be known for {many}: stored in {', '.join(types)}.", unknown[0])
+        yield Fact(
+            f"κ of {many} cannot be known: the matrices are stored in {', '.join(types)}.",
+            unknown[0],
+        )
     wide = [row for row in rows if row.stable_rank is not None]
     if wide:
         row = min(wide, key=lambda row: row.stable_rank or 0.0)
-        yield Fact(
-            f"The lowest stable rank is {number(row.stable_rank)}: few directions carry it.", row
-        )
+        yield Fact(f"The lowest stable rank is {number(row.stable_rank)}.", row)
 
 
 def spark_paths(row: Examination | None) -> tuple[str, str] | None:

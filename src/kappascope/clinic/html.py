@@ -71,20 +71,21 @@ LABELS = {
 
 COLUMNS = {
     "name": ("Name", "The name that the file gives a matrix. Press it to see its spectrum."),
-    "shape": ("Shape", "Outputs × inputs; of a convolution, inputs times taps."),
+    "shape": ("Shape", "Outputs × inputs. A convolution has as many columns as inputs times taps."),
     "dtype": ("Dtype", "How the entries are stored."),
-    "kappa": ("κ", "The condition number: the largest singular value over the smallest. ≥ stands "
-              "where the stored digits leave open how small the smallest is."),
-    "chance": ("× chance", "κ over that of a random matrix of this shape. Within a severity, the "
-               "table is in this order."),
+    "kappa": ("κ", "The condition number: the largest singular value divided by the smallest. ≥ "
+              "means that rounding in the file hides how small the smallest one is."),
+    "chance": ("× chance", "κ divided by the usual κ of a random matrix of this shape. The table "
+               "is sorted by the worst finding, then by this number."),
     "rank": ("σ > 1 %", "How many singular values exceed 1 % of the largest."),
-    "stable": ("Stable rank", "The squared Frobenius norm over the largest squared singular value: "
-               "how many directions carry the matrix."),
-    "alpha": ("α", "The exponent of the spectrum's tail (Martin and Mahoney); 2 to 6 is usual."),
-    "gap": ("Gap", "The distance from the largest singular value to the second, over the largest."),
-    "rows": ("Row cv", "How much the norms of rows vary: their deviation over their mean."),
-    "columns": ("Col. cv", "How much the norms of columns vary: their deviation over their mean."),
-    "findings": ("Findings", "What the rules found; `kappascope explain RULE` tells why."),
+    "stable": ("Stable rank", "The sum of all squared singular values divided by the largest of "
+               "them: roughly how many directions carry the matrix."),
+    "alpha": ("α", "The exponent of the spectrum's tail (Martin and Mahoney). 2 to 6 is usual."),
+    "gap": ("Gap", "The largest singular value minus the second, divided by the largest."),
+    "rows": ("Row cv", "How much row norms vary: their standard deviation divided by their mean."),
+    "columns": ("Col. cv", "How much column norms vary: their standard deviation divided by their "
+                "mean."),
+    "findings": ("Findings", "What the rules found. `kappascope explain RULE` explains a rule."),
 }  # fmt: skip
 """The columns of the table of matrices, and what each says."""
 
@@ -244,6 +245,12 @@ def facts(row: Examination) -> Iterator[tuple[str, str, str]]:
 # --- the first line -------------------------------------------------------------------------------
 
 
+SKIPPED = {  # what reads well behind a number; ties to different names are one kind
+    ReasonKind.TIED: "tied to another",
+    ReasonKind.HEADS_UNKNOWN: "products of heads, whose number is unknown",
+}
+
+
 @dataclass(frozen=True)
 class Opening:
     """The first line of the page; what is incomplete must not look complete."""
@@ -272,9 +279,8 @@ def opening(diagnosis: Diagnosis) -> Opening:
         causes = [f"{name}: {reason}" for name, reason in failures.items()]
         rest.append(f"{failed:,} failed: {_listed(causes)}.")
     if diagnosis.skipped:
-        kinds = Counter(  # ties to different names are one kind
-            "tied to another" if item.reason.kind is ReasonKind.TIED else str(item.reason)
-            for item in diagnosis.skipped
+        kinds = Counter(
+            SKIPPED.get(item.reason.kind, str(item.reason)) for item in diagnosis.skipped
         )
         causes = [f"{many:,} {reason}" for reason, many in kinds.most_common()]
         rest.append(f"Skipped: {_listed(causes)}.")

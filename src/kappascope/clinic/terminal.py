@@ -34,7 +34,7 @@ DROPPED_FIRST = (
 )  # columns that make room for long names, in order
 DROPPED_LAST = "σ>1%", "× chance"  # columns that go where even a short name has no room
 LEAST_TAIL = 1e-9  # a probability below this says no more than that it is small
-MOVED_ROWS = 8  # matrices named as moved most
+MOVED_ROWS = 8  # matrices whose change is told
 STEP_HEADS = "step", "matrices", "median κ", "largest κ", "Δ log κ", "Δ matrix", "findings"
 STEP_COLUMNS_DROPPED = "largest κ", "matrices", "Δ log κ", "median κ"
 COLUMN_GAP = 3  # characters between columns
@@ -286,7 +286,7 @@ def _failed(diagnosis: Diagnosis, most: int = 8) -> Iterator[tuple[str, str]]:
 
 
 def _moves(diagnosis: Diagnosis) -> Iterator[Text]:
-    """Tell what moved most since the reference, and how far each component is from it."""
+    """Tell how far each component is from the reference."""
     compared = [(row.errors, row.name) for row in diagnosis.matrices if row.errors]
     if not diagnosis.reference:
         return
@@ -294,20 +294,21 @@ def _moves(diagnosis: Diagnosis) -> Iterator[Text]:
         yield Text(f"Against {plain(diagnosis.reference)}: {diagnosis.incomparable}.")
         yield from _uncompared(diagnosis)
         return
-    extent = f"{len(compared)} of {len(diagnosis.matrices)} matrices compared"
-    yield Text(f"Changes against {plain(diagnosis.reference)}, {extent}. What moved most:")
-    moved = [row for row in diagnosis.ordered("moved") if row.errors][:MOVED_ROWS]
-    for row in moved:
-        yield Text(f"    {number(row.moved, 2):>7}  {plain(row.name, LONGEST_NAME)}")
-    yield Text("By component, relative change in the median and at most:")
+    extent = f"{len(compared)} of {len(diagnosis.matrices)} matrices"
+    yield Text(f"Compared with {plain(diagnosis.reference)}: {extent}.")
+    yield Text("Relative change of each component: in the median, and where it is largest:")
+    widest = max(map(len, compared[0][0]), default=0)
     for component in compared[0][0]:
         known = [
             (error, name) for errors, name in compared if (error := errors[component]) is not None
         ]
         if known:
             middle, (most, name) = median(error for error, _ in known), max(known)
-            where = f" ({plain(name, LONGEST_NAME)})" if most else ""
-            yield Text(f"    {component.replace('_', ' ')} {number(middle)}, {number(most)}{where}")
+            where = f"  {plain(name, LONGEST_NAME)}" if most else ""
+            told = (
+                f"{component.replace('_', ' '):<{widest}}  {number(middle):>8}  {number(most):>8}"
+            )
+            yield Text(f"    {told}{where}")
     yield from _uncompared(diagnosis)
     yield from _unlearned(diagnosis)
 
@@ -321,12 +322,13 @@ def _ranks(diagnosis: Diagnosis) -> Iterator[Text]:
     if made_of_factors:
         yield Text("Directions that hold 99 % of each change, of those that its factors allow:")
     else:
-        yield Text("Directions of each change beyond chance and rounding, and their share of it:")
+        yield Text(
+            "Directions of each change beyond chance and rounding, and their share of its energy:"
+        )
     for row, delta in changes[:MOVED_ROWS]:
         of = f" of {delta.limit}" if delta.limit is not None else ""
-        share = "" if made_of_factors else f", {delta.energy:.0%}"
-        spikes = f", {delta.spikes} above random factors" if made_of_factors else ""
-        yield Text(f"    {delta.rank}{of}{share}{spikes}  {plain(row.name, LONGEST_NAME)}")
+        told = f"{delta.spikes} above random factors" if made_of_factors else f"{delta.energy:.0%}"
+        yield Text(f"    {f'{delta.rank}{of}':>8}, {told:<4}  {plain(row.name, LONGEST_NAME)}")
     if len(changes) > MOVED_ROWS:
         yield Text(f"    {len(changes) - MOVED_ROWS} more; --csv or --json has all of them.")
     if pattern := diagnosis.rank_pattern:
@@ -359,7 +361,8 @@ def _uncompared(diagnosis: Diagnosis) -> Iterator[Text]:
 def _paragraph(group: Sequence[Finding]) -> Text:
     first = group[0]
     more = f"; likewise in {len(group) - 1} more" if len(group) > 1 else ""
-    text = Text(f"{first.severity}: {first.rule}", COLOURS[first.severity])
+    text = Text()  # only the head has the colour: what is found is to be read
+    text.append(f"{first.severity}: {first.rule}", COLOURS[first.severity])
     text.append(
         f" in {plain(first.subject, LONGEST_NAME)}: {plain(first.evidence)}{more}.", "default"
     )

@@ -186,8 +186,9 @@ CLAIMS = (
         "P 4.1",
         measures={"rank": at_each_size("effective_rank")},
         expect={"rank": Below(0.005)},
-        explain="The median error at all sizes is {rank.span:.3g}, at d = 512 {rank[512]:.3g}; "
-        "where it is 0, half of the trials or more have exactly the rank of their target.",
+        explain="The median error at all sizes is {rank.span:.3g}, at d = 512 {rank[512]:.3g}. "
+        "Where the median is 0, half of the trials or more have exactly the rank of "
+        "their target.",
         answers=("W11",),
     ),
     Claim(
@@ -208,10 +209,11 @@ CLAIMS = (
             "power": Above(0),
             "poor": Above(0.16),
         },
-        explain="The medians at all sizes are {well.span:.3g} for gap and rank and "
-        "{moderate.span:.3g} for norms, singular values and the matrix itself. Kappa's grows as d "
-        "to the power {power:.2f}: it begins in the middle class, {small:.2f} at d = 32, and "
-        "leaves it, {poor[256]:.2f} at 256 and {poor[512]:.2f} at 512.",
+        explain="The medians at all sizes are {well.span:.3g} for gap and rank, and "
+        "{moderate.span:.3g} for norms, singular values and the matrix itself. The "
+        "median error of kappa grows as d to the power {power:.2f}. It is in the middle "
+        "class at d = 32 ({small:.2f}) and outside it at 256 ({poor[256]:.2f}) and 512 "
+        "({poor[512]:.2f}).",
         mended=Mended(
             "fails",
             "The middle class was 0.12 to 0.14, and 0.146 for the whole matrix at d = 512 failed "
@@ -231,12 +233,12 @@ CLAIMS = (
         },
         # the smallest must stand out from its neighbour, not only from the middle
         expect={"over_next": Above(2), "over_middle": Above(2)},
-        explain="Net of the factor that all singular values lack alike, the smallest is off by "
-        "{over_next.span:.3g} times as much as the next (paired medians at each size, n = "
-        "{over_next.n}) and by {over_middle.span:.3g} times as much as the one in the middle; at "
-        "d = 128 the medians from the smallest up are {net.names_first:.2g}. Kappa's error is "
-        "{of_kappa.span:.2f} times that of the smallest value: what is special is that one, by "
-        "being small.",
+        explain="All singular values lack one common factor. Without it, the error of the "
+        "smallest value is {over_next.span:.3g} times that of the next (paired medians "
+        "at each size, n = {over_next.n}) and {over_middle.span:.3g} times that of the "
+        "middle one. At d = 128 the medians from the smallest value up are "
+        "{net.names_first:.2g}. Kappa's error is {of_kappa.span:.2f} times that of the "
+        "smallest value. So the smallest value is special, because it is small.",
         mended=Mended(
             "fails",
             "Kappa was compared with the smallest singular value, which asks whether the ratio is"
@@ -251,8 +253,8 @@ CLAIMS = (
         "R W6",
         measures={"kappa": over_norms("condition_number"), "gap": over_norms("spectral_gap")},
         expect={"kappa": Between(2, 5), "gap": Between(2, 5)},
-        explain="In medians, kappa's error is {kappa.span:.3g} times, the gap's {gap.span:.3g} "
-        "times the row norms'.",
+        explain="In medians, kappa's error is {kappa.span:.3g} times that of the row norms, and "
+        "the gap's error {gap.span:.3g} times.",
         answers=("W6", "Q4"),
         quotes=no_mean(
             "e1/condition_number/d=32/trials=10/mean",

@@ -204,10 +204,11 @@ CLAIMS = (
         },
         expect={"ratios": Above(1), "rank": Above(0), "tuned": Above(1)},
         explain="At the paper's rates, after 200 steps, Adam's error in multiples of SGD's is "
-        "{ratios.names_first:.2f} (medians, n = {rank.n}; effective rank, as a difference: "
-        "{rank:.3f}). Against SGD at the paper's 0.01 it is true of Adam at 0.001 and 0.003, not "
-        "at 0.01 and 0.03: its overall error is {rates:.2f} times as large. With each optimizer at "
-        "its best of four rates SGD is ahead again: {tuned.names_first:.2f} (n = {tuned.n}).",
+        "{ratios.names_first:.2f} (medians, n = {rank.n}; effective rank, as a "
+        "difference: {rank:.3f}). Compared with SGD at the paper's 0.01, the claim is "
+        "true of Adam at 0.001 and 0.003, and not at 0.01 and 0.03: Adam's overall "
+        "error is {rates:.2f} times as large. With each optimizer at its best of four "
+        "rates SGD is ahead again: {tuned.names_first:.2f} (n = {tuned.n}).",
         answers=("W9(a)",),
         mended=Mended(
             "holds",
@@ -236,11 +237,12 @@ CLAIMS = (
             "sgd_left": Above(0.5),
             "adam_left": Above(0.5),
         },
-        explain="Both are poor at kappa after 200 steps: in the median trial its error is "
-        "{sgd:.2f} times that of the row norms under SGD and {adam:.2f} times under Adam (n = "
-        "{sgd.n}; medians {sgd_kappa.value:.2f} and {sgd_rows.value:.2f}, {adam_kappa.value:.2f} "
-        "and {adam_rows.value:.2f}). Of log kappa's error ten times as many steps leave "
-        "{sgd_left:.2g} under SGD and {adam_left:.2g} under Adam (n = {sgd_left.n}, size 64).",
+        explain="After 200 steps both are poor at kappa: in the median trial its error is "
+        "{sgd:.2f} times that of the row norms under SGD and {adam:.2f} times under "
+        "Adam (n = {sgd.n}; medians {sgd_kappa.value:.2f} and {sgd_rows.value:.2f}, "
+        "{adam_kappa.value:.2f} and {adam_rows.value:.2f}). Ten times as many steps "
+        "leave this share of log kappa's error: {sgd_left:.2g} under SGD and "
+        "{adam_left:.2g} under Adam (n = {sgd_left.n}, size 64).",
         answers=("W9(a)",),
         quotes=no_mean(
             "e2/condition_number/optimizer=sgd/mean",
@@ -271,11 +273,11 @@ CLAIMS = (
         # the intervention is the one rate for all entries; SGD differs in more than that
         expect={"last": Above(1), "leading": Above(1)},
         explain="When the overall error is down to 0.3, Adam has turned the last quarter of the "
-        "singular vectors {last:.2f} times as far from the target's as Adam with one rate for the "
-        "matrix, and {last_over_sgd:.2f} times as far as SGD (trial by trial, n = {last.n}; "
-        "{adam:.2f} of the subspace lies outside); the leading quarter {leading:.2f} and "
-        "{leading_over_sgd:.2f} times. The error of log kappa is {kappa:.2f} times that with one "
-        "rate.",
+        "singular vectors away from the target's: {last:.2f} times as far as Adam with "
+        "one rate for the matrix, and {last_over_sgd:.2f} times as far as SGD (trial by "
+        "trial, n = {last.n}; {adam:.2f} of the subspace lies outside). The leading "
+        "quarter is turned {leading:.2f} and {leading_over_sgd:.2f} times as far. The "
+        "error of log kappa is {kappa:.2f} times that with one rate.",
         answers=("Q1",),
         mended=Mended(
             "holds",

@@ -261,10 +261,11 @@ CLAIMS = (
         },
         # the paper names no aggregation: one must give 10 to 100, and every one ten at least
         expect={"of_means": Between(10, 100), "others": Above(10)},
-        explain="The ratio of the mean magnitudes over 40 records is {of_means:.0f} in the median "
-        "trial (n = {of_means.n}). Other readings give more: {others:.0f}; {inside.value:.0f} % of "
-        "the records lie between 10 and 100. The smallest value's signal changes its sign "
-        "{sign_changes.value:.0f} times among them.",
+        explain="The ratio of the mean magnitudes over 40 records is {of_means:.0f} in the "
+        "median trial (n = {of_means.n}). Other ways to average give more: "
+        "{others:.0f}. {inside.value:.0f} % of the records lie between 10 and 100. The "
+        "signal of the smallest value changes its sign {sign_changes.value:.0f} times "
+        "among them.",
         answers=("W3(a)", "Q3"),
         mended=Mended(
             "fails",

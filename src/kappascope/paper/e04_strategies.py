@@ -184,9 +184,9 @@ CLAIMS = (
             "after": typical(ROW_NORMS, strategy="multipliers"),
         },
         expect={"cut": Between(60, 74)},
-        explain="Of plain SGD's row-norm error multipliers take away {cut:.1f} % (n = {cut.n}), "
-        "from {before.value:.4f} to {after.value:.4f} in the median; without them, "
-        "0.99^200 = 0.1340 is what 200 steps leave of any difference.",
+        explain="Multipliers remove {cut:.1f} % of plain SGD's row-norm error (n = {cut.n}): in "
+        "the median it falls from {before.value:.4f} to {after.value:.4f}. Without "
+        "multipliers 200 steps leave 0.99^200 = 0.1340 of any difference.",
     ),
     Claim(
         "e4.multipliers-kappa",
@@ -238,10 +238,10 @@ CLAIMS = (
             "log_kappa": gain("svd", LOG_KAPPA),
         },
         expect={"rows": Between(58, 70), "of_multipliers": Below(1), "of_spectral": Above(1)},
-        explain="It takes {rows:.1f} % of the row norms' error away. What it leaves of |log kappa "
-        "- log kappa*| is {of_multipliers:.2f} times what multipliers leave and "
-        "{of_spectral:.2f} times what spectral regularization leaves; of plain SGD's it takes "
-        "{log_kappa:.0f} % away (n = {rows.n}).",
+        explain="SVD correction removes {rows:.1f} % of the row norms' error. It leaves "
+        "{of_multipliers:.2f} times as much of |log kappa - log kappa*| as multipliers "
+        "leave, and {of_spectral:.2f} times as much as spectral regularization leaves. "
+        "Of plain SGD's it removes {log_kappa:.0f} % (n = {rows.n}).",
         answers=("W4(e)",),
         quotes=no_mean(
             "e4/condition_number/strategy=svd/improvement",
@@ -267,12 +267,12 @@ CLAIMS = (
             "full_kappa": gain("full multipliers", LOG_KAPPA),
         },
         expect={"single": Below(50)},
-        explain="A strategy treats both if it takes half of the error of the row norms and half "
-        "of |log kappa - log kappa*| away. Of the one that it treats less, strategies take, in "
-        "per cent: {single.names_first:.0f} (n = {single.n}; the last three are told the target's "
-        "spectrum). Multipliers at the full learning rate take {full_rows:.0f} % of the row "
-        "norms' error and {full_kappa:.0f} % of log kappa's: the trade-off is that of the paper's "
-        "tenth of the rate.",
+        explain="A strategy treats both if it removes half of the error of the row norms and "
+        "half of |log kappa - log kappa*|. Of the one that it treats less, each "
+        "strategy removes, in per cent: {single.names_first:.0f} (n = {single.n}; the "
+        "last three are told the target's spectrum). Multipliers at the full learning "
+        "rate remove {full_rows:.0f} % of the row norms' error and {full_kappa:.0f} % "
+        "of log kappa's. So the trade-off comes from the paper's tenth of the rate.",
         answers=("Code, multiplier rate",),
         mended=Mended(
             "holds",
@@ -295,11 +295,12 @@ CLAIMS = (
         },
         # the paper prescribes the combination and no rate for it: the better of two
         expect={"better": Above(50)},
-        explain="With the paper's tenth of the learning rate for multipliers both together take "
-        "{rows:.0f} % of the row norms' error away and {kappa:.0f} % of |log kappa - log kappa*| "
-        "(n = {rows.n}), with the full rate {full_rows:.0f} % and {full_kappa:.0f} %; a treatment "
-        "of both would take half of each. Multipliers at the full rate take {alone_kappa:.0f} % of "
-        "the latter alone, and with the penalty the error is {added:.2f} times theirs.",
+        explain="A treatment of both would remove half of each error. With the paper's tenth of "
+        "the learning rate for multipliers, both together remove {rows:.0f} % of the "
+        "row norms' error and {kappa:.0f} % of |log kappa - log kappa*| (n = {rows.n}); "
+        "with the full rate {full_rows:.0f} % and {full_kappa:.0f} %. Multipliers at "
+        "the full rate remove {alone_kappa:.0f} % of the latter alone, and with the "
+        "penalty the error is {added:.2f} times theirs.",
         mended=Mended(
             "undecided",
             "Both gains had to exceed half at the tenth of the rate, with 512 trials, too few to "
@@ -332,11 +333,12 @@ CLAIMS = (
             "rows_left": Below(0.5),  # vanishes
         },
         explain="Row norms: the error grows with size to the power {rows_power:.3f} (experiment "
-        "1) and multipliers take {rows_cut:.0f} % away (4). Kappa: the power is {kappa_power:.2f}; "
-        "multipliers take {kappa_cut:.0f} % of |log kappa - log kappa*| away at the paper's tenth "
-        "of the learning rate and {full_cut:.0f} % at the full one. In the end both plateau: 5000 "
-        "steps leave {rows_left:.2f} of the row norms' error after 1000, at {rows_late:.2g}, and "
-        "{kappa_left:.2f} of kappa's (9).",
+        "1), and multipliers remove {rows_cut:.0f} % of it (4). Kappa: the power is "
+        "{kappa_power:.2f}, and multipliers remove {kappa_cut:.0f} % of |log kappa - "
+        "log kappa*| at the paper's tenth of the learning rate and {full_cut:.0f} % at "
+        "the full one. In the end both plateau: of the errors after 1000 steps, 5000 "
+        "steps leave {rows_left:.2f} for the row norms, at {rows_late:.2g}, and "
+        "{kappa_left:.2f} for kappa (9).",
         mended=Mended(
             "holds",
             "Multipliers were tried at the tenth of the learning rate alone, and norms counted as"

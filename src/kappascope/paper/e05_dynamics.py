@@ -62,10 +62,10 @@ CLAIMS = (
             "last": typical("row_norms", epoch=STEPS),
         },
         expect={"rows": Above(0.95)},
-        explain="From each look to the next the row norms' error falls in {rows:.1%} of {rows.n} "
-        "trials, the column norms' in {columns:.1%}. The norms lack what is not learned yet: a "
-        "step takes a hundredth of the difference away, 0.99^200 = 0.1340 is left, and the median "
-        "error at step 200 is {last:.4f}.",
+        explain="From one look to the next the row norms' error falls in {rows:.1%} of {rows.n} "
+        "trials, and the column norms' in {columns:.1%}. Every step removes a hundredth "
+        "of the difference, so that 200 steps leave 0.99^200 = 0.1340. The median error "
+        "at step 200 is {last:.4f}.",
         answers=("W8",),
     ),
     Claim(
@@ -82,12 +82,12 @@ CLAIMS = (
             "gap": falling("spectral_gap"),
         },
         expect={"kappa": Below(0.05)},
-        explain="The error of kappa falls from each look to the next in {kappa:.1%} of {kappa.n} "
-        "trials; in the median one it rises {rises.value:.0f} times in 21. At step 200 half of the "
-        "trials lie between {lower_quartile.value:.2f} and {upper_quartile.value:.2f}, with the "
-        "median down from {first.value:.2f} to {last.value:.2f}. The spectral gap, which Section "
-        "4.1 calls well learned, falls throughout in {gap:.1%}: what is erratic is not kappa "
-        "alone.",
+        explain="The error of kappa falls from every look to the next in {kappa:.1%} of "
+        "{kappa.n} trials. In the median trial it rises {rises.value:.0f} times in 21. "
+        "At step 200 half of the trials lie between {lower_quartile.value:.2f} and "
+        "{upper_quartile.value:.2f}, and the median has fallen from {first.value:.2f} "
+        "to {last.value:.2f}. Kappa is not the only erratic component: the spectral "
+        "gap, which Section 4.1 calls well learned, falls throughout in {gap:.1%}.",
         answers=("W8",),
     ),
 )

@@ -217,11 +217,12 @@ CLAIMS = (
         },
         # a gain of block-diagonal targets is one that others of their size do not have
         expect={"more": Above(10)},
-        explain="The paper does not say what its blocks are. Four of log-normal scale, chosen "
-        "because they print 93 %, gain {as_drawn:.1f} % at their Frobenius norm of "
-        "{norm.value:.0f}, four equal ones {equal:.1f} % at {equal_norm.value:.0f}. The norm does "
-        "it: scaled to equal norms, block-diagonal targets gain {blocks:.0f} per cent, which is "
-        "{more:.1f} percentage points more than heterogeneous ones (n = {more.n}).",
+        explain="The paper does not say what its blocks are. Four blocks of log-normal scale, "
+        "chosen because they print 93 %, gain {as_drawn:.1f} % at their Frobenius norm "
+        "of {norm.value:.0f}; four equal blocks gain {equal:.1f} % at "
+        "{equal_norm.value:.0f}. The norm makes the difference: scaled to equal norms, "
+        "block-diagonal targets gain {blocks:.0f} per cent, which is {more:.1f} "
+        "percentage points more than heterogeneous ones (n = {more.n}).",
         answers=("Section 4, layer types", "S5"),
         mended=Mended(
             "undecided",
@@ -246,11 +247,12 @@ CLAIMS = (
         },
         # "only" is by comparison: with full-rank targets of the same size
         expect={"less": Above(10)},
-        explain="The product of two Gaussian factors of rank 16, one of several targets that print "
-        "29 %, gains {as_drawn:.1f} % at its Frobenius norm of {norm.value:.1f} (n = "
-        "{as_drawn.n}), heterogeneous targets {full_rank:.1f} % at {full_rank_norm.value:.1f}. "
-        "Scaled to equal norms, low-rank targets gain {low_rank:.0f} per cent, which is "
-        "{less:.1f} percentage points less than heterogeneous ones.",
+        explain="The product of two Gaussian factors of rank 16, one of several targets that "
+        "print 29 %, gains {as_drawn:.1f} % at its Frobenius norm of {norm.value:.1f} "
+        "(n = {as_drawn.n}). Heterogeneous targets gain {full_rank:.1f} % at "
+        "{full_rank_norm.value:.1f}. Scaled to equal norms, low-rank targets gain "
+        "{low_rank:.0f} per cent, which is {less:.1f} percentage points less than "
+        "heterogeneous ones.",
         answers=("Section 4, layer types", "S5"),
         mended=Mended(
             "holds",
@@ -277,12 +279,13 @@ CLAIMS = (
             "blocks_kappa": gain(structure="block-diagonal", component=LOG_KAPPA, norm=None),
         },
         expect={"heterogeneous": Above(0), "blocks": Above(0), "lead": Above(0)},
-        explain="The row norms' gain exceeds that of |log kappa - log kappa*| by "
-        "{heterogeneous:.0f} percentage points on heterogeneous targets and {blocks:.0f} on "
-        "block-diagonal ones (medians, n = {heterogeneous.n} and {blocks.n}), whose kappa gains "
-        "{heterogeneous_kappa:.0f} % and {blocks_kappa:.0f} %; over four structures and four "
-        "norms by {lead.span:.0f}. Low-rank targets are no part of this: their kappa is infinite. "
-        "At the full learning rate multipliers treat kappa too (e4.trade-off).",
+        explain="The gain of the row norms exceeds that of |log kappa - log kappa*| by "
+        "{heterogeneous:.0f} percentage points on heterogeneous targets and by "
+        "{blocks:.0f} on block-diagonal ones (medians, n = {heterogeneous.n} and "
+        "{blocks.n}). Kappa gains {heterogeneous_kappa:.0f} % and {blocks_kappa:.0f} % "
+        "there. Over four structures and four norms the difference is {lead.span:.0f}. "
+        "Low-rank targets are left out, because their kappa is infinite. At the full "
+        "learning rate multipliers treat kappa too (e4.trade-off).",
         answers=("Section 3, components",),
         mended=Mended(
             "holds",
@@ -292,9 +295,9 @@ CLAIMS = (
     ),
     Claim(
         "e6.scale",
-        "The target's scale decides what multipliers gain, not its structure: at equal norms "
-        "structures differ by less than 10 percentage points, from norm 4 to 32 the gain grows by "
-        "more than 30.",
+        "The scale of the target decides what multipliers gain, not its structure: at equal "
+        "norms the gains of the structures differ by less than 10 percentage points, and from "
+        "norm 4 to norm 32 the gain grows by more than 30.",
         "control; P 4.6",
         measures={
             "apart": {
@@ -307,9 +310,9 @@ CLAIMS = (
             "gaussian": by_norm("gaussian"),
         },
         expect={"apart": Between(-10, 10), "growth": Above(30)},
-        explain="Targets without structure gain {gaussian:.0f} per cent. At equal norms the others "
-        "differ from them by {apart.span:.1f} percentage points; from norm 4 to norm 32 the gain "
-        "grows by {growth:.0f} points (n = {apart.n}).",
+        explain="Targets without structure gain {gaussian:.0f} per cent. At equal norms the "
+        "others differ from them by {apart.span:.1f} percentage points. From norm 4 to "
+        "norm 32 the gain grows by {growth:.0f} points (n = {apart.n}).",
         answers=("Section 4, layer types", "S5"),
     ),
     Claim(
@@ -328,10 +331,11 @@ CLAIMS = (
         },
         expect={"target": Above(0.7)},
         explain="The target is the same in {target.value:.0%} of {target.n} trials of the "
-        "recovered protocol. Start and batches are not: given those of the other arm, plain SGD "
-        "ends with the same row norms in {end.value:.0%}. On block-diagonal targets the row norms' "
-        "gain is {rows_paper:.1f} % as the paper compares and {rows_paired:.1f} % with both "
-        "shared, that of log kappa {kappa_paper:.0f} % and {kappa_paired:.0f} %.",
+        "recovered protocol. Start and batches differ: given those of the other arm, "
+        "plain SGD ends with the same row norms in {end.value:.0%}. On block-diagonal "
+        "targets the gain of the row norms is {rows_paper:.1f} % as the paper compares, "
+        "and {rows_paired:.1f} % if start and batches are shared. The gain of log kappa "
+        "is {kappa_paper:.0f} % and {kappa_paired:.0f} %.",
         answers=("W10",),
     ),
 )  # fmt: skip

@@ -396,8 +396,9 @@ CLAIMS = (
     ),
     Claim(
         "e7.untrained",
-        "The large kappa of a deep product is a property of products of random matrices: most of "
-        "what log kappa exceeds its target by is there before training, at depths 2 to 4.",
+        "The large kappa of a deep product is a property of products of random matrices: at "
+        "depths 2 to 4 most of the difference between log kappa and its target is there before "
+        "training.",
         "control; P 4.7",
         measures={
             "share": {f"at depth {depth}": share_before(depth) for depth in DEPTHS[1:]},
@@ -470,14 +471,16 @@ CLAIMS = (
         },
         # "far above" is twice; in the gauge, where kappa can be told
         expect={"first": Above(2), "second": Above(2)},
-        explain="A hidden unit's scale and place are free, and they change a layer's kappa. With "
-        "units scaled alike the student's kappa is {first:.2f} times the teacher's in the first "
-        "layer and {second:.2f} times in the second after the paper's 300 steps (n = {first.n}), "
-        "{first_late:.2f} and {second_late:.2f} times after 3000, {first_start:.2f} and "
-        "{second_start:.2f} times before training. After 300 steps it has not found its teacher: "
-        "with units in the best order its layers are off by {matched[1]:.2f} and {matched[2]:.2f} "
-        "of themselves, a zero matrix by 1, its answers by {answers:.2f}; after 3000 steps the "
-        "layers by {matched_late[1]:.2f} and {matched_late[2]:.2f} (n = {first_late.n}).",
+        explain="The scale and the place of a hidden unit are free, and they change the kappa "
+        "of a layer. With units scaled alike, the student's kappa after the paper's 300 "
+        "steps is {first:.2f} times the teacher's in the first layer and {second:.2f} "
+        "times in the second (n = {first.n}). It is {first_late:.2f} and "
+        "{second_late:.2f} times after 3000 steps, and {first_start:.2f} and "
+        "{second_start:.2f} times before training. After 300 steps the student has not "
+        "found its teacher. With units in the best order, the relative errors of its "
+        "layers are {matched[1]:.2f} and {matched[2]:.2f}, where a zero matrix has 1, "
+        "and that of its answers is {answers:.2f}. After 3000 steps those of the layers "
+        "are {matched_late[1]:.2f} and {matched_late[2]:.2f} (n = {first_late.n}).",
         answers=("W1(a)",),
         quotes=no_mean(
             "e7/condition_number/network=relu/mean",
@@ -500,9 +503,10 @@ CLAIMS = (
         "P 5.1; S",
         measures={kind: head_multiple(kind, "AdamW") for kind in PRODUCTS},
         expect=dict.fromkeys(PRODUCTS, Above(10)),
-        explain="In a transformer of two layers trained with AdamW the kappa of what a head "
-        "compares (QK) is {QK:.1f} times, of what it writes (OV) {OV:.1f} times that of products "
-        "of random factors (n = {QK.n} seeds); severe is taken to be ten times, for both.",
+        explain="The measure is kappa in a transformer of two layers trained with AdamW, "
+        "divided by that of products of random factors. It is {QK:.1f} for QK (what a "
+        "head compares) and {OV:.1f} for OV (what it writes; n = {QK.n} seeds). Severe "
+        "is taken to be ten times, for both.",
         judged_on=("gpt",),
         mended=Mended(
             "undecided",

@@ -159,8 +159,9 @@ CLAIMS = (
         measures={"ratios": {f"at rate {rate:g}": gap(rate) for rate in LEARNING_RATES}},
         expect={"ratios": Above(1)},
         explain="In the median trial the kappa error is this multiple of the norm error: "
-        "{ratios:.4g} (n = {ratios.n}); at rates of 0.001 and 0.002 there is little to compare, "
-        "for 200 steps leave (1 - rate)^200 = 0.82 and 0.67 of what was to be learned.",
+        "{ratios:.4g} (n = {ratios.n}). At rates of 0.001 and 0.002 there is little to "
+        "compare, because 200 steps leave (1 - rate)^200 = 0.82 and 0.67 of what was to "
+        "be learned.",
         answers=("W9(c)",),
     ),
     Claim(
@@ -212,11 +213,11 @@ CLAIMS = (
         },
         # five times the paper's steps give a decay of 0.01 five times as much to do
         expect={"ratios": Between(0.95, 1.05), "longer": Between(0.8, 1.25)},
-        explain="In the median trial the error is multiplied by {ratios:.4g} (n = {ratios.n}): a "
-        "decay of 0.01 takes 2 % of a weight in 200 steps at rate 0.01. After 1000 steps, where it "
-        "takes 10 %, log kappa's error is {longer:.3f} times that without decay. It says nothing "
-        "of decay that acts: at 1.0 the error after 200 steps is {strong:.2f} times that without "
-        "(e8.decay-acts).",
+        explain="In the median trial the error is multiplied by {ratios:.4g} (n = {ratios.n}). "
+        "A decay of 0.01 removes 2 % of a weight in 200 steps at rate 0.01. After 1000 "
+        "steps, where it removes 10 %, log kappa's error is {longer:.3f} times that "
+        "without decay. A decay that can act is another matter: at 1.0 the error after "
+        "200 steps is {strong:.2f} times that without (e8.decay-acts).",
         answers=("W9(d)",),
         quotes=no_mean(
             "e8/condition_number/wd=0.01/mean",
@@ -234,8 +235,8 @@ CLAIMS = (
     ),
     Claim(
         "e8.decay-acts",
-        "Where weight decay can act, it lowers the error of log kappa and raises that of the "
-        "norms: at rate x decay x steps of 0.6 and 2 after 200 steps.",
+        "Weight decay lowers the error of log kappa and raises that of the norms where it can "
+        "act: at rate x decay x steps of 0.6 and 2, after 200 steps.",
         "control; P 4.8",
         measures={
             "kappa": {
@@ -247,10 +248,10 @@ CLAIMS = (
             "every": acting(LOG_KAPPA),
         },
         expect={"kappa": Below(0.9), "norms": Above(1.1)},
-        explain="After 200 steps log kappa's error is {kappa:.2f} times that without decay, the "
-        "row norms' {norms:.2f} times (n = {kappa.n}): decay makes the matrix smaller by a common "
-        "factor, which kappa does not see, and forgets the random start sooner. All settings: "
-        "{every:.2f}.",
+        explain="After 200 steps log kappa's error is {kappa:.2f} times that without decay, and "
+        "the row norms' {norms:.2f} times (n = {kappa.n}). Decay makes the matrix "
+        "smaller by a common factor, which does not change kappa, and forgets the "
+        "random start sooner. All settings: {every:.2f}.",
         answers=("W9(d)",),
     ),
     Claim(
@@ -272,12 +273,12 @@ CLAIMS = (
         },
         # the paper calls 0.001 under-trained: at the two lowest rates 200 steps leave 0.82 and 0.67
         expect={"trained": Above(1)},
-        explain="In the median trial the kappa error is this multiple of the norm error, with both "
-        "optimizers, at learning rates from 0.005 on and with every decay: {trained:.3g}; at the "
-        "two lowest rates, where 200 steps leave 0.82 and 0.67 of everything, {untrained:.2g}. "
-        "Outside of the paper's settings, at a weight decay of 1, it is {strong:.2g}. At the noise "
-        "floor the multiple is what equal errors of all entries give, "
-        "2.03 d (e9.law).",
+        explain="With both optimizers, at learning rates from 0.005 on and with every decay, "
+        "the kappa error in the median trial is this multiple of the norm error: "
+        "{trained:.3g}. At the two lowest rates, where 200 steps leave 0.82 and 0.67 of "
+        "everything, the multiple is {untrained:.2g}. Outside of the paper's settings, "
+        "at a weight decay of 1, it is {strong:.2g}. At the noise floor the multiple is "
+        "2.03 d, which equal errors of all entries give (e9.law).",
         mended=Mended(
             "fails",
             "Two under-trained learning rates failed it for all settings; now those from 0.005 on "

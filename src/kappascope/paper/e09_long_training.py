@@ -185,10 +185,11 @@ CLAIMS = (
             "rate": Between(-0.0105, -0.0095),
             "left": Below(0.5),
         },
-        explain="They do reach {error:.2g} after 1000 steps (n = {error.n}), at a rate of "
-        "{rate:.5f} per step (log 0.99 is -0.01005: every step takes its hundredth). Then they "
-        "plateau as kappa does: five times as many steps leave {left:.2f} of the row norms' error, "
-        "a median of {late:.2g}, and {kappa_left:.2f} of kappa's (size 128, n = {left.n}).",
+        explain="The norm errors do reach {error:.2g} after 1000 steps (n = {error.n}), at a "
+        "rate of {rate:.5f} per step (log 0.99 is -0.01005: every step removes a "
+        "hundredth). Then they plateau as kappa does. Five times as many steps leave "
+        "{left:.2f} of the row norms' error, a median of {late:.2g}, and "
+        "{kappa_left:.2f} of kappa's (size 128, n = {left.n}).",
         answers=("W9(b)",),
         mended=Mended(
             "holds",
@@ -208,8 +209,9 @@ CLAIMS = (
         },
         expect={"left": Above(0.5)},
         explain="Another 1000 steps leave {left:.2f} of the error (n = {left.n}, size 32), at a "
-        "median of {end:.2g}, or of {noiseless_end:.2g} if labels have no noise (for the norms see "
-        "e9.norms-vanish); at size 128 the median after 1000 steps is {large:.2g}.",
+        "median of {end:.2g}. If labels have no noise, the median is "
+        "{noiseless_end:.2g} (for the norms see e9.norms-vanish). At size 128 the "
+        "median after 1000 steps is {large:.2g}.",
         answers=("W9(b)",),
         quotes=no_mean(
             "e9/condition_number/epoch=1000/mean",
@@ -253,8 +255,8 @@ CLAIMS = (
     ),
     Claim(
         "e9.law",
-        "At the noise floor kappa's error is 2.03 d times the row norms': all entries are off "
-        "alike, whatever label noise, learning rate and batch are.",
+        "At the noise floor kappa's error is 2.03 d times the row norms': the errors of all "
+        "entries are alike, whatever label noise, learning rate and batch are.",
         "control; P abstract, 4.8, 4.9",
         measures={
             "drawn": {f"at d = {d}": over_law(d, "drawn") for d in (SIZE, *LARGER)},
@@ -304,11 +306,12 @@ CLAIMS = (
             "noisy": end(LOG_KAPPA, "none"),
         },
         expect={"networks": Above(0)},
-        explain="In this regression both are learned in the end: without label noise the median "
-        "error of log kappa is {noiseless:.2g} after 2000 plain steps (n = {noiseless.n}), that "
-        "of the row norms {rows:.2g}; with noise kappa's is {noisy:.2g}. The norms that Velikanov "
-        "et al. found unlearned are an equilibrium of gradient noise and weight decay, of which "
-        "there is none here.",
+        explain="In this regression both are learned in the end. Without label noise the median "
+        "error after 2000 plain steps is {noiseless:.2g} for log kappa (n = "
+        "{noiseless.n}) and {rows:.2g} for the row norms. With noise kappa's is "
+        "{noisy:.2g}. The norms that Velikanov et al. found unlearned are an "
+        "equilibrium of gradient noise and weight decay. This regression has no such "
+        "equilibrium.",
         mended=Mended(
             "fails",
             "A noise-free regression without weight decay does not ask the question; the study of"

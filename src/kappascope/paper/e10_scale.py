@@ -106,7 +106,7 @@ def agreement(size: int) -> Measure:
 CLAIMS = (
     Claim(
         "e10.trend",
-        "The error of log kappa goes on growing with size, from d = 256 to 2048.",
+        "From d = 256 to 2048 the error of log kappa goes on growing with size.",
         "R W2",
         measures={
             "power": growth(LOG_KAPPA, LARGE),
@@ -149,7 +149,7 @@ CLAIMS = (
     ),
     Claim(
         "e10.learned",
-        "At d = 2048 training still brings kappa nearer to its target than the start was.",
+        "At d = 2048 training still brings kappa nearer to its target than it was at the start.",
         "R W2",
         measures={
             "ratio": compared(
@@ -175,7 +175,8 @@ CLAIMS = (
     ),
     Claim(
         "e10.drawn",
-        "Theory's draws have the error of log kappa that training has, at d = 1024 and 2048.",
+        "At d = 1024 and 2048 the draws of the theory have the error of log kappa that "
+        "training has.",
         "control; R W2",
         measures={"ratio": {f"at d = {size}": agreement(size) for size in DRAWN}},
         expect={"ratio": Between(0.4, 2.5)},  # 32 trained trials at 2048 tell no less

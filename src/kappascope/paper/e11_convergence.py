@@ -152,7 +152,7 @@ CLAIMS = (
     ),
     against_sgd(
         "momentum",
-        sentence="At equal training loss momentum leaves the error of log kappa that SGD leaves, "
+        sentence="At equal training loss momentum leaves the same error of log kappa as SGD, "
         "within a factor of two.",
         source="R W9",
         expect={"ratio": Between(0.5, 2)},
@@ -167,8 +167,8 @@ CLAIMS = (
     ),
     against_sgd(
         "muon",
-        sentence="At equal training loss Muon, whose steps move all singular directions alike, "
-        "leaves a smaller error of log kappa than SGD.",
+        sentence="At equal training loss Muon leaves a smaller error of log kappa than SGD: its "
+        "steps move all singular directions alike.",
         source="R Q1; P 4.3",
         expect={"ratio": Below(1)},
         answers=("Q1",),

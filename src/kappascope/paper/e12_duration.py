@@ -82,8 +82,8 @@ def against_none(intervention: str) -> Measure:
 CLAIMS = (
     Claim(
         "e12.plateau",
-        "Longer training does not close the gap: from 2,000 to 20,000 plain steps the error of "
-        "log kappa stays.",
+        "Longer training does not close the gap: the error of log kappa stays from 2,000 to "
+        "20,000 plain steps.",
         "R Q2, W9; P 4.9",
         measures={"left": left(LOG_KAPPA), "end": end("none"), "rows_left": left(ROW_NORMS)},
         expect={"left": Above(0.5)},
@@ -93,7 +93,7 @@ CLAIMS = (
     ),
     Claim(
         "e12.floor",
-        "What remains is the floor that label noise, learning rate and batch set.",
+        "The error that remains is the floor that label noise, learning rate and batch set.",
         "R Q2",
         measures={"share": over_floor},
         expect={"share": Between(0.95, 1.05)},

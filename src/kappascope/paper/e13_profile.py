@@ -104,8 +104,8 @@ CLAIMS = (
     ),
     Claim(
         "e13.drowned",
-        "In one mini-batch the smallest singular value's signal is drowned in noise, the "
-        "largest's is not.",
+        "In one mini-batch noise hides the signal of the smallest singular value, but not that "
+        "of the largest.",
         "R W3, Q3",
         measures={
             "smallest": certainty(SIZE - 1),

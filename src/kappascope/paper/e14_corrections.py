@@ -226,8 +226,8 @@ ONE_DEFAULT = (
 CLAIMS = (
     Claim(
         "e14.value-multipliers",
-        "Learnable multipliers of the singular values treat what is not learned of the spectrum: "
-        "they take half of log kappa's error away.",
+        "Learnable multipliers of the singular values correct the spectrum: they remove half "
+        "of log kappa's error.",
         "R Q6, W4(c)",
         measures={
             "values_kappa": gain("value multipliers", LOG_KAPPA),
@@ -249,7 +249,8 @@ CLAIMS = (
     ),
     Claim(
         "e14.oracle",
-        "What a spectral correction does for kappa depends on being told the target's spectrum.",
+        "How much a spectral correction improves kappa depends on whether it is told the "
+        "target's spectrum.",
         "R W4",
         measures={"shares": {f"for {name}": helped(name) for name in TOLD}},
         expect={"shares": Above(0.5)},
@@ -263,7 +264,7 @@ CLAIMS = (
     ),
     Claim(
         "e14.blind",
-        "No correction without an oracle takes half of the error of log kappa away.",
+        "No correction without an oracle removes half of the error of log kappa.",
         "R W4",
         measures={"gains": {name: gain(name, LOG_KAPPA) for name in BLIND}},
         expect={"gains": Below(50)},

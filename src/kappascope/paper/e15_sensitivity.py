@@ -134,8 +134,8 @@ CLAIMS = (
     ),
     Claim(
         "e15.noise",
-        "Label noise ten times the paper's changes nothing, a hundred times (1.0) doubles the "
-        "error.",
+        "Label noise ten times the paper's changes nothing, and a hundred times (1.0) doubles "
+        "the error.",
         "R code-level",
         measures={
             "tenfold": against_paper("label noise", "0.1"),
@@ -148,8 +148,8 @@ CLAIMS = (
     ),
     Claim(
         "e15.start",
-        "What is not learned of kappa after 200 steps is the random start: from zero the error "
-        "is halved, from a start ten times larger doubled.",
+        "What is not learned of kappa after 200 steps is the random start: a start from zero "
+        "halves the error, and a start ten times larger doubles it.",
         "R W3, W7",
         measures={
             "from_zero": against_paper("start scale", "0"),

@@ -94,8 +94,8 @@ def against_white(inputs: str) -> Measure:
 CLAIMS = (
     Claim(
         "e16.stays",
-        "Where inputs hardly vary in some directions log kappa is off by more than 0.1 after 5,000 "
-        "steps.",
+        "Where inputs hardly vary in some directions, log kappa is off by more than 0.1 after "
+        "5,000 steps.",
         "R W1, W3",
         measures={
             "steep": error(LOG_KAPPA, "steep power law"),
@@ -110,8 +110,8 @@ CLAIMS = (
     ),
     Claim(
         "e16.delay",
-        "Where inputs vary in every direction they only delay: after 5,000 steps the error of log "
-        "kappa is that of white inputs.",
+        "Where inputs vary in every direction, they only delay learning: after 5,000 steps the "
+        "error of log kappa is that of white inputs.",
         "R W1, W3",
         measures={
             "power_law": against_white("power law"),
@@ -137,8 +137,8 @@ CLAIMS = (
     ),
     Claim(
         "e16.never",
-        "What the inputs never show is never learned: the last direction of the digits lacks "
-        "all of itself.",
+        "A direction that the inputs never show is never learned: for the inputs of the digits "
+        "nothing of the last direction is learned.",
         "R W3",
         measures={
             name.replace(" ", "_"): last_direction(name)

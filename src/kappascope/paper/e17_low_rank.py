@@ -148,7 +148,8 @@ CLAIMS = (
     ),
     Claim(
         "e17.inputs",
-        "With fewer inputs than columns nothing is learned of what they do not show, at any depth.",
+        "With fewer inputs than columns, nothing is learned at any depth of directions that "
+        "the inputs do not show.",
         "R Q5; refs 1, 2, 13",
         measures={"lacking": {f"at depth {depth}": unseen("inputs", depth) for depth in DEPTHS}},
         expect={"lacking": Above(0.9)},

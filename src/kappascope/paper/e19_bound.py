@@ -207,7 +207,7 @@ CLAIMS = (
     ),
     Claim(
         "e19.rate",
-        "Without label noise the bound falls at the rate at which the error does, to a tenth.",
+        "Without label noise the bound falls at the rate of the error, to a tenth.",
         "R W3(c)",
         measures={
             "rates": {

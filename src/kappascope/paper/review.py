@@ -202,7 +202,8 @@ def table(claims: Iterable[Record]) -> str:
         ]
         lacking = f"**Missing**: {item.lacking}" if item.lacking else ""
         cell = "<br>".join(filter(None, (item.otherwise, *answers, lacking)))
-        lines.append(f"| {item.id} | {item.asks} | {item.status(judged)} | {cell} |")
+        name = item.id.replace("(", r"\(")  # or a site makes a sign of copyright of W1(c)
+        lines.append(f"| {name} | {item.asks} | {item.status(judged)} | {cell} |")
     return "\n".join(lines)
 
 

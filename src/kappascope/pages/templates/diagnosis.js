@@ -245,7 +245,7 @@ if (map) {
       find("span", cell).textContent = text;
       cell.toggleAttribute("data-unresolved", k === 0 && cell.title.includes("not resolved by its dtype"));
     }
-    find(".legend .meaning").textContent = `${capital(data.keys[k][1])}: the fuller the colour, the farther from usual.`;
+    find(".legend .meaning").textContent = `${capital(data.keys[k][1])}. The fuller the colour, the farther from usual.`;
   });
 }
 

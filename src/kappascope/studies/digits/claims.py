@@ -139,7 +139,7 @@ def kappa_tells(word: str, outcome: str, sentence: str) -> Claim:
     most = Correlation(KAPPA, outcome, matrix="max")
     return Claim(
         f"digits.kappa-{word}",
-        f"Of two networks with the same norms and training loss {sentence}.",
+        f"Of two networks with the same norms and training loss, {sentence}.",
         "P 5.1; S; R W1(a)",
         measures={
             "across": given.across,
@@ -185,8 +185,8 @@ CLAIMS = (
     ),
     Claim(
         "digits.norms-first",
-        "The spectral norm tells what kappa does not: given kappa, the larger it is, the more "
-        "noise harms and the worse is the calibration.",
+        "The spectral norm tells what kappa does not: at equal kappa, a larger spectral norm "
+        "means more harm by noise and a worse calibration.",
         "P 2.3; R W1(a)",
         # first judged across settings alone, where it holds; now as strictly as kappa is
         measures=NORMS_FIRST,
@@ -199,8 +199,8 @@ CLAIMS = (
     ),
     Claim(
         "digits.others",
-        "Some other component, effective rank, spectral gap or dispersion of the row norms, tells "
-        "some outcome beyond the norms, across settings and between seeds.",
+        "Some other component (effective rank, spectral gap or dispersion of the row norms) "
+        "tells some outcome beyond the norms, across settings and between seeds.",
         "S; R W1(a)",
         measures={
             "across": largest([each.across for each in BEYOND_NORMS]),
@@ -214,8 +214,8 @@ CLAIMS = (
     ),
     Claim(
         "digits.first-layer",
-        "Kappa of the first matrix is learned: it depends neither on the start nor on the pixels "
-        "that no training image writes on.",
+        "Kappa of the first matrix is learned: it depends neither on the start nor on pixels "
+        "that are blank in every training image.",
         "P 5.1; S",
         measures={
             "start": inherited,

@@ -271,8 +271,8 @@ CLAIMS = (
     ),
     Claim(
         "gpt.exploded",
-        "Training leaves a transformer's matrices far worse conditioned, by ten times or more, "
-        "than random matrices of their shape.",
+        "Training leaves a transformer's matrices worse conditioned than random matrices of "
+        "their shape, by ten times or more.",
         "P 5.1; S (prognosis)",
         measures={
             **{f"adamw_{kind}": head_multiple(kind, "AdamW") for kind in PRODUCTS},
@@ -301,8 +301,8 @@ CLAIMS = (
     ),
     Claim(
         "gpt.qk-adamw",
-        "With AdamW at its best learning rate, what a head compares (QK) is conditioned worse than "
-        "products of random factors by ten times or more.",
+        "With AdamW at its best learning rate, QK (what a head compares) is conditioned worse "
+        "than products of random factors, by ten times or more.",
         "R W1(b)",
         measures={
             "excess": head_excess("QK", "AdamW"),
@@ -328,7 +328,7 @@ CLAIMS = (
     ),
     Claim(
         "gpt.prognosis",
-        "Kappa leads loss spikes: it rises before them.",
+        "Kappa foretells loss spikes: it rises before them.",
         "S (prognosis)",
         measures={name: predicted_by(name) for name in ("kappa", "gradient", "loss")},
         expect={"kappa": Above(0.5)},
@@ -361,8 +361,8 @@ CLAIMS = (
     ),
     Claim(
         "gpt.larger",
-        "The correction that looks best in tuning, Hybrid aside, lowers the loss of a larger model "
-        "as well.",
+        "The correction that looks best in tuning (Hybrid aside) lowers the loss of a larger "
+        "model as well.",
         "R W1(b)",
         measures={
             "best": lambda rows: loss_change("AdamW", best_correction(rows), "confirm")(rows),

@@ -177,8 +177,8 @@ def if_run(measure: Any) -> Measure:
 FULL_RUN_CLAIMS = (
     Claim(
         "pretrained.severe",
-        "Matrices that people trained are far worse conditioned than random ones of their shape: "
-        "log kappa is more than two deviations of chance above its mean.",
+        "Matrices that people trained are far worse conditioned than random ones of their "
+        "shape: log kappa is more than two deviations above the mean that chance gives.",
         "P 5.1; S; R Q7",
         measures={
             "every": median_over_matrices("null_z"),
@@ -199,8 +199,8 @@ FULL_RUN_CLAIMS = (
     ),
     Claim(
         "pretrained.feed-forward",
-        "Feed-forward matrices that people trained are conditioned worse than random ones of their "
-        "shape, by more than two deviations of chance.",
+        "Feed-forward matrices that people trained are conditioned worse than random ones of "
+        "their shape, by more than two deviations of chance.",
         "P 5.1; S; R Q7",
         measures={"feed_forward": median_over_matrices("null_z", kind=WIDE)},
         expect={"feed_forward": Above(2)},
@@ -213,8 +213,8 @@ FULL_RUN_CLAIMS = (
     ),
     Claim(
         "pretrained.bottom-heavy",
-        "What kappa exceeds chance by comes from the smallest singular value more than from the "
-        "largest.",
+        "The excess of kappa over chance comes from the smallest singular value more than from "
+        "the largest.",
         "P 3, 5.1",
         measures={
             "excess": bottom_over_top,
@@ -240,8 +240,8 @@ FULL_RUN_CLAIMS = (
     ),
     Claim(
         "pretrained.products",
-        "What a head of attention uses, the products QK and OV, is worse conditioned than products "
-        "of random factors.",
+        "The products QK and OV, which a head of attention uses, are worse conditioned than "
+        "products of random factors.",
         "R Q7; P 5.1",
         measures={"ratio": heads_over_random},
         expect={"ratio": Above(1)},
@@ -252,8 +252,8 @@ FULL_RUN_CLAIMS = (
     ),
     Claim(
         "pretrained.bottom-matters",
-        "The smallest singular values matter: without the smallest tenth in every matrix the "
-        "language model's loss is more than 1 % higher.",
+        "The smallest singular values matter: if the smallest tenth in every matrix is "
+        "removed, the language model's loss is more than 1 % higher.",
         "P 1, 5.1",
         measures={
             "every": median_cost("smallest"),
@@ -270,7 +270,8 @@ FULL_RUN_CLAIMS = (
     ),
     Claim(
         "pretrained.bottom-count",
-        "The smallest tenth of the singular values matters less than as many of the bulk.",
+        "The smallest tenth of the singular values matters less than equally many values of "
+        "the bulk.",
         "practice of low-rank compression",
         measures={
             "llama": cost_ratio("smallest", "bulk"),
@@ -286,8 +287,8 @@ FULL_RUN_CLAIMS = (
     ),
     Claim(
         "pretrained.bottom-energy",
-        "Energy for energy, the smallest singular values, on which kappa hangs, matter more than "
-        "the bulk.",
+        "At equal energy the smallest singular values, on which kappa depends, matter more "
+        "than the bulk.",
         "P 5.1",
         measures={
             "llama": cost_ratio("smallest", f"bulk {EQUAL}"),
@@ -324,7 +325,8 @@ FULL_RUN_CLAIMS = (
     ),
     Claim(
         "pretrained.interval",
-        "The interval that is given for the kappa of a matrix in bf16 covers what it was in fp32.",
+        "The interval that is given for the kappa of a matrix in bf16 contains the kappa that "
+        "the matrix had in fp32.",
         "kappascope's own",
         measures={"covered": share("covered", 0.5, "value")},
         expect={"covered": Above(0.95)},
@@ -333,7 +335,8 @@ FULL_RUN_CLAIMS = (
     ),
     Claim(
         "pretrained.rounding-loss",
-        "Rounding every matrix to int8 with a scale a row costs less than 1 % of the loss.",
+        "Rounding every matrix to int8 with one scale for each row costs less than 1 % of the "
+        "loss.",
         "practice of quantization",
         measures={
             "by_row": median_cost("int8 by row", share=0.0),
@@ -348,7 +351,8 @@ FULL_RUN_CLAIMS = (
     ),
     Claim(
         "pretrained.kappa-predicts",
-        "Matrices with a larger kappa suffer more from rounding: one at a time, in both networks.",
+        "Matrices with a larger kappa suffer more from rounding, each rounded alone, in both "
+        "networks.",
         "P 5.1; S",
         measures={
             "llama": cost_correlation(KAPPA),

@@ -161,8 +161,9 @@ CLAIMS = (
     ),
     Claim(
         "teacher.stays",
-        f"Lower loss does not bring kappa along: from {EARLY:g} to {LATE:g} of the variance its "
-        "error falls less than half as far as the overall error.",
+        "Lower loss does not bring kappa along: from a loss of "
+        f"{EARLY:g} to one of {LATE:g} of the variance, kappa's error falls less than half as far "
+        "as the overall error.",
         "P 4.9, 6(3); R W1(a)",
         measures={"remaining": {name: remaining_ratio(name) for name in OPTIMIZERS}},
         expect={"remaining": Above(2)},

@@ -449,8 +449,8 @@ def by_group(optimizer: str, groups: Sequence[str], **more: Any) -> dict[str, Me
 CLAIMS = (
     Claim(
         "unlearned.above",
-        "The norms of query and key are learned: under AdamW and Muon they end above what noise "
-        "alone would have made, by more than a tenth.",
+        "The norms of query and key are learned: under AdamW and Muon they end more than a "
+        "tenth above what noise alone would have made.",
         "Velikanov et al. 2026; R W1(b)",
         measures={
             "gaps": by_kind(LEARNERS, ("query", "key"), GROUPS["norm"]),
@@ -463,8 +463,8 @@ CLAIMS = (
     ),
     Claim(
         "unlearned.below",
-        "The norms of value, output, up and down are held below what noise alone would have made, "
-        "under AdamW.",
+        "Under AdamW the norms of value, output, up and down are held below what noise alone "
+        "would have made.",
         "Velikanov et al. 2026; R W1(b)",
         measures={
             "gaps": by_kind(("AdamW",), ("value", "output", "up", "down"), GROUPS["norm"]),
@@ -477,8 +477,8 @@ CLAIMS = (
     ),
     Claim(
         "unlearned.level",
-        "Noise and decay set the level of every kind of matrix: under AdamW and Muon its norm is "
-        "within a factor of two of what noise alone would have made.",
+        "Noise and decay set the level of every kind of matrix: under AdamW and Muon the norm "
+        "is within a factor of two of what noise alone would have made.",
         "Velikanov et al. 2026",
         measures={"gaps": by_kind(LEARNERS, MATRICES, GROUPS["norm"])},
         expect={"gaps": HALF_TO_TWICE},
@@ -488,8 +488,8 @@ CLAIMS = (
     ),
     Claim(
         "unlearned.heads",
-        "What a head compares (QK) is learned: its largest singular value is beyond noise, under "
-        "every optimizer.",
+        "QK (what a head compares) is learned: under every optimizer its largest singular "
+        "value is beyond noise.",
         "R W1(b)",
         measures={"gaps": by_kind(OPTIMIZERS, ("QK",), ("log_sigma_1",))},
         expect={"gaps": Above(MARGIN)},
@@ -499,8 +499,8 @@ CLAIMS = (
     ),
     Claim(
         "unlearned.bulk",
-        "The bulk of the spectrum goes with its matrix, and is no part of its own: under AdamW it "
-        "ends above noise in query and key, and below noise in up and down.",
+        "The bulk of the spectrum follows its matrix and is no part of its own: under AdamW "
+        "the bulk ends above noise in query and key, and below noise in up and down.",
         "P 1 (open question)",
         measures={
             "above": by_kind(("AdamW",), ("query", "key"), GROUPS["bulk"]),
@@ -514,8 +514,8 @@ CLAIMS = (
     ),
     Claim(
         "unlearned.kappa",
-        "Under AdamW the condition number is what noise alone would have made, within a factor of "
-        "1.5 on average over matrices.",
+        "Under AdamW the condition number is what noise alone would have made, on average over "
+        "matrices and within a factor of 1.5.",
         "P 6",
         measures={"adamw": gap("AdamW", ("log_kappa",))},
         expect={"adamw": Between(-KAPPA_MARGIN, KAPPA_MARGIN)},
@@ -524,8 +524,8 @@ CLAIMS = (
     ),
     Claim(
         "unlearned.bottom",
-        "Under Muon and SGD the lower end of the spectrum is pressed below what noise alone would "
-        "have made, and kappa above it.",
+        "Under Muon and SGD the lower end of the spectrum is pressed below what noise alone "
+        "would have made, and so kappa is raised above it.",
         "P 4.9; P 6",
         measures={
             "lower": {o: gap(o, GROUPS["bottom"]) for o in ("Muon", "SGD")},
@@ -538,8 +538,9 @@ CLAIMS = (
     ),
     Claim(
         "unlearned.decay",
-        "Decay, by way of noise, sets every part of the spectrum: over decays norm, top, median "
-        "and lower end follow their ghosts one for one, under every optimizer.",
+        "Decay sets every part of the spectrum by way of noise: if decay changes, norm, top, "
+        "median and lower end change as much as in their ghosts (copies trained on noise "
+        "alone), under every optimizer.",
         "Velikanov et al. 2026",
         measures={"slopes": slopes_of(OPTIMIZERS, "decays")},
         expect={"slopes": ONE_FOR_ONE},
@@ -549,8 +550,8 @@ CLAIMS = (
     ),
     Claim(
         "unlearned.rate",
-        "So does the rate: over rates norm, top, median and lower end follow their ghosts one for "
-        "one, under AdamW and Muon.",
+        "The learning rate does so, too: if it changes, norm, top, median and lower end change "
+        "as much as in their ghosts (copies trained on noise alone), under AdamW and Muon.",
         "Velikanov et al. 2026",
         measures={"slopes": slopes_of(LEARNERS, "rates")},
         expect={"slopes": ONE_FOR_ONE},
@@ -560,8 +561,8 @@ CLAIMS = (
     ),
     Claim(
         "unlearned.knob",
-        "At the same product of rate and decay every part of the spectrum is proportional to the "
-        "rate, as the law of noise has it, under AdamW and Muon.",
+        "At the same product of rate and decay every part of the spectrum is proportional to "
+        "the rate, as the law of noise says, under AdamW and Muon.",
         "Velikanov et al. 2026",
         measures={"powers": slopes_of(LEARNERS, "products", "rate")},
         expect={"powers": ONE_FOR_ONE},
@@ -570,8 +571,8 @@ CLAIMS = (
     ),
     Claim(
         "unlearned.law",
-        "The covariances of gradients tell what noise makes of norm, top and bulk, without a free "
-        "parameter and to ten per cent, under AdamW and Muon.",
+        "The covariances of gradients predict to ten per cent what noise makes of norm, top "
+        "and bulk, without a free parameter, under AdamW and Muon.",
         "R W1(b)",
         measures={
             o.lower(): by_group(o, ("norm", "top", "bulk"), null="shaped", of="ghost")
@@ -585,8 +586,8 @@ CLAIMS = (
     ),
     Claim(
         "unlearned.no-product",
-        "Under SGD, which whitens nothing, covariances of rows and columns do not tell the noise: "
-        "top and bulk lie below the prediction by more than a tenth.",
+        "Under SGD, which whitens nothing, covariances of rows and columns do not predict what "
+        "noise does: top and bulk lie below the prediction by more than a tenth.",
         "R W1(b)",
         measures={"sgd": by_group("SGD", ("top", "bulk"), null="shaped", of="ghost")},
         expect={"sgd": Below(-MARGIN)},
@@ -595,8 +596,8 @@ CLAIMS = (
     ),
     Claim(
         "unlearned.forgotten",
-        "The size of the start is forgotten: under AdamW and Muon every part of the spectrum is "
-        "more than twice what decay has left of it.",
+        "The size of the start is forgotten: under AdamW and Muon every part of the spectrum "
+        "is more than twice what decay has left of the start.",
         "P 4.9; R W9",
         measures={o.lower(): by_group(o, tuple(GROUPS), null="start") for o in LEARNERS},
         expect={o.lower(): Above(math.log(2)) for o in LEARNERS},
@@ -606,8 +607,8 @@ CLAIMS = (
     ),
     Claim(
         "unlearned.start",
-        "Under SGD the lower end of the spectrum is its start, shrunk by decay, within a factor of "
-        "1.5.",
+        "Under SGD the lower end of the spectrum is that of the start, shrunk by decay, within "
+        "a factor of 1.5.",
         "P 4.9; R W9",
         measures={"sgd": gap("SGD", GROUPS["bottom"], null="start")},
         expect={"sgd": Between(-KAPPA_MARGIN, KAPPA_MARGIN)},
@@ -617,9 +618,9 @@ CLAIMS = (
     ),
     Claim(
         "unlearned.directions",
-        "The directions of the start are not forgotten: what decays is rebuilt along what was "
-        "there, so that the cosine with the start exceeds the ghosts' by 0.05, under every "
-        "optimizer.",
+        "The directions of the start are not forgotten: training rebuilds what decays along "
+        "the old directions, so that under every optimizer the cosine with the start exceeds "
+        "that of the ghosts (copies trained on noise alone) by 0.05.",
         "P 4.9; R W9",
         measures={"cosines": {o: gap(o, ("alignment",)) for o in OPTIMIZERS}},
         expect={"cosines": Above(0.05)},
@@ -629,8 +630,9 @@ CLAIMS = (
     ),
     Claim(
         "unlearned.memory",
-        "What remembers the size of its start is what noise would remember: norm, top and bulk as "
-        "much as their ghosts, to a tenth, where rate times decay sums to one.",
+        "The memory of the start's size is that of noise: norm, top and bulk remember as much "
+        "as their ghosts (copies trained on noise alone), to a tenth, where rate times decay "
+        "sums to one.",
         "R W9",
         measures={
             "excess": {
@@ -647,9 +649,9 @@ CLAIMS = (
     ),
     Claim(
         "unlearned.pairs",
-        "What is learned of a norm belongs to a block of the network and not to a matrix: under "
-        "SGD gradients add as much to the squared norm of query as to that of key, and as much to "
-        "that of value as to that of output, to a tenth.",
+        "What is learned of a norm belongs to a block of the network and not to one matrix: "
+        "under SGD gradients add as much to the squared norm of query as to that of key, and "
+        "as much to that of value as to that of output, to a tenth.",
         "Velikanov et al. 2026",
         measures={
             "pairs": {
@@ -669,9 +671,10 @@ CLAIMS = (
     ),
     Claim(
         "unlearned.radial",
-        "A norm is above noise where the loss wants more of it, and below where it wants less: at "
-        "the end of training under AdamW the loss of held-out text falls with the size of query "
-        "and key, and rises with that of value, output, up and down.",
+        "A norm is above noise where a larger norm would lower the loss, and below noise where "
+        "a smaller one would: at the end of training under AdamW the loss of held-out text "
+        "falls with the size of query and key, and rises with that of value, output, up and "
+        "down.",
         "Velikanov et al. 2026",
         measures={
             "above": {f"({kind})": balanced("AdamW", "radial", (kind,)) for kind in MATRICES[:2]},
@@ -685,8 +688,7 @@ CLAIMS = (
     ),
     Claim(
         "unlearned.norm-adamw",
-        "Under AdamW a norm of a quarter, half or four times that at which training has arrived "
-        "costs loss.",
+        "Under AdamW a norm of a quarter, half or four times the trained one costs loss.",
         "Velikanov et al. 2026",
         measures={"levels": levels("AdamW", "norm", (0.25, 0.5, 4.0))},
         expect={"levels": Above(0)},
@@ -696,7 +698,7 @@ CLAIMS = (
     ),
     Claim(
         "unlearned.twice-adamw",
-        "Under AdamW twice the norm at which training has arrived gains loss.",
+        "Under AdamW twice the trained norm lowers the loss.",
         "Velikanov et al. 2026",
         measures={"levels": levels("AdamW", "norm", (2.0,))},
         expect={"levels": Below(0)},
@@ -706,8 +708,7 @@ CLAIMS = (
     ),
     Claim(
         "unlearned.norm-muon",
-        "Under Muon a norm of a quarter or four times that at which training has arrived costs "
-        "loss.",
+        "Under Muon a norm of a quarter or four times the trained one costs loss.",
         "Velikanov et al. 2026",
         measures={
             "levels": levels("Muon", "norm", (0.25, 4.0)),
@@ -734,9 +735,9 @@ CLAIMS = (
     ),
     Claim(
         "unlearned.shape",
-        "Shape matters at a given scale: under AdamW, with every norm as it was, a spectrum whose "
-        "kappa is the root of what it was lowers the loss, and one whose kappa is the square of "
-        "that raises it.",
+        "Shape matters at a given scale: under AdamW, with every norm as it was, a spectrum "
+        "with the root of the trained kappa lowers the loss, and a spectrum with the square of "
+        "the trained kappa raises it.",
         "P 1 (open question)",
         measures={
             "flatter": levels("AdamW", "shape", (0.5,)),
@@ -752,9 +753,9 @@ CLAIMS = (
     ),
     Claim(
         "unlearned.share",
-        "The lower half of the spectrum is too small at any scale: under AdamW, with every norm as "
-        "it was and the upper half free, a lower half of four times its size beside the upper one "
-        "lowers the loss.",
+        "The lower half of the spectrum is too small at any scale: under AdamW, with every "
+        "norm as it was and the upper half free, the loss falls if the lower half has four "
+        "times its size relative to the upper one.",
         "P 1 (open question)",
         measures={
             "levels": levels("AdamW", "share", (4.0,)),
@@ -770,7 +771,7 @@ CLAIMS = (
     *(
         Claim(
             f"unlearned.free-{held}",
-            f"To free {what} lowers the loss, under AdamW and under Muon.",
+            f"Freeing {what} lowers the loss, under AdamW and under Muon.",
             "Velikanov et al. 2026",
             measures={o.lower(): loss_of_holding(o, held, 1.0, ("nothing", 1.0)) for o in LEARNERS},
             expect={"adamw": Below(0), "muon": Below(0)},
@@ -799,8 +800,8 @@ CLAIMS = (
     ),
     Claim(
         "unlearned.width",
-        "The wider the network, the nearer are its spectra to what noise would have made, under "
-        "standard scaling and under muP.",
+        "The wider the network, the nearer its spectra are to what noise would have made, "
+        "under standard scaling and under muP.",
         "R W2; Yang et al. 2021",
         measures={name: growth_with_width(name) for name in ("standard", "mup")},
         expect={"standard": Below(0), "mup": Below(0)},
@@ -810,8 +811,8 @@ CLAIMS = (
     ),
     Claim(
         "unlearned.mup",
-        "Under muP the learned factor on a kind's norm is the same at every width: at 256 the gap "
-        "to noise is, to a tenth, its mean at 32, 64 and 128.",
+        "Under muP the learned factor on the norm of a kind of matrix is the same at every "
+        "width: to a tenth, the gap to noise at 256 is its mean at 32, 64 and 128.",
         "R W2; Yang et al. 2021",
         measures={
             scaling: {f"({kind})": departure(scaling, kind, 256) for kind in MATRICES}
@@ -824,8 +825,8 @@ CLAIMS = (
     ),
     Claim(
         "unlearned.file-bulk",
-        "In public checkpoints the bulk of the spectrum is that of noise with the matrix's row and "
-        "column norms, to ten per cent.",
+        "In public checkpoints the bulk of the spectrum is, to ten per cent, that of noise "
+        "with the same row and column norms.",
         "R W1(c), Q7",
         measures={"every": file_gap("shaped", GROUPS["bulk"])},
         expect={"every": WITHIN},
@@ -834,8 +835,8 @@ CLAIMS = (
     ),
     Claim(
         "unlearned.file-top",
-        "In public checkpoints the largest singular value is beyond noise with the matrix's row "
-        "and column norms.",
+        "In public checkpoints the largest singular value is larger than that of noise with "
+        "the same row and column norms.",
         "R W1(c), Q7",
         measures={"every": file_gap("shaped", ("log_sigma_1",))},
         expect={"every": Above(MARGIN)},
@@ -844,8 +845,8 @@ CLAIMS = (
     ),
     Claim(
         "unlearned.file-decay",
-        "The published rate, decay and steps of a Llama tell the norms of its matrices within a "
-        "factor of 1.5.",
+        "The published rate, decay and steps of a Llama predict the norms of its matrices "
+        "within a factor of 1.5.",
         "R W1(c), Q7",
         measures={
             "norm": file_gap("white", GROUPS["norm"], model="stories15m"),
