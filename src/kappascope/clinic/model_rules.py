@@ -34,7 +34,10 @@ SIXTEEN_BITS = ("bfloat16", "float16")
 
 @model_rule("defect", rule_id="non-finite")
 def non_finite_vectors(model: Measurements) -> Iterator[Symptom]:
-    """A NaN in a bias, a gain or another vector spreads as one in a matrix does."""
+    """A bias, a gain or another vector has NaN or infinite entries.
+
+    They spread as those of a matrix do.
+    """
     for vector in model.unsound:
         if vector.reason.is_non_finite:
             yield Symptom("critical", str(vector.reason), DIVERGED, subject=vector.name)
@@ -42,12 +45,13 @@ def non_finite_vectors(model: Measurements) -> Iterator[Symptom]:
 
 @model_rule("defect", "start")
 def unmoved(model: Measurements) -> Iterator[Symptom]:
-    """Gains that are all exactly one, or biases all exactly zero, in a model that is trained.
+    """In a trained model a gain is exactly one everywhere, or a bias exactly zero.
 
-    No gradient leaves a gain at one to the last bit: it was frozen, is not used, or its dtype
-    swallowed every update. In 16 bits the last is likely, for the numbers next to one are 0.4 % or
-    more away, and it is a warning where at least half of the gains are so. Biases of zero are told
-    if other biases moved; statistics at their start have seen no batch.
+    No gradient leaves a gain at one to the last bit. So the gain was frozen, or is not used, or its
+    dtype swallowed every update. In 16 bits the last is likely, because the numbers next to one are
+    0.4 % away (bfloat16) or 0.05 % (float16). The finding is a warning if at least half of the
+    gains are so and some of these are in 16 bits. Biases of zero count if other biases moved.
+    Running variances of one have seen no batch.
     """
     if model.is_fresh:
         return
@@ -76,10 +80,10 @@ def unmoved(model: Measurements) -> Iterator[Symptom]:
 
 @model_rule("defect", "none")
 def differs_by_one(model: Measurements) -> Iterator[Symptom]:
-    """Gains that differ from the reference's by one: two conventions of a norm layer.
+    """Gains differ from the reference's by one: two conventions of a norm layer.
 
-    Some libraries keep a gain, others its distance from one. Loaded by the other's convention, a
-    model computes something else without an error.
+    Some libraries store a gain, others its distance from one. Loading one for the other gives
+    another function and no error.
     """
     others = {vector.name: vector for vector in model.reference_vectors}
     apart = [
@@ -96,10 +100,10 @@ def differs_by_one(model: Measurements) -> Iterator[Symptom]:
 
 @model_rule("defect", "none")
 def duplicates(model: Measurements) -> Iterator[Symptom]:
-    """Matrices with all the same numbers, stored apart, also transposed or permuted.
+    """Matrices with the same numbers are stored twice, also transposed or permuted.
 
-    In a trained model they are a copy that was not trained, or one that need not be stored; among
-    fresh ones, clones.
+    In a trained model one of them is a copy that was not trained, or one that need not be stored.
+    In a fresh model they are clones.
     """
     groups: dict[str, list[Examination]] = {}
     for row in model.rows:
@@ -132,10 +136,10 @@ def duplicates(model: Measurements) -> Iterator[Symptom]:
 
 @model_rule("harm", "none")
 def swallowed_steps(model: Measurements) -> Iterator[Symptom]:
-    """What the storage type will swallow of the step that Adam's moments ask for, if trained on.
+    """The storage dtype would round away part of the next step, by the moments of Adam in the file.
 
-    The weights and moments of the file are taken as they are. A warning from half of the update of
-    a weight on; told from a tenth on.
+    Weights and moments are taken as the file has them. The rule speaks from a tenth of the update
+    of a weight on, and warns from half on.
     """
     hit = [step for step in model.swallowed if step.update >= SWALLOWED_SIZE]
     if not hit:
@@ -153,10 +157,10 @@ def swallowed_steps(model: Measurements) -> Iterator[Symptom]:
 
 @model_rule("observation", "none")
 def unresolved(model: Measurements) -> Iterator[Symptom]:
-    """Kappa not known to a factor of two, because of how matrices are stored: told once a type.
+    """The stored dtype leaves kappa of some matrices open by more than a factor of two.
 
-    Usual for large square matrices in 16 bits. Tables of constants are left out: nobody asks
-    their kappa.
+    One finding counts the matrices of each dtype. Large square matrices in 16 bits are usual.
+    Tables of constants are left out, because nobody asks for their kappa.
     """
     known = [row for row in model.rows if row.failure is None]
     types: dict[str, list[Examination]] = {}
@@ -173,13 +177,13 @@ def unresolved(model: Measurements) -> Iterator[Symptom]:
 
 @model_rule("observation", "trained")
 def stretched_product(model: Measurements) -> Iterator[Symptom | Skipped]:
-    """Kappa of a head's QK or OV, or of a chain of layers, beyond that of random factors.
+    """Kappa of a head's QK or OV, or of a chain of layers, is beyond that of random factors.
 
-    A product of rank r sends r directions through each factor, which sees them as a random matrix
-    with r columns would. Kappas multiply at most, so that of n factors one has to be beyond the
+    A product of rank r sends r directions through each factor, which acts on them as a random
+    matrix with r columns would. Kappas multiply at most. So one of n factors has to be beyond the
     quantile that leaves it an n-th of the chance. Trained heads compare along few directions, so
-    that their products are stretched as a rule: told is what exceeds all trained heads, or a
-    hundred times the usual kappa where none are known.
+    their products are usually stretched. The rule therefore speaks only of what exceeds all trained
+    heads or, where none are known, a hundred times the usual kappa.
     """
     asked = [(product.name, partial(_stretched_head, product, model)) for product in model.products]
     asked += [(links.name, partial(_stretched_chain, links, model)) for links in model.chains]

@@ -56,9 +56,10 @@ NAMED_INDICES = 8  # of lines in a sentence; the document has more
 
 @rule("defect")
 def non_finite(row: Examination, model: Measurements) -> Symptom | None:
-    """A NaN or an infinity spreads to every output: critical, at any count.
+    """The matrix has NaN or infinite entries.
 
-    A mask alone may have one kind of them, minus infinity.
+    One such entry spreads to every output, so any number of them is critical. Minus infinity in a
+    mask is an observation: a mask is added to logits.
     """
     if row.failure is None or not row.failure.is_non_finite:
         return None
@@ -71,10 +72,11 @@ def non_finite(row: Examination, model: Measurements) -> Symptom | None:
 
 @rule("defect", "start")
 def zero(row: Examination, model: Measurements) -> Symptom | None:
-    """All entries zero: usual for what is to start as nothing (adapters, last layers of branches).
+    """All entries of the matrix are zero.
 
-    In a model whose other matrices are trained, a layer that passes nothing on is a warning, and
-    what it ends can be deleted.
+    Adapters and the last layers of branches often start at zero, so this is an observation in a
+    fresh model. In a model whose other matrices are trained it is a warning: the layer passes
+    nothing on and can be deleted.
     """
     if row.frobenius_norm != 0 or not min(row.shape):
         return None
@@ -88,10 +90,10 @@ def zero(row: Examination, model: Measurements) -> Symptom | None:
 
 @rule("defect")
 def one_code(row: Examination, model: Measurements) -> Symptom | None:
-    """All codes of a quantized weight are one value: nothing but its scales is left of it.
+    """All codes of a quantized weight have one value, so only the scales are left of it.
 
-    A quantizer spreads the entries of a group over its codes, so that even the roughest code has
-    several values in every group: critical, at any size.
+    A quantizer spreads the entries of a group over its codes, so even the coarsest code has several
+    values in every group. The finding is critical at any size.
     """
     if not row.one_code:
         return None
@@ -129,11 +131,11 @@ def _bias(row: Examination, model: Measurements) -> Vector | None:
 
 @rule("defect", "start")
 def dead_rows(row: Examination, model: Measurements) -> Symptom | None:
-    """Rows that are nothing beside the median: outputs that do not depend on the input.
+    """Some rows are zero beside the median row: these outputs do not depend on the input.
 
-    No initialisation in use makes some rows zero. One dead row of a table is its padding, by its
-    kind or, where the name does not tell, in a tall matrix without a bias; a fixed basis of waves
-    has a zero sine, and neither is told.
+    No usual initialisation makes some rows zero. Two things are left out: one dead row of a table,
+    which is its padding (a tall matrix without a bias counts as a table where the name does not
+    tell), and fixed bases of waves, in which the sine of zero is zero.
     """
     dead, rows = row.dead_rows or 0, row.shape[0]
     if not dead or not row.frobenius_norm or kind_of(row) in ("basis", "table"):
@@ -155,9 +157,9 @@ def _are_dead_by_chance(row: Examination, count: int, length: int, model: Measur
 
 @rule("defect", "start")
 def dead_columns(row: Examination, model: Measurements) -> Symptom | None:
-    """Columns that are nothing beside the median: inputs that nothing reads.
+    """Some columns are zero beside the median column: nothing reads these inputs.
 
-    Those of a convolution are its inputs, with all taps: a masked tap is no dead input.
+    In a convolution a column is an input with all its taps, so a masked tap is no dead input.
     """
     dead = row.dead_columns or 0
     if not dead or not row.frobenius_norm or kind_of(row) in ("basis", "table"):
@@ -170,10 +172,10 @@ def dead_columns(row: Examination, model: Measurements) -> Symptom | None:
 
 @rule("harm", "trained")
 def outlier_rows(row: Examination, model: Measurements) -> Symptom | None:
-    """A row far longer than the median one, which takes bits from the others in int8.
+    """One row is so long that int8 with one scale for the tensor loses bits of the other rows.
 
-    Only where one scale serves the whole tensor: with a scale for each row it harms nothing. Told
-    from two bits of eight on.
+    With one scale for each row the long row harms nothing. The rule speaks from two of eight lost
+    bits on.
     """
     bits = row.int8.bits_lost_by_tensor if row.int8 else 0.0
     if not row.outlier_rows or not _stands_out("row", row, model):
@@ -190,11 +192,12 @@ def outlier_rows(row: Examination, model: Measurements) -> Symptom | None:
 
 @rule("harm", "trained")
 def outlier_columns(row: Examination, model: Measurements) -> Symptom | None:
-    """A column far longer than the median one, which takes bits from the others in int8.
+    """One column is so long that int8 loses bits of the other columns.
 
-    A scale for each row does not help there: every row has the long entry. Told from two bits of
-    eight on, a warning from three on, for five bits are left; below that it is told only if longer
-    than in all trained matrices of the kind. Columns of a convolution are its inputs.
+    One scale for each row does not help, because every row contains the long entry. The rule speaks
+    from two of eight lost bits on, and warns from three on, for then five bits are left. Below two
+    bits it speaks only if the column is longer than in all trained matrices of the kind. In a
+    convolution a column is an input.
     """
     if not row.outlier_columns or not _stands_out("column", row, model):
         return None
@@ -284,10 +287,10 @@ NOTHING = "nothing to do by itself; compare with an earlier checkpoint"
 
 @rule("observation", "trained")
 def uneven_norms(row: Examination, model: Measurements) -> Symptom | None:
-    """Row or column norms that vary more than in all trained matrices of the kind.
+    """Row or column norms vary more than in all trained matrices of the kind.
 
     They must also vary three times as much as those of a random matrix, 1/sqrt(2 n). Where no
-    trained matrices are known, nothing is said: uneven norms harm nothing by themselves.
+    trained matrices are known the rule is silent: uneven norms harm nothing by themselves.
     """
     spread, what = max(_spreads(row), default=(0.0, ""))
     if not spread or outlier_rows(row, model) or outlier_columns(row, model):
@@ -322,14 +325,14 @@ def _own_spread(norms: Spread | None, dead: int, count: int) -> float | None:
 
 @rule("observation", "trained")
 def ill_conditioned(row: Examination, model: Measurements) -> Symptom | None:
-    """Kappa beyond chance, by the low end of its interval: what is certain despite rounding.
+    """Kappa is beyond chance, even at the low end of its interval.
 
-    A square random matrix has a kappa beyond x with probability 2 n / x, so that the tail
-    probability, not the number of deviations, decides. Kappa told nothing of accuracy in networks
-    that were trained to ask it, so that it is an observation: beyond all trained matrices of the
-    kind or, without an atlas, from a hundred times the usual kappa on. From 2^23 on it is a
-    warning: to undo or merge the layer in float32 loses every digit. Tables of constants, which
-    nobody undoes, are left out, and so is an observation beside a rank that is too low.
+    The probability of a larger kappa decides and not the number of deviations, because a square
+    random matrix has a kappa beyond x with probability 2 n / x. In networks that were trained to
+    answer this, kappa told nothing of accuracy. So the finding is an observation. It needs a kappa
+    beyond all trained matrices of the kind or, without an atlas, a hundred times the usual kappa.
+    From 2^23 on it is a warning, because undoing or merging the layer in float32 loses every digit.
+    Tables of constants are left out, and so is an observation beside a rank that is too low.
     """
     times = _times_usual(row, row.condition_number_low or row.condition_number, model)
     if not times or min(row.shape) < FEWEST_VALUES or kind_of(row) in NO_MAPS:
@@ -365,11 +368,12 @@ def _times_usual(row: Examination, kappa: float | None, model: Measurements) -> 
 
 @rule("harm", "chance")
 def rank_deficient(row: Examination, model: Measurements) -> Symptom | None:
-    """Singular to the last digit, or with less than half the effective rank that chance gives.
+    """The matrix is singular, or its effective rank is less than half of what chance gives.
 
-    Chance gives Marchenko and Pastur's share of singular values above 1 % of the largest, almost
-    all of them, and fluctuates by one or two. A warning where it is singular, or below a tenth.
-    Dead rows or columns are told elsewhere.
+    Chance gives Marchenko and Pastur's share of singular values above 1 % of the largest. That is
+    almost all of them, and it fluctuates by one or two. The finding is a warning if the matrix is
+    singular, or if its rank is below a tenth of that. Dead rows and columns have rules of their
+    own.
     """
     if not row.sigma_max or row.effective_rank is None or min(row.shape) < 2:
         return None
@@ -394,8 +398,8 @@ def rank_deficient(row: Examination, model: Measurements) -> Symptom | None:
 def of_low_rank(row: Examination, model: Measurements) -> Symptom | None:
     """Two factors that hold 99 % of the energy have at most half of the parameters.
 
-    Energy is not loss: in a small language model the smallest singular values mattered more than
-    their energy, so the advice is to measure.
+    Energy is not loss. In a small language model the smallest singular values mattered more than
+    their energy says, so the advice is to measure.
     """
     if model.is_fresh or kind_of(row) in (*NO_MAPS, "embedding"):
         return None
@@ -432,11 +436,13 @@ def _alive(row: Examination) -> int:
 
 @rule("defect", "start")
 def untrained(row: Examination, model: Measurements) -> Symptom | None:
-    """A spectrum and entries that chance alone explains, and something that speaks of a start.
+    """The matrix could be a fresh random draw, and something else says so, too.
 
-    That is a scale with which layers begin, a bias beside it that is exactly zero (weight decay
-    shrinks a layer that gets no gradient, and leaves its bias), or a reference that has moved
-    elsewhere and not here. The last is a warning: the layer never received a gradient.
+    Chance alone explains its spectrum and its entries. One more sign is needed: its scale is one
+    with which layers begin; or the bias beside it is exactly zero (weight decay shrinks a layer
+    that gets no gradient and leaves its bias); or it is equal to the reference although other
+    matrices have moved. The last sign makes the finding a warning: the layer never received a
+    gradient.
     """
     if not can_tell(row) or not is_random(row) or is_left_alone(row):
         return None
@@ -465,11 +471,11 @@ def untrained(row: Examination, model: Measurements) -> Symptom | None:
 
 @rule("defect", "start")
 def stalled_entries(row: Examination, model: Measurements) -> Symptom | None:
-    """Entries that are those of the reference to the bit, more than a step of this size leaves.
+    """More entries are equal to the reference's to the bit than a step of this size leaves.
 
-    The step is fitted to the change as it is stored. Told from a quarter of the entries on, which
-    means that a part was frozen, or that the dtype swallowed its updates. Tables are left out:
-    what was never looked up never moved.
+    The size of the step is fitted to the change as it is stored. The rule speaks from a quarter of
+    the entries on. Then a part was frozen, or the dtype swallowed its updates. Tables are left out,
+    because a row that was never looked up never moved.
     """
     share, expected = row.unchanged.get("share", 0.0), row.unchanged.get("expected", 0.0)
     if share - expected < STALLED_SIZE or is_left_alone(row):
@@ -482,10 +488,10 @@ def stalled_entries(row: Examination, model: Measurements) -> Symptom | None:
 
 @rule("defect", "start")
 def rearranged(row: Examination, model: Measurements) -> Symptom | None:
-    """The numbers of the reference's matrix of this name in another order.
+    """The matrix has the numbers of the reference's matrix, in another order.
 
-    Transposed, or with rows or columns permuted: the conventions of two libraries differ, and who
-    loads one for the other gets another function without an error.
+    They are transposed, or their rows or columns are permuted. The conventions of two libraries
+    differ: loading one file for the other gives another function and no error.
     """
     if row.likeness in ("", "equal"):
         return None
