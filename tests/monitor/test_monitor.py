@@ -22,6 +22,7 @@ from kappascope import Monitor, corrections
 from kappascope.monitor import monitor as module
 from kappascope.monitor import source
 from kappascope.monitor.record import Alert, Run
+from kappascope.refusal import Refusal
 from monitored_training import (
     batches,
     loss_of,
@@ -796,6 +797,7 @@ class TestResuming:
         train(model, optimizer, batches(7))
         monitor._undo.close()  # as if the process had been killed: nothing is finished
         monitor._recorder.close()
+        monitor._claim.close()
         again = monitored(tmp_path).attach(model, optimizer)
         assert again.step == 6
         train(model, optimizer, batches(3))
@@ -834,6 +836,21 @@ class TestResuming:
         monitor.log(loss=math.nan)
         monitor.close()
         assert [alert.step for alert in told] == [2, 1]
+
+    def test_a_folder_that_another_monitor_writes_is_refused_before_anything_is_attached(
+        self, tmp_path: Path
+    ) -> None:
+        model, optimizer, monitor = linear(tmp_path)
+        other = nn.Linear(11, 11)
+        descent = SGD(other.parameters(), lr=0.1)
+        second = Monitor(tmp_path)
+        with pytest.raises(Refusal, match=r"records a run there .*name another folder"):
+            second.attach(other, descent)
+        assert not second.is_attached and not descent._optimizer_step_post_hooks
+        train(model, optimizer, batches(3))
+        monitor.close()
+        second.attach(other, descent).close()
+        assert [session.step for session in Run.read(tmp_path).sessions] == [0, 3]
 
 
 class TestAudit:

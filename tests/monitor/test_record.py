@@ -1,5 +1,7 @@
 """The record of a run: nothing lost that was written, nothing believed that is damaged."""
 
+import errno
+import fcntl
 import math
 import os
 import signal
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kappascope import Refusal
-from kappascope.monitor.record import Recorder, Row, Run, is_run, table_of
+from kappascope.monitor.record import Recorder, Row, Run, claimed, is_run, table_of
 from monitored_runs import MATRICES, write_example
 
 
@@ -69,6 +71,60 @@ def test_a_killed_process_loses_nothing_it_had_written(tmp_path: Path) -> None:
     assert done.returncode == -signal.SIGKILL
     run = Run.read(tmp_path)
     assert len(run.logs["loss"]) == 100 and not run.is_closed and run.damaged == 0
+
+
+def test_a_folder_has_one_writer_at_a_time(tmp_path: Path) -> None:
+    first = claimed(tmp_path / "run")
+    assert first is not None
+    with pytest.raises(Refusal, match=f"process {os.getpid()} on .* records a run there"):
+        claimed(tmp_path / "run")
+    first.close()
+    again = claimed(tmp_path / "run")
+    assert again is not None
+    again.close()
+
+
+def test_a_killed_process_keeps_nobody_out_and_neither_does_a_child_that_outlives_it(
+    tmp_path: Path,
+) -> None:
+    code = (
+        "import os, signal, sys, time; from pathlib import Path\n"
+        "from kappascope.monitor.record import claimed\n"
+        "claim = claimed(Path(sys.argv[1]))\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    print(os.getpid(), flush=True)\n"
+        "    time.sleep(600)\n"
+        "time.sleep(600)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        try:
+            with pytest.raises(Refusal, match=f"process {process.pid} on"):
+                claimed(tmp_path)
+            process.kill()
+            process.wait()
+            os.kill(child, 0)  # it lives
+            again = claimed(tmp_path)
+            assert again is not None
+            again.close()
+        finally:
+            process.kill()
+            os.kill(child, signal.SIGKILL)
+
+
+def test_where_nothing_can_be_locked_nobody_is_kept_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    (tmp_path / "file").touch()
+    assert claimed(tmp_path / "file" / "run") is None
+    monkeypatch.setattr(fcntl, "flock", without)
+    assert claimed(tmp_path) is None
 
 
 def test_a_run_is_followed_while_it_is_written(tmp_path: Path) -> None:
