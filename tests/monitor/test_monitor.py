@@ -240,8 +240,11 @@ class TestWhatIsRead:
         model, optimizer, monitor = linear(tmp_path, every=4, norms_every=1)
         train(model, optimizer, batches(8))
         monitor.close()
-        steps = [step for step, _ in Run.read(tmp_path).series("0.weight", "frobenius_norm")]
+        run = Run.read(tmp_path)
+        steps = [step for step, _ in run.series("0.weight", "frobenius_norm")]
         assert sorted(steps) == list(range(9))
+        # of which the steps between are no readings: neither counted nor judged as such
+        assert [reading.step for reading in run.readings] == [0, 4, 8]
 
     def test_weights_are_chosen_and_left_out_by_name(self, tmp_path: Path) -> None:
         model = transformer()

@@ -927,7 +927,7 @@ class Monitor:
             if self.norms_every and each.step % self.norms_every == 0 and each.step != step:
                 named = zip(each.names, each.weights.tolist(), strict=True)
                 rows = {name: {"frobenius_norm": norm} for name, norm in named}
-                entry = {"kind": "reading", "step": each.step, "time": time.time()}
+                entry = {"kind": "norms", "step": each.step, "time": time.time()}
                 self._write(entry | {"rows": rows})
 
     def _let_go(self) -> None:

@@ -24,6 +24,8 @@ Every entry has a ``kind`` and a ``step``, the number of finished steps of the o
 ``reading``
     ``rows``: by matrix, by quantity, a value or a list of pairs ``[index, value]``. ``time``, and
     the ``seconds`` that it took.
+``norms``
+    ``rows`` and ``time`` likewise: Frobenius norms of a step between two readings.
 ``settings``
     ``optimizer`` (its number), ``groups``: a list of ``lr``, ``betas``, ``weight_decay``, ... of
     each parameter group. Written when something changed, so the latest holds.
@@ -419,7 +421,7 @@ class Run:
         self.is_closed = entry["kind"] == "end"
         self.step = step if entry["kind"] == "start" else max(self.step, step)
         match entry["kind"]:
-            case "reading":
+            case "reading" | "norms":
                 self._read(entry, step)
             case "matrices":
                 self.matrices |= entry["matrices"]
@@ -451,7 +453,8 @@ class Run:
 
     def _read(self, entry: Entry, step: int) -> None:
         """Take the numbers of a reading; a session begins with those the one before ended with."""
-        self.readings.append(Reading(step, entry.get("time", 0.0), entry.get("seconds", 0.0)))
+        if entry["kind"] == "reading":
+            self.readings.append(Reading(step, entry.get("time", 0.0), entry.get("seconds", 0.0)))
         for key, value in _numbers_of(entry["rows"]):
             column = self.columns.get(key)
             if column is None:
