@@ -7,6 +7,7 @@ import math
 import os
 import statistics
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -615,6 +616,16 @@ class TestManners:
         assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
         train(model, optimizer, batches(3))
         assert Run.read(tmp_path).step == 3
+
+    def test_one_that_was_never_closed_goes_with_its_model(self, tmp_path: Path) -> None:
+        model, optimizer, monitor = linear(tmp_path)
+        train(model, optimizer, batches(3))
+        kept = weakref.ref(monitor), weakref.ref(model)
+        monitor._recorder.close()  # of files that are not closed Python would complain
+        monitor._claim.close()
+        del model, optimizer, monitor
+        gc.collect()
+        assert [reference() for reference in kept] == [None, None]
 
     def test_memory_does_not_grow(self, tmp_path: Path) -> None:
         model, optimizer, monitor = linear(tmp_path, every=10)

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -184,6 +185,18 @@ def test_a_write_that_fails_is_an_error_and_the_next_one_is_whole(
     recorder.write({"kind": "log", "step": 2, "values": {"loss": 1.0}})
     run = Run.read(tmp_path)
     assert run.logs["loss"] == [(2, 1.0)] and run.damaged == 1
+
+
+def test_a_record_that_was_removed_is_an_error_and_not_written_into_nothing(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "run")
+    recorder.write({"kind": "start", "step": 0})
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(OSError, match="No such file"):
+        recorder.write({"kind": "log", "step": 1, "values": {"loss": 1.0}})
+    (tmp_path / "run").mkdir()
+    recorder.write({"kind": "log", "step": 2, "values": {"loss": 1.0}})
+    recorder.close()
+    assert Run.read(tmp_path / "run").logs == {"loss": [(2, 1.0)]}
 
 
 def test_a_folder_without_a_record_is_refused(tmp_path: Path) -> None:

@@ -339,7 +339,7 @@ class Monitor:
             parameter = self._survey.parameter(item)
             if parameter is None or not parameter.requires_grad or is_sharded(parameter):
                 continue
-            added = partial(self._added, item, self._owner(item))
+            added = partial(_added, weakref.ref(self), item, self._owner(item))
             hook = parameter.register_post_accumulate_grad_hook(torch.compiler.disable(added))
             self._backward_hooks.callback(hook.remove)
 
@@ -977,6 +977,12 @@ class Monitor:
                 self._warned.add(what)
                 text = f"kappascope's monitor: {what}: {error_text(error)}; training goes on"
                 _warn(text)
+
+
+def _added(monitor: weakref.ref[Monitor], item: Item, k: int, parameter: Tensor) -> None:
+    """Tell a monitor of a micro-batch; autograd would keep one that is held here for ever."""
+    if (watching := monitor()) is not None:
+        watching._added(item, k, parameter)
 
 
 def _sink(given: Sink | str) -> Sink:

@@ -247,7 +247,8 @@ class Recorder:
 
     def write(self, entry: Entry) -> None:
         """Append one entry; what a full disk tears is followed by a new segment."""
-        if self._file is None or self._size > SEGMENT_BYTES:
+        is_gone = self._file is not None and not os.fstat(self._file).st_nlink  # and nobody told
+        if self._file is None or is_gone or self._size > SEGMENT_BYTES:
             self._open()
         line = sealed(entry)
         try:
