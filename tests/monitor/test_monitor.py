@@ -735,12 +735,14 @@ class TestManners:
         (alert,) = [each for each in monitor.alerts if each.name == "not-stepped"]
         assert "0.weight" in alert.text and alert.step == 2
 
-    def test_a_parameter_stepped_twice_is_an_alert(self, tmp_path: Path) -> None:
-        model = nn.Linear(11, 11)
-        several = [SGD(model.parameters(), lr=0.1), SGD([model.weight], lr=0.1)]
+    def test_parameters_stepped_twice_are_one_alert(self, tmp_path: Path) -> None:
+        model = nn.Sequential(*(nn.Linear(11, 11) for _ in range(4)))
+        several = [SGD(model.parameters(), lr=0.1), SGD(model[1:].parameters(), lr=0.1)]
         with monitored(tmp_path).attach(model, several) as monitor:
             pass
-        assert [each.name for each in monitor.alerts] == ["stepped-twice"]
+        (alert,) = monitor.alerts
+        assert alert.name == "stepped-twice" and alert.matrix == "1.weight"
+        assert alert.text.startswith("1.weight, 1.bias, 2.weight and 3 more: more than one")
 
     def test_it_can_be_attached_again(self, tmp_path: Path) -> None:
         model, optimizer, monitor = linear(tmp_path, every=2)

@@ -283,9 +283,10 @@ class Monitor:
             start |= {"matrices": self._facts, "skipped": dict(survey.skipped), "cut": cut}
             start |= {"optimizers": [type(o).__name__ for o in self._optimizers]}
             self._write(start | {"resumed": bool(cut)})
-        for name in stepped_twice(survey, self._optimizers):
-            text = f"{name}: more than one optimizer or group steps it; leave it in one of them"
-            self._alert(self._watch.once(begun, "stepped-twice", name, text))
+        if names := stepped_twice(survey, self._optimizers):
+            what = "more than one optimizer or group steps it: leave it in one of them"
+            text = f"{first_few(names)}: {what} (step {begun:,})"
+            self._alert(self._watch.once(begun, "stepped-twice", names[0], text))
 
     def _earlier(self, step: int | None) -> tuple[str, int]:
         """Tell how the record in the folder ends, and at which step; "" and 0 if there is none."""
