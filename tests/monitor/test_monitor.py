@@ -188,6 +188,20 @@ class TestWhatIsRead:
         ((_, relative),) = run.series("0.weight", "signal_relative", 1.0)
         assert relative == pytest.approx(float(expected[-1] / s[-1]), rel=1e-3)
 
+    def test_the_norm_of_the_gradient_is_that_which_the_optimizer_uses(
+        self, tmp_path: Path
+    ) -> None:
+        model, optimizer, monitor = linear(tmp_path, every=2, norms_every=1)
+        for given, target in batches(4):
+            loss_of(model, given, target).backward()
+            nn.utils.clip_grad_norm_([model[0].weight], 1e-3)
+            optimizer.step()
+            optimizer.zero_grad()
+        monitor.close()
+        series = Run.read(tmp_path).series("0.weight", "gradient_norm")
+        assert [step for step, _ in series] == [1, 2, 3, 4]
+        assert [norm for _, norm in series] == pytest.approx([1e-3] * 4, rel=1e-2)
+
     def test_decay_and_step_are_told_apart(self, tmp_path: Path) -> None:
         torch.manual_seed(0)
         model = nn.Linear(5, 4, bias=False)
@@ -244,6 +258,8 @@ class TestWhatIsRead:
         run = Run.read(tmp_path)
         steps = [step for step, _ in run.series("0.weight", "frobenius_norm")]
         assert sorted(steps) == list(range(9))
+        steps = [step for step, _ in run.series("0.weight", "gradient_norm")]
+        assert sorted(steps) == list(range(1, 9))
         # of which the steps between are no readings: neither counted nor judged as such
         assert [reading.step for reading in run.readings] == [0, 4, 8]
 

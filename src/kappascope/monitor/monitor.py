@@ -926,8 +926,13 @@ class Monitor:
         """Write the norms of the steps since the last reading, where they were asked for."""
         for each in self._ring.tell():
             if self.norms_every and each.step % self.norms_every == 0 and each.step != step:
-                named = zip(each.names, each.weights.tolist(), strict=True)
-                rows = {name: {"frobenius_norm": norm} for name, norm in named}
+                rows = {
+                    name: {"frobenius_norm": norm}
+                    for name, norm in zip(each.names, each.weights.tolist(), strict=True)
+                }
+                if "update" in self.quantities:
+                    for name, norm in zip(each.names, each.gradients.tolist(), strict=True):
+                        rows[name] |= {"gradient_norm": norm} if norm else {}  # zero: there is none
                 entry = {"kind": "norms", "step": each.step, "time": time.time()}
                 self._write(entry | {"rows": rows})
 

@@ -64,8 +64,8 @@ def run_screen(run: Run, width: int, height: int, silence: float = 0.0) -> Rende
     """All of a run that fits a terminal; ``silence`` is how many seconds ago it was last written.
 
     >>> from pathlib import Path
-    >>> run_screen(Run(Path("nowhere")), 40, 24).renderables[0].plain
-    'a run  Step 0; 0 readings of 0 matrices…'
+    >>> run_screen(Run(Path("nowhere")), 60, 24).renderables[0].plain
+    'a run  Step 0; 0 readings of 0 matrices; running.'
     """
     every = standings(run)
     head = [_heading(run, silence), *_progress(run, silence)]
