@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kappascope import Refusal
-from kappascope.monitor.record import Recorder, Row, Run, claimed, is_run, table_of
+from kappascope.monitor.record import Recorder, Row, Run, is_run, sole_writer, table_of
 from monitored_runs import MATRICES, write_example
 
 
@@ -75,12 +75,12 @@ def test_a_killed_process_loses_nothing_it_had_written(tmp_path: Path) -> None:
 
 
 def test_a_folder_has_one_writer_at_a_time(tmp_path: Path) -> None:
-    first = claimed(tmp_path / "run")
+    first = sole_writer(tmp_path / "run")
     assert first is not None
     with pytest.raises(Refusal, match=f"process {os.getpid()} on .* records a run there"):
-        claimed(tmp_path / "run")
+        sole_writer(tmp_path / "run")
     first.close()
-    again = claimed(tmp_path / "run")
+    again = sole_writer(tmp_path / "run")
     assert again is not None
     again.close()
 
@@ -90,8 +90,8 @@ def test_a_killed_process_keeps_nobody_out_and_neither_does_a_child_that_outlive
 ) -> None:
     code = (
         "import os, signal, sys, time; from pathlib import Path\n"
-        "from kappascope.monitor.record import claimed\n"
-        "claim = claimed(Path(sys.argv[1]))\n"
+        "from kappascope.monitor.record import sole_writer\n"
+        "claim = sole_writer(Path(sys.argv[1]))\n"
         "child = os.fork()\n"
         "if child == 0:\n"
         "    print(os.getpid(), flush=True)\n"
@@ -104,11 +104,11 @@ def test_a_killed_process_keeps_nobody_out_and_neither_does_a_child_that_outlive
         child = int(process.stdout.readline())
         try:
             with pytest.raises(Refusal, match=f"process {process.pid} on"):
-                claimed(tmp_path)
+                sole_writer(tmp_path)
             process.kill()
             process.wait()
             os.kill(child, 0)  # it lives
-            again = claimed(tmp_path)
+            again = sole_writer(tmp_path)
             assert again is not None
             again.close()
         finally:
@@ -123,9 +123,9 @@ def test_where_nothing_can_be_locked_nobody_is_kept_out(
         raise OSError(errno.ENOLCK, "No locks available")
 
     (tmp_path / "file").touch()
-    assert claimed(tmp_path / "file" / "run") is None
+    assert sole_writer(tmp_path / "file" / "run") is None
     monkeypatch.setattr(fcntl, "flock", without)
-    assert claimed(tmp_path) is None
+    assert sole_writer(tmp_path) is None
 
 
 def test_a_run_is_followed_while_it_is_written(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ from kappascope.monitor.audit import STEPS as AUDIT_STEPS
 from kappascope.monitor.audit import Audit, Auditor, audit
 from kappascope.monitor.ghosts import Ghosts
 from kappascope.monitor.meter import Meter
-from kappascope.monitor.record import VERSION, Alert, Recorder, Run, claimed, is_run, table_of
+from kappascope.monitor.record import VERSION, Alert, Recorder, Run, is_run, sole_writer, table_of
 from kappascope.monitor.report import write_run_page
 from kappascope.monitor.ring import Ring, StepNorms, of_all_shards
 from kappascope.monitor.source import Captured, Rule, StepTensors
@@ -225,7 +225,7 @@ class Monitor:
         refusal = None
         if self._ranks.is_first:
             try:
-                self._claim = claimed(self.folder)
+                self._claim = sole_writer(self.folder)
             except Refusal as error:
                 refusal = error
         refusal = self._ranks.told(refusal)

@@ -185,7 +185,7 @@ class Column:
 # --- writing --------------------------------------------------------------------------------------
 
 
-def claimed(folder: Path) -> IO[bytes] | None:
+def sole_writer(folder: Path) -> IO[bytes] | None:
     """Be the only one that writes a folder, until the file that is given back is closed.
 
     A process that ends, however it ends, has let go. None where there is nothing to lock: a folder

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -92,12 +92,15 @@ def run_screen(run: Run, width: int, height: int, silence: float = 0.0) -> Rende
 
 def _wrapped(text: Text, width: int, most: int) -> list[Text]:
     """A text on so many lines of the terminal; a longer one ends with an ellipsis."""
-    lines = list(text.wrap(Console(width=width), max(1, width)))
-    if len(lines) > most:
-        rest = Text(" ").join(lines[most - 1 :])
-        rest.truncate(max(1, width), overflow="ellipsis")
-        lines[most - 1 :] = [rest]
-    return lines
+    lines, rest = [], text
+    while rest.cell_len > width and len(lines) < most - 1:
+        end = max(rest.plain.rfind(" ", 0, width + 1), 0) or width
+        line, rest = rest.divide([end])
+        lines.append(line)
+        rest = rest[1:] if rest.plain.startswith(" ") else rest
+    for line in (*lines, rest):  # a line of wide characters is longer than it has characters
+        line.truncate(max(1, width), overflow="ellipsis")
+    return [*lines, rest]
 
 
 def _heading(run: Run, silence: float) -> Text:
