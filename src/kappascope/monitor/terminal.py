@@ -92,7 +92,8 @@ def run_screen(run: Run, width: int, height: int, silence: float = 0.0) -> Rende
 
 def _wrapped(text: Text, width: int, most: int) -> list[Text]:
     """A text on so many lines of the terminal; a longer one ends with an ellipsis."""
-    lines, rest = [], text
+    lines: list[Text] = []
+    rest = text
     while rest.cell_len > width and len(lines) < most - 1:
         end = max(rest.plain.rfind(" ", 0, width + 1), 0) or width
         line, rest = rest.divide([end])
