@@ -244,6 +244,19 @@ def test_an_unknown_optimizer_is_not_accused_and_the_result_says_so() -> None:
     assert "only invariants were checked (Neverheard is no name that is known here)" in str(result)
 
 
+@pytest.mark.parametrize("betas", [{}, {"betas": (0.9, 0.99, 0.999)}, {"betas": 0.9}])
+def test_a_name_with_settings_of_another_kind_is_not_accused(betas: dict[str, Any]) -> None:
+    model, closure = mlp()
+
+    class Lion(torch.optim.SGD):
+        pass
+
+    optimizer = Lion([{"params": list(model.parameters()), **betas}], lr=1e-3)
+    result = audit(model, optimizer, closure)
+    assert result.passed and not any(row.is_checked for row in result.rows)
+    assert "its settings are not those of Lion" in str(result)
+
+
 def test_the_result_can_be_read() -> None:
     model, closure = mlp()
     result = kappascope.audit(model, torch.optim.AdamW(model.parameters()), closure)

@@ -52,6 +52,19 @@ def test_a_row_is_dead_after_three_readings_without_a_gradient_that_it_once_had(
     assert counts == [0.0, 0.0, 0.0, 1.0, 1.0]
 
 
+def test_a_row_that_is_often_silent_is_dead_after_twice_its_longest_silence() -> None:
+    layer = nn.Linear(5, 4, bias=False)
+    survey = watched(layer)
+    meter, item = Meter(frozenset({"signal"}), 10), survey.items[0]
+    counts = []
+    for step, is_active in enumerate([1, 0, 0, 1, 0, 0, 0, 0, 0]):
+        gradient = torch.ones(4, 5)
+        gradient[1] = float(is_active)
+        source = reading(survey, layer.weight.detach().clone(), gradient)
+        counts.append(meter.measured(item, source, step)["weight"]["dead_rows"])
+    assert counts == [0.0] * 7 + [1.0, 1.0]  # two at first, so four
+
+
 def test_the_change_of_the_ends_is_that_of_the_singular_values() -> None:
     layer = nn.Linear(6, 6, bias=False)
     survey = watched(layer)

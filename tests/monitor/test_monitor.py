@@ -7,6 +7,7 @@ import math
 import os
 import statistics
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from kappascope import Monitor, corrections
 from kappascope.monitor import monitor as module
 from kappascope.monitor import source
 from kappascope.monitor.record import Alert, Run
+from kappascope.refusal import Refusal
 from monitored_training import (
     batches,
     loss_of,
@@ -186,6 +188,20 @@ class TestWhatIsRead:
         ((_, relative),) = run.series("0.weight", "signal_relative", 1.0)
         assert relative == pytest.approx(float(expected[-1] / s[-1]), rel=1e-3)
 
+    def test_the_norm_of_the_gradient_is_that_which_the_optimizer_uses(
+        self, tmp_path: Path
+    ) -> None:
+        model, optimizer, monitor = linear(tmp_path, every=2, norms_every=1)
+        for given, target in batches(4):
+            loss_of(model, given, target).backward()
+            nn.utils.clip_grad_norm_([model[0].weight], 1e-3)
+            optimizer.step()
+            optimizer.zero_grad()
+        monitor.close()
+        series = Run.read(tmp_path).series("0.weight", "gradient_norm")
+        assert [step for step, _ in series] == [1, 2, 3, 4]
+        assert [norm for _, norm in series] == pytest.approx([1e-3] * 4, rel=1e-2)
+
     def test_decay_and_step_are_told_apart(self, tmp_path: Path) -> None:
         torch.manual_seed(0)
         model = nn.Linear(5, 4, bias=False)
@@ -239,8 +255,13 @@ class TestWhatIsRead:
         model, optimizer, monitor = linear(tmp_path, every=4, norms_every=1)
         train(model, optimizer, batches(8))
         monitor.close()
-        steps = [step for step, _ in Run.read(tmp_path).series("0.weight", "frobenius_norm")]
+        run = Run.read(tmp_path)
+        steps = [step for step, _ in run.series("0.weight", "frobenius_norm")]
         assert sorted(steps) == list(range(9))
+        steps = [step for step, _ in run.series("0.weight", "gradient_norm")]
+        assert sorted(steps) == list(range(1, 9))
+        # of which the steps between are no readings: neither counted nor judged as such
+        assert [reading.step for reading in run.readings] == [0, 4, 8]
 
     def test_weights_are_chosen_and_left_out_by_name(self, tmp_path: Path) -> None:
         model = transformer()
@@ -612,6 +633,16 @@ class TestManners:
         train(model, optimizer, batches(3))
         assert Run.read(tmp_path).step == 3
 
+    def test_one_that_was_never_closed_goes_with_its_model(self, tmp_path: Path) -> None:
+        model, optimizer, monitor = linear(tmp_path)
+        train(model, optimizer, batches(3))
+        kept = weakref.ref(monitor), weakref.ref(model)
+        monitor._recorder.close()  # of files that are not closed Python would complain
+        monitor._claim.close()
+        del model, optimizer, monitor
+        gc.collect()
+        assert [reference() for reference in kept] == [None, None]
+
     def test_memory_does_not_grow(self, tmp_path: Path) -> None:
         model, optimizer, monitor = linear(tmp_path, every=10)
 
@@ -720,12 +751,14 @@ class TestManners:
         (alert,) = [each for each in monitor.alerts if each.name == "not-stepped"]
         assert "0.weight" in alert.text and alert.step == 2
 
-    def test_a_parameter_stepped_twice_is_an_alert(self, tmp_path: Path) -> None:
-        model = nn.Linear(11, 11)
-        several = [SGD(model.parameters(), lr=0.1), SGD([model.weight], lr=0.1)]
+    def test_parameters_stepped_twice_are_one_alert(self, tmp_path: Path) -> None:
+        model = nn.Sequential(*(nn.Linear(11, 11) for _ in range(4)))
+        several = [SGD(model.parameters(), lr=0.1), SGD(model[1:].parameters(), lr=0.1)]
         with monitored(tmp_path).attach(model, several) as monitor:
             pass
-        assert [each.name for each in monitor.alerts] == ["stepped-twice"]
+        (alert,) = monitor.alerts
+        assert alert.name == "stepped-twice" and alert.matrix == "1.weight"
+        assert alert.text.startswith("1.weight, 1.bias, 2.weight and 3 more: more than one")
 
     def test_it_can_be_attached_again(self, tmp_path: Path) -> None:
         model, optimizer, monitor = linear(tmp_path, every=2)
@@ -796,6 +829,7 @@ class TestResuming:
         train(model, optimizer, batches(7))
         monitor._undo.close()  # as if the process had been killed: nothing is finished
         monitor._recorder.close()
+        monitor._claim.close()
         again = monitored(tmp_path).attach(model, optimizer)
         assert again.step == 6
         train(model, optimizer, batches(3))
@@ -834,6 +868,21 @@ class TestResuming:
         monitor.log(loss=math.nan)
         monitor.close()
         assert [alert.step for alert in told] == [2, 1]
+
+    def test_a_folder_that_another_monitor_writes_is_refused_before_anything_is_attached(
+        self, tmp_path: Path
+    ) -> None:
+        model, optimizer, monitor = linear(tmp_path)
+        other = nn.Linear(11, 11)
+        descent = SGD(other.parameters(), lr=0.1)
+        second = Monitor(tmp_path)
+        with pytest.raises(Refusal, match=r"records a run there .*name another folder"):
+            second.attach(other, descent)
+        assert not second.is_attached and not descent._optimizer_step_post_hooks
+        train(model, optimizer, batches(3))
+        monitor.close()
+        second.attach(other, descent).close()
+        assert [session.step for session in Run.read(tmp_path).sessions] == [0, 3]
 
 
 class TestAudit:

@@ -43,6 +43,13 @@ def test_a_quiet_run_says_so(tmp_path: Path) -> None:
     assert "no end was written" in extent(run)
 
 
+def test_an_entry_of_a_short_gain_is_not_what_most_lose(tmp_path: Path) -> None:
+    facts = {"gain": {"kind": "vector", "shape": [64]}, "w": {"kind": "up", "shape": [64, 64]}}
+    rows = {"gain": {"swallowed": 1 / 64}, "w": {"swallowed": 0.0001}}
+    run = read(tmp_path, {"kind": "start", "matrices": facts}, {"kind": "reading", "rows": rows})
+    assert "swallowed: 0.01 % of the entries at most, single entries of short gains" in told(run)
+
+
 def test_several_alerts_are_counted_by_name(tmp_path: Path) -> None:
     one = {"kind": "alert", "matrix": "w", "text": "it moved", "name": "a"}
     run = read(tmp_path, one, one, {**one, "name": "b"})

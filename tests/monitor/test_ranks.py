@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kappascope.monitor._ranks import Ranks
-from kappascope.monitor.record import Run
+from kappascope.monitor.record import Run, is_run
 
 SCRIPT = """
 import os, sys
@@ -47,11 +47,28 @@ if kind == "broken" and rank == 1:
     import warnings; warnings.simplefilter("ignore")
 if kind != "plain" and (kind != "alone" or rank == 0):
     budget = 0.2 if kind == "fsdp on a budget" else None
-    options = {"norms_every": 1, "budget": budget, "strict": kind != "broken"}
+    options = {"norms_every": 1, "budget": budget, "strict": kind not in ("broken", "unwritable")}
     monitor = Monitor(folder / "run", every=2, spectra_every=4, **options)
     if budget is not None and rank == 1:  # whose clock would allow it anything
         from kappascope.monitor import monitor as module
         module.time = type("Fast", (), {"perf_counter": lambda: 0.0, "time": lambda: 0.0})
+    if kind == "in use":
+        import fcntl
+        (folder / "run").mkdir(exist_ok=True)
+        held = open(folder / "run" / "lock", "w")
+        if rank == 0:
+            fcntl.flock(held, fcntl.LOCK_EX)
+        dist.barrier()
+        try:
+            monitor.attach(wrapped, optimizer)
+        except Exception as error:
+            refused = str(error)
+        held.close()
+        assert "records a run there" in refused
+        dist.barrier()
+    if kind == "unwritable" and rank == 0:
+        (folder / "run").touch()  # a file
+        import warnings; warnings.simplefilter("ignore")
     monitor.attach(wrapped, optimizer)
 random = torch.Generator().manual_seed(rank)
 norms = []
@@ -166,6 +183,16 @@ def test_an_error_on_one_process_keeps_nobody_waiting(tmp_path: Path) -> None:
     run = Run.read(tmp_path / "broken" / "run")
     assert run.is_closed and len(run.series("0.weight", "sigma_max")) == 4
     assert not run.series("2.weight", "sigma_max")
+
+
+def test_a_record_that_cannot_be_begun_keeps_nobody_waiting(tmp_path: Path) -> None:
+    run_two("unwritable", tmp_path / "unwritable")
+    assert not is_run(tmp_path / "unwritable" / "run")
+
+
+def test_every_process_is_refused_a_folder_that_another_run_writes(tmp_path: Path) -> None:
+    run_two("in use", tmp_path / "used")
+    assert Run.read(tmp_path / "used" / "run").step == 6
 
 
 def test_a_monitor_on_one_process_waits_for_nobody(tmp_path: Path) -> None:

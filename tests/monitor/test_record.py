@@ -1,7 +1,10 @@
 """The record of a run: nothing lost that was written, nothing believed that is damaged."""
 
+import errno
+import fcntl
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kappascope import Refusal
-from kappascope.monitor.record import Recorder, Row, Run, is_run, table_of
+from kappascope.monitor.record import Recorder, Row, Run, is_run, sole_writer, table_of
 from monitored_runs import MATRICES, write_example
 
 
@@ -71,6 +74,60 @@ def test_a_killed_process_loses_nothing_it_had_written(tmp_path: Path) -> None:
     assert len(run.logs["loss"]) == 100 and not run.is_closed and run.damaged == 0
 
 
+def test_a_folder_has_one_writer_at_a_time(tmp_path: Path) -> None:
+    first = sole_writer(tmp_path / "run")
+    assert first is not None
+    with pytest.raises(Refusal, match=f"process {os.getpid()} on .* records a run there"):
+        sole_writer(tmp_path / "run")
+    first.close()
+    again = sole_writer(tmp_path / "run")
+    assert again is not None
+    again.close()
+
+
+def test_a_killed_process_keeps_nobody_out_and_neither_does_a_child_that_outlives_it(
+    tmp_path: Path,
+) -> None:
+    code = (
+        "import os, signal, sys, time; from pathlib import Path\n"
+        "from kappascope.monitor.record import sole_writer\n"
+        "claim = sole_writer(Path(sys.argv[1]))\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    print(os.getpid(), flush=True)\n"
+        "    time.sleep(600)\n"
+        "time.sleep(600)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        try:
+            with pytest.raises(Refusal, match=f"process {process.pid} on"):
+                sole_writer(tmp_path)
+            process.kill()
+            process.wait()
+            os.kill(child, 0)  # it lives
+            again = sole_writer(tmp_path)
+            assert again is not None
+            again.close()
+        finally:
+            process.kill()
+            os.kill(child, signal.SIGKILL)
+
+
+def test_where_nothing_can_be_locked_nobody_is_kept_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    (tmp_path / "file").touch()
+    assert sole_writer(tmp_path / "file" / "run") is None
+    monkeypatch.setattr(fcntl, "flock", without)
+    assert sole_writer(tmp_path) is None
+
+
 def test_a_run_is_followed_while_it_is_written(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path)
     run = Run(tmp_path)
@@ -128,6 +185,18 @@ def test_a_write_that_fails_is_an_error_and_the_next_one_is_whole(
     recorder.write({"kind": "log", "step": 2, "values": {"loss": 1.0}})
     run = Run.read(tmp_path)
     assert run.logs["loss"] == [(2, 1.0)] and run.damaged == 1
+
+
+def test_a_record_that_was_removed_is_an_error_and_not_written_into_nothing(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "run")
+    recorder.write({"kind": "start", "step": 0})
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(OSError, match="No such file"):
+        recorder.write({"kind": "log", "step": 1, "values": {"loss": 1.0}})
+    (tmp_path / "run").mkdir()
+    recorder.write({"kind": "log", "step": 2, "values": {"loss": 1.0}})
+    recorder.close()
+    assert Run.read(tmp_path / "run").logs == {"loss": [(2, 1.0)]}
 
 
 def test_a_folder_without_a_record_is_refused(tmp_path: Path) -> None:

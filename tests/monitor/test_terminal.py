@@ -39,9 +39,23 @@ def test_it_fits_the_terminal(tmp_path: Path, width: int, height: int) -> None:
 
 def test_silence_is_told_unless_the_run_was_closed(tmp_path: Path) -> None:
     run = Run.read(write_example(tmp_path, closed=False))
-    assert "silent for 5 min" in drawn(run, 120, 30, silence=300.0)[1]
+    assert "silent for 5 min" in "".join(drawn(run, 120, 30, silence=300.0))
     run.is_closed = True
     assert "silent" not in "".join(drawn(run, 120, 30, silence=300.0))
+
+
+def test_a_run_that_was_heard_of_lately_is_running(tmp_path: Path) -> None:
+    run = Run.read(write_example(tmp_path, closed=False))
+    assert "running" in drawn(run, 80, 30)[0]
+    text = " ".join(line.strip() for line in drawn(run, 80, 30, silence=90.0)[:2])
+    assert "no end was written since 2023-11-14 22:16 UTC: it goes on, or was killed." in text
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_what_to_look_at_is_not_cut_off(tmp_path: Path, width: int) -> None:
+    run = Run.read(write_example(tmp_path))
+    text = " ".join(line.strip() for line in drawn(run, width, 24))
+    assert f"! step 60 swallowed: {run.alerts[0].text}" in text
 
 
 def test_a_run_without_readings_says_so(tmp_path: Path) -> None:

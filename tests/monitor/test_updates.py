@@ -33,7 +33,7 @@ def test_a_step_against_the_gradient_is_aligned_with_it_and_with_its_like() -> N
 
 def test_a_zero_weight_and_a_zero_step_have_no_ratios() -> None:
     zero = torch.zeros(3, 3)
-    assert update_quantities(zero, zero, torch.ones(3, 3), zero, 0.1)[0] == {}
+    assert update_quantities(zero, zero, torch.ones(3, 3), zero, 0.1)[0] == {"gradient_norm": 3.0}
     assert along_ends(zero, ends(torch.eye(3), {})) == {}
     assert alignment(zero, torch.ones(3, 3)) is None
 

@@ -202,5 +202,5 @@ def _too_large(readings: Readings, past: _Past) -> Iterator[tuple[str, str]]:
         return
     middle = median(usual)
     if now > LARGE_UPDATE_FACTOR * middle:
-        text = f"a step changed it by {now:.0%}, {number(now / middle)} times the usual"
+        text = f"a step changed it by {100 * now:.0f} %, {number(now / middle)} times the usual"
         yield "large-update", f"{text}: look at the learning rate and at the last batches"

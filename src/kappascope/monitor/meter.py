@@ -42,6 +42,7 @@ class MatrixMemory:
     signals: dict[float, deque[float]] = field(default_factory=dict)
     microbatches: list[Tensor] = field(default_factory=list)
     silent: Tensor | None = None  # readings in a row without a gradient, by row; -1 before any
+    longest: Tensor | None = None  # how many such readings there were at most before a gradient
 
 
 @dataclass
@@ -277,15 +278,22 @@ def _swallowed(source: StepTensors, name: str, logical: Logical | None) -> dict[
 
 
 def _dead_rows(gradient: Tensor, memory: MatrixMemory) -> dict[str, float]:
-    """The number of rows that had a gradient once and have had none for some readings."""
+    """The number of rows that had a gradient once and have had none for some readings.
+
+    A unit that is seldom active is often silent: it must be so for twice as long as ever before.
+    """
     silent = gradient.abs().amax(1) == 0
     if silent.all():
         return {}
     if memory.silent is None or len(memory.silent) != len(silent):
         memory.silent = torch.full((len(silent),), -1)
+        memory.longest = torch.zeros(len(silent), dtype=torch.long)
     counted = torch.where(memory.silent >= 0, memory.silent + 1, -1)
+    assert memory.longest is not None
+    memory.longest = torch.where(silent, memory.longest, memory.longest.maximum(memory.silent))
     memory.silent = torch.where(silent, counted, 0)
-    return {"dead_rows": float((memory.silent >= DEAD_READINGS).sum())}
+    dead = memory.silent >= (2 * memory.longest).clamp(min=DEAD_READINGS)
+    return {"dead_rows": float(dead.sum())}
 
 
 def _products(item: Item, source: StepTensors) -> Measured:

@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias, cast
+from typing import IO, Any, NoReturn, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +43,7 @@ from kappascope.monitor.audit import STEPS as AUDIT_STEPS
 from kappascope.monitor.audit import Audit, Auditor, audit
 from kappascope.monitor.ghosts import Ghosts
 from kappascope.monitor.meter import Meter
-from kappascope.monitor.record import VERSION, Alert, Recorder, Run, is_run, table_of
+from kappascope.monitor.record import VERSION, Alert, Recorder, Run, is_run, sole_writer, table_of
 from kappascope.monitor.report import write_run_page
 from kappascope.monitor.ring import Ring, StepNorms, of_all_shards
 from kappascope.monitor.source import Captured, Rule, StepTensors
@@ -58,6 +58,7 @@ from kappascope.monitor.survey import (
     stepped_twice,
     watched,
 )
+from kappascope.refusal import Refusal
 from kappascope.system.extras import plugins
 from kappascope.text import error_text, first_few
 
@@ -160,6 +161,7 @@ class Monitor:
         self._optimizers: list[Optimizer] = []
         self._survey: Survey | None = None
         self._recorder: Recorder | None = None
+        self._claim: IO[bytes] | None = None
         self._warned: set[str] = set()
         self._is_paused = False
         self._counts: list[int] = [0]
@@ -177,7 +179,8 @@ class Monitor:
     ) -> Monitor:
         """Begin to record, with a first reading now; without an optimizer :meth:`read` reads again.
 
-        In a folder that has a record the run goes on from its last step, or from ``step``.
+        In a folder that has a record the run goes on from its last step, or from ``step``. One that
+        another monitor still writes is refused, here and on every process.
         """
         if not isinstance(model, nn.Module):
             raise TypeError(f"expected a module to watch; got {type(model).__name__}")
@@ -189,6 +192,8 @@ class Monitor:
         if is_flattened(model):
             text = "FSDP1 keeps flat pieces of parameters, of which no matrix can be read"
             _warn(f"kappascope's monitor: {text}: use FSDP2 (fully_shard)")
+        self._ranks = Ranks.joined(self._number)
+        self._claim_folder()
         self._begin(survey)
         with self._contained("the record cannot be begun"):
             self._open(survey, step)
@@ -215,9 +220,20 @@ class Monitor:
         }
         return Ghosts(mine, self._optimizers, self.ghosts)
 
+    def _claim_folder(self) -> None:
+        """Keep other runs out of the folder; if one is there, refuse before training begins."""
+        refusal = None
+        if self._ranks.is_first:
+            try:
+                self._claim = sole_writer(self.folder)
+            except Refusal as error:
+                refusal = error
+        refusal = self._ranks.told(refusal)
+        if refusal is not None:
+            raise refusal
+
     def _begin(self, survey: Survey) -> None:
         self._survey = survey
-        self._ranks = Ranks.joined(self._number)
         self._counts = [0] * max(len(self._optimizers), 1)
         self._calls = list(self._counts)
         self._overflows: list[Tensor | None] = [None] * len(self._optimizers)
@@ -246,19 +262,10 @@ class Monitor:
     def _open(self, survey: Survey, step: int | None) -> None:
         cut, last = "", 0
         if self._ranks.is_first:
-            resumed = is_run(self.folder)
-            if resumed:
-                earlier = Run.read(self.folder)
-                last = earlier.step
-                end = "was closed at" if earlier.is_closed else "was cut after"
-                cut = f"the record before {end} step {last:,}"
-                kept = (a for a in earlier.alerts if step is None or a.step <= step)
-                self._watch.told |= {(alert.name, alert.matrix) for alert in kept}
-                if step is not None and step < last:
-                    cut += f"; what it has after step {step:,} is superseded"
-            self._recorder = Recorder(self.folder)
-        begun = step if step is not None else last
-        begun = self._ranks.told(begun) if step is None else begun
+            with self._contained("the record cannot be begun"):  # others wait to be told of it
+                cut, last = self._earlier(step)
+                self._recorder = Recorder(self.folder)
+        begun = step if step is not None else self._ranks.told(last)
         self._counts = [begun] * len(self._counts)
         self._calls = list(self._counts)
         self._facts = self._all_facts(survey)
@@ -276,9 +283,24 @@ class Monitor:
             start |= {"matrices": self._facts, "skipped": dict(survey.skipped), "cut": cut}
             start |= {"optimizers": [type(o).__name__ for o in self._optimizers]}
             self._write(start | {"resumed": bool(cut)})
-        for name in stepped_twice(survey, self._optimizers):
-            text = f"{name}: more than one optimizer or group steps it; leave it in one of them"
-            self._alert(self._watch.once(begun, "stepped-twice", name, text))
+        if names := stepped_twice(survey, self._optimizers):
+            what = "more than one optimizer or group steps it: leave it in one of them"
+            text = f"{first_few(names)}: {what} (step {begun:,})"
+            self._alert(self._watch.once(begun, "stepped-twice", names[0], text))
+
+    def _earlier(self, step: int | None) -> tuple[str, int]:
+        """Tell how the record in the folder ends, and at which step; "" and 0 if there is none."""
+        if not is_run(self.folder):
+            return "", 0
+        earlier = Run.read(self.folder)
+        last = earlier.step
+        end = "was closed at" if earlier.is_closed else "was cut after"
+        cut = f"the record before {end} step {last:,}"
+        kept = (a for a in earlier.alerts if step is None or a.step <= step)
+        self._watch.told |= {(alert.name, alert.matrix) for alert in kept}
+        if step is not None and step < last:
+            cut += f"; what it has after step {step:,} is superseded"
+        return cut, last
 
     def _all_facts(self, survey: Survey) -> dict[str, dict[str, Any]]:
         vectors = {
@@ -318,7 +340,7 @@ class Monitor:
             parameter = self._survey.parameter(item)
             if parameter is None or not parameter.requires_grad or is_sharded(parameter):
                 continue
-            added = partial(self._added, item, self._owner(item))
+            added = partial(_added, weakref.ref(self), item, self._owner(item))
             hook = parameter.register_post_accumulate_grad_hook(torch.compiler.disable(added))
             self._backward_hooks.callback(hook.remove)
 
@@ -334,7 +356,9 @@ class Monitor:
             self._write({"kind": "end", "step": self.step})
         if self._recorder is not None:
             self._recorder.close()
-        self._recorder, self._survey = None, None
+        if self._claim is not None:
+            self._claim.close()
+        self._recorder, self._claim, self._survey = None, None, None
         self._masters, self._captured = {}, []
         self._meter = Meter(self.quantities, self.spectra_every)
 
@@ -902,9 +926,14 @@ class Monitor:
         """Write the norms of the steps since the last reading, where they were asked for."""
         for each in self._ring.tell():
             if self.norms_every and each.step % self.norms_every == 0 and each.step != step:
-                named = zip(each.names, each.weights.tolist(), strict=True)
-                rows = {name: {"frobenius_norm": norm} for name, norm in named}
-                entry = {"kind": "reading", "step": each.step, "time": time.time()}
+                rows = {
+                    name: {"frobenius_norm": norm}
+                    for name, norm in zip(each.names, each.weights.tolist(), strict=True)
+                }
+                if "update" in self.quantities:
+                    for name, norm in zip(each.names, each.gradients.tolist(), strict=True):
+                        rows[name] |= {"gradient_norm": norm} if norm else {}  # zero: there is none
+                entry = {"kind": "norms", "step": each.step, "time": time.time()}
                 self._write(entry | {"rows": rows})
 
     def _let_go(self) -> None:
@@ -954,6 +983,12 @@ class Monitor:
                 self._warned.add(what)
                 text = f"kappascope's monitor: {what}: {error_text(error)}; training goes on"
                 _warn(text)
+
+
+def _added(monitor: weakref.ref[Monitor], item: Item, k: int, parameter: Tensor) -> None:
+    """Tell a monitor of a micro-batch; autograd would keep one that is held here for ever."""
+    if (watching := monitor()) is not None:
+        watching._added(item, k, parameter)
 
 
 def _sink(given: Sink | str) -> Sink:

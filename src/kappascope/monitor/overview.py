@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from kappascope.monitor.record import Alert, Column, Run
@@ -16,6 +17,7 @@ from kappascope.text import bracketed, number, plural
 
 SWALLOWED_FROM = 0.01  # share of the entries: rounding loses fewer now and then in any dtype
 VECTOR = "vector"  # the kind of a gain or a bias, of which only what is swallowed is known
+SILENT_SECONDS = 60.0  # without a reading, after which a run may have been killed
 MOVED_FROM = 1.05  # factor between two condition numbers that is worth a sentence
 
 
@@ -126,19 +128,25 @@ def neediest(every: list[Standing]) -> list[Standing]:
     return sorted(every, key=lambda standing: standing.attention, reverse=True)
 
 
-def extent(run: Run) -> str:
-    """How far the run has come, and whether it ended."""
+def extent(run: Run, silence: float = math.inf) -> str:
+    """How far the run has come, and whether it ended; ``silence`` is in seconds, where known."""
     readings = plural(len({reading.step for reading in run.readings}), "reading")
     kinds = [facts.get("kind") for facts in run.matrices.values()]
     of = plural(sum(kind != VECTOR for kind in kinds), "matrix", "matrices")
     overhead = run.columns.get(("", "overhead", None))
     cost = f" Readings took {percent(overhead.values[-1])} of the time." if overhead else ""
-    return f"Step {run.step:,}; {readings} of {of}; {state(run)}.{cost}"
+    return f"Step {run.step:,}; {readings} of {of}; {state(run, silence)}.{cost}"
 
 
-def state(run: Run) -> str:
+def state(run: Run, silence: float) -> str:
     """Whether the last session was closed, as far as a record can tell."""
-    return "closed" if run.is_closed else "no end was written: it goes on, or was killed"
+    if run.is_closed:
+        return "closed"
+    if silence < SILENT_SECONDS:
+        return "running"
+    latest = max((reading.time for reading in run.readings), default=0.0)
+    since = f" since {datetime.fromtimestamp(latest, UTC):%Y-%m-%d %H:%M} UTC" if latest else ""
+    return f"no end was written{since}: it goes on, or was killed"
 
 
 def verdict_of(run: Run, every: list[Standing]) -> list[str]:
@@ -181,10 +189,13 @@ def _lost(every: list[Standing]) -> str:
     if not known:
         return ""
     losers = [(each.swallowed or 0.0, each.name) for each in every if each.loses_updates]
-    most, name = max(losers or known)
     many = len(losers)
     if not many:
-        return f"Hardly an update was swallowed: {percent(most)} of the entries at most."
+        few = [lost for lost, _ in known if lost < SWALLOWED_FROM]
+        share = f"{percent(max(few, default=0.0))} of the entries at most"
+        aside = ", single entries of short gains and biases aside" if len(few) < len(known) else ""
+        return f"Hardly an update was swallowed: {share}{aside}."
+    most, name = max(losers)
     among = f"{many:,} of {len(known):,} lose more than {percent(SWALLOWED_FROM)}"
     return f"Swallowed at the last reading: {percent(most)} of the entries of {name}; {among}."
 

@@ -110,7 +110,11 @@ class Promise:
         gradient = -gradient if settings.get("maximize") else gradient
         gradient = gradient + coupled * weight if coupled else gradient
         shrunk = -share * weight
-        candidates = self.update(settings, state, weight, gradient)
+        try:
+            candidates = self.update(settings, state, weight, gradient)
+        except (KeyError, TypeError, ValueError) as error:  # another's optimizer of this name
+            what = f"no {error.args[0]}" if isinstance(error, KeyError) else str(error)
+            raise Unpromised(f"its settings are not those of {self.name}: {what}") from error
         if candidates.pop(UNMOVED, None):  # no step, and no decay either
             return {"": Candidate(torch.zeros_like(weight))}, torch.zeros_like(weight)
         return {
@@ -189,12 +193,6 @@ def _mixed(old: Tensor, new: Tensor, share: float) -> Tensor:
     return share * old + (1 - share) * new
 
 
-def _required(settings: Settings, name: str, owner: str) -> Any:
-    if name not in settings:
-        raise Unpromised(f"its settings are not those of {owner}: no {name}")
-    return settings[name]
-
-
 @_promised_by("SGD")
 def _sgd(s: Settings, state: State, weight: Tensor, g: Tensor) -> Candidates:
     mu = s.get("momentum", 0.0)
@@ -256,7 +254,7 @@ def _adamax(s: Settings, state: State, weight: Tensor, g: Tensor) -> Candidates:
 @_promised_by("NAdam")
 def _nadam(s: Settings, state: State, weight: Tensor, g: Tensor) -> Candidates:
     (beta1, beta2), t = s["betas"], state.time
-    speed = _required(s, "momentum_decay", "NAdam")
+    speed = s["momentum_decay"]
     zero = torch.zeros_like(g)
     m = state["exp_avg"] = _mixed(state.kept("exp_avg", zero), g, beta1)
     v = state["exp_avg_sq"] = _mixed(state.kept("exp_avg_sq", zero), g * g, beta2)
@@ -290,7 +288,7 @@ def _radam(s: Settings, state: State, weight: Tensor, g: Tensor) -> Candidates:
 
 @_promised_by("RMSprop")
 def _rmsprop(s: Settings, state: State, weight: Tensor, g: Tensor) -> Candidates:
-    zero, alpha = torch.zeros_like(g), _required(s, "alpha", "RMSprop")
+    zero, alpha = torch.zeros_like(g), s["alpha"]
     v = state["square_avg"] = _mixed(state.kept("square_avg", zero), g * g, alpha)
     if s.get("centered"):
         mean = state["grad_avg"] = _mixed(state.kept("grad_avg", zero), g, alpha)
@@ -312,7 +310,7 @@ def _adagrad(s: Settings, state: State, weight: Tensor, g: Tensor) -> Candidates
 
 @_promised_by("Adadelta")
 def _adadelta(s: Settings, state: State, weight: Tensor, g: Tensor) -> Candidates:
-    zero, rho, eps = torch.zeros_like(g), _required(s, "rho", "Adadelta"), s["eps"]
+    zero, rho, eps = torch.zeros_like(g), s["rho"], s["eps"]
     v = state["square_avg"] = _mixed(state.kept("square_avg", zero), g * g, rho)
     moved = state.kept("acc_delta", zero)
     step = (moved + eps).sqrt() / (v + eps).sqrt() * g
@@ -322,7 +320,7 @@ def _adadelta(s: Settings, state: State, weight: Tensor, g: Tensor) -> Candidate
 
 @_promised_by("Adafactor", is_decoupled=True)
 def _adafactor(s: Settings, state: State, weight: Tensor, g: Tensor) -> Candidates:
-    fresh = float(state.time) ** _required(s, "beta2_decay", "torch's Adafactor")
+    fresh = float(state.time) ** s["beta2_decay"]
     least, smallest_scale = s["eps"]
     least = torch.finfo(s.get("dtype", g.dtype)).eps if least is None else least
     square = g * g
@@ -358,7 +356,7 @@ def _lion(s: Settings, state: State, weight: Tensor, g: Tensor) -> Candidates:
 
 @_promised_by("Rprop")
 def _rprop(s: Settings, state: State, weight: Tensor, g: Tensor) -> Candidates:
-    slower, faster = _required(s, "etas", "Rprop")
+    slower, faster = s["etas"]
     last = state.kept("prev", torch.zeros_like(g))
     turned = (g * last).sign()
     factor = torch.where(turned > 0, faster, torch.where(turned < 0, slower, 1.0)).to(g)
@@ -370,7 +368,7 @@ def _rprop(s: Settings, state: State, weight: Tensor, g: Tensor) -> Candidates:
 
 @_promised_by("ASGD")
 def _asgd(s: Settings, state: State, weight: Tensor, g: Tensor) -> Candidates:
-    shrink, lr = _required(s, "lambd", "ASGD"), s["lr"]
+    shrink, lr = s["lambd"], s["lr"]
     rate: Any = state.get("eta", lr)
     state["eta"] = lr / (1 + shrink * lr * state.time) ** s["alpha"]
     return {"": Candidate(-rate * g - shrink * rate * weight)}

@@ -2,7 +2,8 @@
 
 The folder of a run holds ``segment-000001.jsonl``, ``segment-000002.jsonl``, ... Every session (a
 process that trains, or goes on training) begins a segment of its own, and a segment that has grown
-large is followed by another. No byte that was written is ever written again.
+large is followed by another. No byte that was written is ever written again. Beside them ``lock``
+names the process that writes, and keeps a second one out.
 
 A segment has one entry a line: sixteen digits of the sha256 of what follows, a blank, and a JSON
 object. An entry is handed to the system whole as soon as it is known, so a killed run keeps what it
@@ -23,6 +24,8 @@ Every entry has a ``kind`` and a ``step``, the number of finished steps of the o
 ``reading``
     ``rows``: by matrix, by quantity, a value or a list of pairs ``[index, value]``. ``time``, and
     the ``seconds`` that it took.
+``norms``
+    ``rows`` and ``time`` likewise: Frobenius norms of a step between two readings.
 ``settings``
     ``optimizer`` (its number), ``groups``: a list of ``lr``, ``betas``, ``weight_decay``, ... of
     each parameter group. Written when something changed, so the latest holds.
@@ -45,17 +48,21 @@ last, 0.5 the one in the middle. Rows of the whole run are about the matrix "" .
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import math
 import os
 import re
+import socket
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+from weakref import WeakSet
 
 from kappascope.refusal import Refusal
 from kappascope.system.files import refuse_link, unwritable
@@ -64,6 +71,7 @@ VERSION = 1
 SEGMENT_BYTES = 2**23  # after which another is begun: a reader holds one at a time
 SEAL_DIGITS = 16  # of sha256: damage is recognized, forgery is not what it is for
 _NAME = re.compile(r"segment-(\d{6,})\.jsonl")
+_CLAIMS: WeakSet[IO[bytes]] = WeakSet()
 _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 Entry = dict[str, Any]
@@ -177,6 +185,44 @@ class Column:
 # --- writing --------------------------------------------------------------------------------------
 
 
+def sole_writer(folder: Path) -> IO[bytes] | None:
+    """Be the only one that writes a folder, until the file that is given back is closed.
+
+    A process that ends, however it ends, has let go. None where there is nothing to lock: a folder
+    that cannot be written, which its record will tell, or a file system without locks.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = os.fdopen(os.open(folder / "lock", flags, 0o644), "r+b", buffering=0)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        with file:
+            owner = file.read(200).decode(errors="replace").strip() or "another process"
+        advice = "close that monitor or end that process, or name another folder"
+        raise Refusal(2, str(folder), f"{owner} records a run there", advice) from None
+    except OSError:
+        file.close()
+        return None
+    with suppress(OSError):  # a full disk: the lock holds without a name
+        file.truncate()
+        file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
+    _CLAIMS.add(file)
+    return file
+
+
+def _forked() -> None:
+    """Close in a child what it shares with its parent: a loader's worker may outlive a run."""
+    for file in _CLAIMS:
+        file.close()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 class Recorder:
     """Add entries to the record of a run, each of them whole or recognizably torn.
 
@@ -201,7 +247,8 @@ class Recorder:
 
     def write(self, entry: Entry) -> None:
         """Append one entry; what a full disk tears is followed by a new segment."""
-        if self._file is None or self._size > SEGMENT_BYTES:
+        is_gone = self._file is not None and not os.fstat(self._file).st_nlink  # and nobody told
+        if self._file is None or is_gone or self._size > SEGMENT_BYTES:
             self._open()
         line = sealed(entry)
         try:
@@ -375,7 +422,7 @@ class Run:
         self.is_closed = entry["kind"] == "end"
         self.step = step if entry["kind"] == "start" else max(self.step, step)
         match entry["kind"]:
-            case "reading":
+            case "reading" | "norms":
                 self._read(entry, step)
             case "matrices":
                 self.matrices |= entry["matrices"]
@@ -407,7 +454,8 @@ class Run:
 
     def _read(self, entry: Entry, step: int) -> None:
         """Take the numbers of a reading; a session begins with those the one before ended with."""
-        self.readings.append(Reading(step, entry.get("time", 0.0), entry.get("seconds", 0.0)))
+        if entry["kind"] == "reading":
+            self.readings.append(Reading(step, entry.get("time", 0.0), entry.get("seconds", 0.0)))
         for key, value in _numbers_of(entry["rows"]):
             column = self.columns.get(key)
             if column is None:

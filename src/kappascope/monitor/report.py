@@ -67,6 +67,7 @@ CHARTS = (
           "Shares that did not move although they should: of entries with a gradient, seen and as"
           " predicted for this dtype and finer ones; of rows, of the intended update, of decay."),
     Chart("Frobenius norm", ("frobenius_norm",)),
+    Chart("Gradient norm", ("gradient_norm",), "Of the gradient that the optimizer used."),
     Chart("Ranks", ("effective_rank", "stable_rank", "entropy_rank"),
           "Singular values above 0.01 of the largest; squared Frobenius norm over σ₁ squared."),
     Chart("Where the update lies", ("update_share_*",),

@@ -10,7 +10,7 @@ from typing import Any
 # What a logger shows, the most asked for first; the record on disk has the rest.
 BY_KIND = (
     "condition_number", "sigma_max", "sigma_min", "frobenius_norm", "stable_rank", "update_size",
-    "swallowed", "signal_relative",
+    "swallowed", "signal_relative", "gradient_norm",
 )  # fmt: skip
 BY_DEPTH = ("condition_number", "sigma_max", "update_size", "swallowed")
 ENDS = {0.0: "first", 1.0: "last"}

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kappascope.monitor.overview import (
+    SILENT_SECONDS,
     SWALLOWED_FROM,
     Standing,
     extent,
@@ -30,6 +31,8 @@ BARS = "▁▂▃▄▅▆▇█"
 SPARK_POINTS = 16  # characters of a small curve
 WIDE_SPARK = 40  # characters of the curve of the loss
 LATEST_ALERTS = 3
+LINES = 3  # of a sentence at most, since the advice comes last, ...
+ROOMY = 20  # ... on a terminal of so many lines
 SHORTEST_NAME = 16  # characters that still tell a name from others
 HEADS = ("matrix", "κ", "κ over time", "× first", "update/weight", "swallowed", "alert")
 WIDTHS = (0, 9, SPARK_POINTS, 8, 13, 9, 14)  # of the columns after the name
@@ -61,16 +64,17 @@ def run_screen(run: Run, width: int, height: int, silence: float = 0.0) -> Rende
     """All of a run that fits a terminal; ``silence`` is how many seconds ago it was last written.
 
     >>> from pathlib import Path
-    >>> run_screen(Run(Path("nowhere")), 40, 24).renderables[0].plain
-    'a run  Step 0; 0 readings of 0 matrices…'
+    >>> run_screen(Run(Path("nowhere")), 60, 24).renderables[0].plain
+    'a run  Step 0; 0 readings of 0 matrices; running.'
     """
     every = standings(run)
-    head = [_heading(run), *_progress(run, silence)]
+    head = [_heading(run, silence), *_progress(run, silence)]
     head += [Text(clean(sentence)) for sentence in verdict_of(run, every)[1:4]]
     for alert in reversed(run.alerts[-LATEST_ALERTS:]):
         label = Text(f"! step {alert.step:,} {clean(alert.name)}: ", "bold red")
         head.append(label.append(clean(alert.sentence), "default"))
-    lines = [line for text in head for line in _cut(text, width)]
+    most = LINES if height >= ROOMY else 1
+    lines = [line for text in head for line in _wrapped(text, width, most)]
     room = max(1, height - len(lines) - 4)  # the head of the table, its rule, and a last line
     ranked = neediest(
         [
@@ -86,15 +90,23 @@ def run_screen(run: Run, width: int, height: int, silence: float = 0.0) -> Rende
     return Group(*lines, _table(run, ranked[:room], width), *more)
 
 
-def _cut(text: Text, width: int) -> list[Text]:
-    """A text on one line of the terminal, which a longer one ends with an ellipsis."""
-    text.truncate(max(1, width), overflow="ellipsis")
-    return [text]
+def _wrapped(text: Text, width: int, most: int) -> list[Text]:
+    """A text on so many lines of the terminal; a longer one ends with an ellipsis."""
+    lines: list[Text] = []
+    rest = text
+    while rest.cell_len > width and len(lines) < most - 1:
+        end = max(rest.plain.rfind(" ", 0, width + 1), 0) or width
+        line, rest = rest.divide([end])
+        lines.append(line)
+        rest = rest[1:] if rest.plain.startswith(" ") else rest
+    for line in (*lines, rest):  # a line of wide characters is longer than it has characters
+        line.truncate(max(1, width), overflow="ellipsis")
+    return [*lines, rest]
 
 
-def _heading(run: Run) -> Text:
+def _heading(run: Run, silence: float) -> Text:
     text = Text(clean(run.model or "a run"), "bold")
-    return text.append(f"  {extent(run)}", "not bold")
+    return text.append(f"  {extent(run, silence)}", "not bold")
 
 
 def _progress(run: Run, silence: float) -> list[Text]:
@@ -106,7 +118,7 @@ def _progress(run: Run, silence: float) -> list[Text]:
         parts.append(f"{clean(name)} {number(values[-1])} {spark(values, WIDE_SPARK)}")
     if speed := steps_per_second(run):
         parts.append(f"{number(speed)} steps/s")
-    if silence >= 60 and not run.is_closed:
+    if silence >= SILENT_SECONDS and not run.is_closed:
         parts.append(f"silent for {silence / 60:.0f} min")
     return [Text("  ".join(parts), "cyan")] if parts else []
 

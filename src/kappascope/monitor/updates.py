@@ -50,15 +50,15 @@ def update_quantities(
 
     ``update_size`` is relative to the weight. ``update_decay`` is the part of that which the stated
     decay makes, and ``update_step`` what is left without it. ``update_radial`` is the change of
-    the weight along itself, signed. Alignments are cosines: with minus the gradient, and with the
-    step of the last reading.
+    the weight along itself, signed; ``gradient_norm`` is absolute. Alignments are cosines: with
+    minus the gradient, and with the step of the last reading.
 
     >>> import torch
     >>> w, g = torch.eye(2), torch.ones(2, 2)
     >>> found, step = update_quantities(w, 0.9 * w - 0.1 * g, g, None, decay=0.1)
     >>> {name: round(value, 4) for name, value in found.items()}
     {'update_size': 0.2236, 'update_radial': -0.2, 'update_decay': 0.1, 'update_step': 0.1414,
-     'update_alignment_gradient': 1.0}
+     'gradient_norm': 2.0, 'update_alignment_gradient': 1.0}
     """
     weight = precise(before).flatten()  # in float32 the difference of neighbours is exact
     change = precise(after).flatten() - weight
@@ -75,7 +75,8 @@ def update_quantities(
     for name, other, sign in (("gradient", gradient, -1.0), ("last", last, 1.0)):
         if other is not None:
             flat = precise(other).flatten()
-            sizes = length * _norm(flat)
+            sizes = length * (own := _norm(flat))
+            quantities |= {"gradient_norm": own} if name == "gradient" else {}
             if 0 < sizes < math.inf:
                 aligned = sign * _dot(step, flat) / sizes
                 quantities[f"update_alignment_{name}"] = max(-1.0, min(1.0, aligned))
