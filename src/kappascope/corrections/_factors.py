@@ -137,7 +137,7 @@ class RowColumnFactors(Factors):
         if columns is not None:
             columns = copied_to_all(columns, weight)
             matrix = matrix * columns if rows is None else matrix.mul_(columns)
-        return self.layout.tensor(matrix.to(weight.dtype))
+        return spread_like(self.layout.tensor(matrix.to(weight.dtype)), weight)
 
     def write(self, weight: Tensor, product: Tensor) -> None:
         """Write the product into a tensor of its form, without another one where that can be."""
@@ -162,7 +162,7 @@ class RowColumnFactors(Factors):
         if rows is not None:
             rows = copied_to_all(rows, weight)
             matrix = matrix * rows if columns is None else matrix.mul_(rows)
-        return self.layout.tensor(matrix.to(weight.dtype))
+        return spread_like(self.layout.tensor(matrix.to(weight.dtype)), weight)
 
     def sums(self, product: Tensor, gradient: Tensor) -> list[Tensor]:
         """``r dr`` sums ``G W`` over a row, ``c dc`` over a column, since ``W = r V c``."""
