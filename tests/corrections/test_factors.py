@@ -156,6 +156,13 @@ def test_factors_follow_their_weight_into_another_group(kind) -> None:
     torch.testing.assert_close(*trained, rtol=0, atol=0)
 
 
+def test_a_weight_in_the_memory_of_two_parameters_has_no_factors() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 3))
+    model[2].weight = nn.Parameter(model[0].weight.data)  # two parameters, both stepped
+    with Multipliers().attach(model, SGD(model.parameters(), lr=0.1)) as handle:
+        assert "several parameters share its memory" in handle.left_out["0.weight"]
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("kind", [SGD, AdamW])
 @pytest.mark.parametrize("correction", [c for c in EXAMPLES if isinstance(c, MERGED)], ids=repr)

@@ -232,6 +232,8 @@ def why_not_merged(weight: LiveWeight) -> str | None:
         return "it is made of other tensors, into which nothing can be merged"
     if any(isinstance(module, nn.RNNBase) for _, module, _ in weight.uses):
         return "recurrent layers keep references to their weights"
+    if len({id(getattr(module, attribute)) for _, module, attribute in weight.uses}) > 1:
+        return "several parameters share its memory, and the optimizer moves each by itself"
     return None
 
 
