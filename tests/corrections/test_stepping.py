@@ -150,6 +150,20 @@ def test_a_weight_may_change_its_group_or_leave(correction) -> None:
         assert torch.equal(model[2].weight, before)
 
 
+@every
+def test_what_others_do_after_a_step_finds_the_weights(correction) -> None:
+    model = perceptron()
+    optimizer, found = SGD(model.parameters(), lr=0.05), []
+    optimizer.register_step_post_hook(
+        lambda *_: found.append([p.detach().clone() for p in model.parameters()])
+    )
+    with correction.attach(model, optimizer):
+        for count in range(1, 4):
+            steps(model, optimizer)
+            assert len(found) == count
+            assert all(map(torch.equal, found[-1], model.parameters()))
+
+
 class Logged(SGD):
     """A step that calls the one above it, and may fail."""
 
