@@ -171,7 +171,7 @@ def attach(
 
 
 def attaching(
-    correction: Correction | Settings, where: Where | Settings | None, exclude: Where | None
+    correction: object, where: Where | Settings | None, exclude: Where | None
 ) -> Callable[[nn.Module, Any], Handle]:
     """Attach one correction, or several by pattern, to a model that is not there yet.
 
