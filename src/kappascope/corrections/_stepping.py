@@ -184,6 +184,8 @@ class StepHooks:
             if gradient is not None and t.leaf in added:
                 added[t.leaf].append(gradient)
             elif gradient is not None:
+                for leaf in t.leaves:
+                    step.keep_gradient(leaf)
                 t.weight.add_gradient(gradient)
         return added
 
