@@ -138,6 +138,31 @@ def test_factors_follow_the_users_learning_rate() -> None:
     assert moved[0] > 0 and moved[1] == 0 and moved[2] > 0
 
 
+@pytest.mark.parametrize("kind", [SGD, AdamW])
+def test_factors_follow_their_weight_into_another_group(kind) -> None:
+    trained = []
+    for is_moved in (False, True):
+        torch.manual_seed(0)
+        model = perceptron()
+        first, last = model[0].parameters(), model[2].parameters()
+        groups = [{"params": first, "lr": 0.1}, {"params": last, "lr": 0.02}]
+        optimizer = kind([{"params": model.parameters()}] if is_moved else groups, lr=0.1)
+        Multipliers().attach(model, optimizer)
+        if is_moved:
+            optimizer.param_groups[0]["params"] = list(model[0].parameters())
+            optimizer.add_param_group({"params": model[2].parameters(), "lr": 0.02})
+        steps(model, optimizer, 3)
+        trained.append(model.state_dict())
+    torch.testing.assert_close(*trained, rtol=0, atol=0)
+
+
+def test_a_weight_in_the_memory_of_two_parameters_has_no_factors() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 3))
+    model[2].weight = nn.Parameter(model[0].weight.data)  # two parameters, both stepped
+    with Multipliers().attach(model, SGD(model.parameters(), lr=0.1)) as handle:
+        assert "several parameters share its memory" in handle.left_out["0.weight"]
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("kind", [SGD, AdamW])
 @pytest.mark.parametrize("correction", [c for c in EXAMPLES if isinstance(c, MERGED)], ids=repr)

@@ -139,7 +139,9 @@ class Whole(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        layers = nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), nn.Conv1d(1, 4, 3)
+        # one row, of which the second process has none, among others
+        narrow = nn.Linear(6, 1), nn.Tanh(), nn.Linear(1, 6)
+        layers = nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), *narrow, nn.Conv1d(1, 4, 3)
         self.parts = nn.ModuleList(layers)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -198,7 +198,7 @@ def test_settings_that_are_none_are_an_error_in_one_line() -> None:
     for wrong, match in (
         ({}, "expected corrections by pattern"),
         (NormPin(), "expected corrections by pattern"),
-        ({"*": NormPin}, "expected a correction, as NormPin"),
+        ({"*": NormPin}, "got the class NormPin, which is to be called"),
         ({5: NormPin()}, "expected where= to be a name or pattern"),
     ):
         with pytest.raises(TypeError, match=match):

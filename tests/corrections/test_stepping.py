@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import suppress
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from correction_examples import (
     ill_conditioned,
     inputs,
     matrices,
+    parametrized,
     perceptron,
     steps,
     steps_on,
@@ -148,6 +150,43 @@ def test_a_weight_may_change_its_group_or_leave(correction) -> None:
         before = model[2].weight.detach().clone()
         steps(model, optimizer, 3)
         assert torch.equal(model[2].weight, before)
+
+
+class Unready(SGD):
+    """An optimizer whose step fails before it has done anything."""
+
+    def step(self, closure=None) -> None:
+        raise RuntimeError("no step today")
+
+
+@pytest.mark.parametrize("kind", [SGD, Unready])
+@pytest.mark.parametrize("make", [perceptron, parametrized])
+@every
+def test_a_step_that_was_taken_or_failed_leaves_the_gradients_of_the_loss(
+    correction, make, kind
+) -> None:
+    model = make()
+    optimizer = kind(model.parameters(), lr=0.05)
+    with correction.attach(model, optimizer):
+        model(inputs(model)).square().mean().backward()
+        gradients = {p: p.grad.clone() for p in model.parameters() if p.grad is not None}
+        with suppress(RuntimeError):
+            optimizer.step()
+        assert all(torch.equal(p.grad, gradient) for p, gradient in gradients.items())
+
+
+@every
+def test_what_others_do_after_a_step_finds_the_weights(correction) -> None:
+    model = perceptron()
+    optimizer, found = SGD(model.parameters(), lr=0.05), []
+    optimizer.register_step_post_hook(
+        lambda *_: found.append([p.detach().clone() for p in model.parameters()])
+    )
+    with correction.attach(model, optimizer):
+        for count in range(1, 4):
+            steps(model, optimizer)
+            assert len(found) == count
+            assert all(map(torch.equal, found[-1], model.parameters()))
 
 
 class Logged(SGD):

@@ -95,6 +95,24 @@ def test_a_trainer_trains_as_a_loop_does_and_resumes_to_the_bit(
     assert_same(again, whole)
 
 
+def test_a_callback_takes_several_corrections_by_pattern(tmp_path: Path) -> None:
+    whole, again = Module(), Module()
+    settings = {"net.0.*": Hybrid(), "*": NormPin()}
+    trainer(tmp_path, CorrectionCallback(settings)).fit(whole, data())
+    half = tmp_path / "epoch=0.ckpt"
+    trainer(tmp_path, CorrectionCallback(settings)).fit(again, data(), ckpt_path=half)
+    assert_same(again, whole)
+    norms = [model.net[2].weight.norm() for model in (Module(), whole)]
+    torch.testing.assert_close(*norms, rtol=1e-5, atol=0)
+
+
+def test_what_is_no_correction_is_told_to_the_callback_at_once() -> None:
+    with pytest.raises(TypeError, match=r"^expected a correction, as NormPin\(\), .*; got list$"):
+        CorrectionCallback([NormPin()])
+    with pytest.raises(TypeError, match=r"^expected where= beside one correction; patterns say"):
+        CorrectionCallback({"*": NormPin()}, where="net.0.*")
+
+
 def test_factors_are_spared_the_trainers_clip(tmp_path: Path) -> None:
     model, correction = Module(), Multipliers(rate=1.0)
     run = trainer(tmp_path, CorrectionCallback(correction), gradient_clip_val=0.05)

@@ -78,12 +78,14 @@ def test_a_correction_in_a_trainer_makes_a_difference(tmp_path: Path) -> None:
 
 
 def test_a_trainers_callback_selects_as_attach_does(tmp_path: Path) -> None:
-    for where, exclude, expected in (
-        (re.compile("c_fc"), None, ["mlp.c_fc"]),
-        (lambda name, module: "attn" in name, "*c_attn*", ["attn.c_proj"]),
-        ({"*mlp*": NormPin(), "*attn*": None}, "*lm_head*", ["mlp.c_fc", "mlp.c_proj"]),
+    one = NormPin()
+    for correction, where, exclude, expected in (
+        (one, re.compile("c_fc"), None, ["mlp.c_fc"]),
+        (one, lambda name, module: "attn" in name, "*c_attn*", ["attn.c_proj"]),
+        (one, {"*mlp*": NormPin(), "*attn*": None}, "*lm_head*", ["mlp.c_fc", "mlp.c_proj"]),
+        ({"*attn*": one, "*c_fc*": Hybrid()}, None, "*c_attn*", ["attn.c_proj", "mlp.c_fc"]),
     ):
-        callback = CorrectionCallback(NormPin(), where, exclude)
+        callback = CorrectionCallback(correction, where, exclude)
         seen = []
 
         class Look(transformers.TrainerCallback):

@@ -2,15 +2,15 @@
 
 The parameter of the model holds the product W, as in any other model. What is stepped is the
 *direction* V, which the factors multiply: it is kept here, and is in the parameter while the user's
-optimizer steps, no longer. Gradients come from G, that of the weight. For ``W = M V``, dV = M'G; and
-where M is diagonal in a known basis, each of its entries times its own gradient is a sum of products
-of G and W.
+optimizer steps, no longer. Gradients come from G, that of the weight. For ``W = M V``, dV = M'G;
+and where M is diagonal in a known basis, each of its entries times its own gradient is a sum of
+products of G and W.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -58,7 +58,7 @@ class Factors(nn.Module):
     mask: Tensor | None = None  # of the first of :attr:`factors`: which of its entries are free
 
     def sums(self, product: Tensor, gradient: Tensor) -> list[Tensor]:
-        """:attr:`factors` times their gradients, from their product as a matrix and its gradient."""
+        """:attr:`factors` times their gradients, from the product as a matrix and its gradient."""
         raise NotImplementedError  # every kind of factors has its own
 
     def pulled_back(self, weight: Tensor, gradient: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ class RowColumnFactors(Factors):
         if columns is not None:
             columns = copied_to_all(columns, weight)
             matrix = matrix * columns if rows is None else matrix.mul_(columns)
-        return self.layout.tensor(matrix.to(weight.dtype))
+        return spread_like(self.layout.tensor(matrix.to(weight.dtype)), weight)
 
     def write(self, weight: Tensor, product: Tensor) -> None:
         """Write the product into a tensor of its form, without another one where that can be."""
@@ -162,7 +162,7 @@ class RowColumnFactors(Factors):
         if rows is not None:
             rows = copied_to_all(rows, weight)
             matrix = matrix * rows if columns is None else matrix.mul_(rows)
-        return self.layout.tensor(matrix.to(weight.dtype))
+        return spread_like(self.layout.tensor(matrix.to(weight.dtype)), weight)
 
     def sums(self, product: Tensor, gradient: Tensor) -> list[Tensor]:
         """``r dr`` sums ``G W`` over a row, ``c dc`` over a column, since ``W = r V c``."""
@@ -674,13 +674,10 @@ class FactorOptimizer:
             {"state": _state.copied(state["state"]), "param_groups": groups}
         )
 
-    def _options(self, t: TrainedFactors) -> dict[str, Any]:
-        """Learning rate and momentum of a weight's factors, from what the weight has now."""
-        index = group_index(self.owner, t.leaf)
-        assert index is not None  # the treatment would not be acting
-        own = self.owner.param_groups[index]
-        rate = own["lr"] if self.leader is self.owner else self.leader.param_groups[0]["lr"]
-        options = {"lr": t.rate * float(rate)}
+    def _options(self, own: Mapping[str, Any], rate: float) -> dict[str, Any]:
+        """Learning rate and momentum of factors, from what the group of their weights has now."""
+        followed = own if self.leader is self.owner else self.leader.param_groups[0]
+        options = {"lr": rate * float(followed["lr"])}
         if isinstance(self.owner, SGD):
             return options | {key: own[key] for key in ("momentum", "dampening", "nesterov")}
         return options | {"betas": _betas(own.get("betas"))}
@@ -700,18 +697,26 @@ class FactorOptimizer:
 
     @torch.no_grad()
     def step(self, acting: set[Treatment]) -> list[TrainedFactors]:
-        """Step the factors of the acting treatments, which it gives, by the gradients noted."""
-        moving: list[TrainedFactors] = []
-        for group, members in zip(self.optimizer.param_groups, self.groups, strict=True):
-            active = [t for t in members if t in acting]
-            if active:
-                group.update(self._options(active[0]))
-            moving += active
-        for t in moving:
-            for factor, gradient in zip(t.module.factors, t.pending, strict=False):
-                factor.grad = gradient
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        """Step the factors of the acting treatments, which it gives, by the gradients noted.
+
+        That is one step, unless weights whose factors are one group here were put into different
+        groups since: then one for each of these.
+        """
+        groups = {id(p): group for group in self.owner.param_groups for p in group["params"]}
+        waiting = [[t for t in members if t in acting] for members in self.groups]
+        moving = [t for members in waiting for t in members]
+        while any(waiting):
+            for number, members in enumerate(waiting):
+                if not members:
+                    continue
+                own = groups[id(members[0].leaf)]
+                self.optimizer.param_groups[number].update(self._options(own, members[0].rate))
+                for t in (t for t in members if groups[id(t.leaf)] is own):
+                    for factor, gradient in zip(t.module.factors, t.pending, strict=False):
+                        factor.grad = gradient
+                waiting[number] = [t for t in members if groups[id(t.leaf)] is not own]
+            self.optimizer.step()
+            self.optimizer.zero_grad()
         return moving
 
     def take_back(self, treatment: TrainedFactors) -> None:

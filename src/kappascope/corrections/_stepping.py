@@ -9,6 +9,7 @@ the direction's gradient; before and after, the weight and the gradient that is 
 from __future__ import annotations
 
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -94,6 +95,9 @@ class StepHooks:
             MethodWrapper(optimizer, "state_dict", self._save),
             MethodWrapper(optimizer, "load_state_dict", self._load),
         ]
+        # what others do after a step, such as averaging, is to find the weights and no directions
+        after = cast(OrderedDict[int, Any], optimizer._optimizer_step_post_hooks)
+        after.move_to_end(self.hooks[1].id, last=False)
         for name in ("train", "eval"):  # in which a schedule-free optimizer moves the weights
             if callable(getattr(optimizer, name, None)):
                 self.hooks.append(MethodWrapper(optimizer, name, self._in_directions))
@@ -180,6 +184,8 @@ class StepHooks:
             if gradient is not None and t.leaf in added:
                 added[t.leaf].append(gradient)
             elif gradient is not None:
+                for leaf in t.leaves:
+                    step.keep_gradient(leaf)
                 t.weight.add_gradient(gradient)
         return added
 

@@ -14,7 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from numbers import Integral, Real
 from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
@@ -170,6 +170,38 @@ def attach(
     return _attached(model, optimizer, list(settings.items()), exclude)
 
 
+def attaching(
+    correction: object, where: Where | Settings | None, exclude: Where | None
+) -> Callable[[nn.Module, Any], Handle]:
+    """Attach one correction, or several by pattern, to a model that is not there yet.
+
+    >>> from torch.optim import SGD
+    >>> from kappascope.corrections import NormPin
+    >>> attach_to, model = attaching({"*": NormPin()}, None, None), nn.Linear(2, 2)
+    >>> with attach_to(model, SGD(model.parameters(), lr=0.1)) as handle:
+    ...     handle.weights
+    ('weight',)
+    """
+    if isinstance(correction, Correction):
+        return partial(correction.attach, where=where, exclude=exclude)
+    if not isinstance(correction, Mapping):
+        expected = "a correction, as NormPin(), or some by pattern, as {'*.mlp.*': NormPin()}"
+        raise TypeError(f"expected {expected}; got {_described(correction)}")
+    if where is not None:
+        raise TypeError("expected where= beside one correction; patterns say where several act")
+    return partial(attach, settings=correction, exclude=exclude)
+
+
+def _described(thing: object) -> str:
+    """What came in place of a correction.
+
+    >>> _described([1]), _described(Correction)
+    ('list', 'the class Correction, which is to be called')
+    """
+    kind = type(thing).__name__
+    return f"the class {thing.__name__}, which is to be called" if isinstance(thing, type) else kind
+
+
 def _attached(
     model: nn.Module,
     optimizer: Optimizer | Sequence[Optimizer],
@@ -182,7 +214,7 @@ def _attached(
     optimizers = understood_optimizers(optimizer)
     for _, correction in settings:
         if not (correction is None or isinstance(correction, Correction)):
-            raise TypeError(f"expected a correction, as NormPin(); got {type(correction).__name__}")
+            raise TypeError(f"expected a correction, as NormPin(); got {_described(correction)}")
     analysed = AnalysedModel(model, optimizers)
     chosen, left_out = analysed.selected(
         [(where, each, None if each is None else each.objection) for where, each in settings],
@@ -232,6 +264,8 @@ def why_not_merged(weight: LiveWeight) -> str | None:
         return "it is made of other tensors, into which nothing can be merged"
     if any(isinstance(module, nn.RNNBase) for _, module, _ in weight.uses):
         return "recurrent layers keep references to their weights"
+    if len({id(getattr(module, attribute)) for _, module, attribute in weight.uses}) > 1:
+        return "several parameters share its memory, and the optimizer moves each by itself"
     return None
 
 

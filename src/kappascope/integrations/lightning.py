@@ -10,6 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from kappascope.corrections import Correction, Handle
+from kappascope.corrections.correction import Settings, attaching
 from kappascope.monitor.monitor import Monitor
 
 
@@ -20,6 +21,7 @@ class CorrectionCallback(Callback):
 
     Checkpoints are those of the plain module; the state of the optimizers in them carries what a
     resume to the last bit needs. Factors are spared the effect of the Trainer's gradient clip.
+    Several corrections by pattern are passed as to :func:`~kappascope.corrections.attach`;
     ``where`` and ``exclude`` are those of :meth:`~kappascope.corrections.Correction.attach`, and
     ``handle`` is what is attached.
 
@@ -30,19 +32,17 @@ class CorrectionCallback(Callback):
 
     def __init__(
         self,
-        correction: Correction,
+        correction: Correction | Settings,
         where: Any = None,
         exclude: Any = None,
     ) -> None:
-        self.correction, self.where, self.exclude = correction, where, exclude
+        self._attach = attaching(correction, where, exclude)
         self.handle: Handle | None = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach to the optimizers; a checkpoint's states are loaded into them after this."""
         self.close()
-        self.handle = self.correction.attach(
-            pl_module, trainer.optimizers, self.where, self.exclude
-        )
+        self.handle = self._attach(pl_module, trainer.optimizers)
 
     def on_before_optimizer_step(self, *args: Any) -> None:
         """Spare the factors, for the gradients are clipped after this."""

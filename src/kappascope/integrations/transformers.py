@@ -11,6 +11,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer import OPTIMIZER_NAME
 
 from kappascope.corrections import Correction, Handle
+from kappascope.corrections.correction import Settings, attaching
 from kappascope.corrections.optimizers import STATE_KEY
 from kappascope.monitor.monitor import Monitor
 from kappascope.refusal import Refusal
@@ -24,7 +25,8 @@ class CorrectionCallback(TrainerCallback):
     Checkpoints are those of the plain model; the optimizer's file in them carries what a resume to
     the last bit needs, and a resumed run takes it from there. The folder it resumes from is not
     told to callbacks: where it is not ``checkpoint-<step>`` in the output folder (or
-    ``args.resume_from_checkpoint``), pass it as ``resume_from``. ``where`` and ``exclude`` are
+    ``args.resume_from_checkpoint``), pass it as ``resume_from``. Several corrections by
+    pattern are passed as to :func:`~kappascope.corrections.attach`; ``where`` and ``exclude`` are
     those of :meth:`~kappascope.corrections.Correction.attach`; ``handle`` is what is attached.
 
     >>> from kappascope.corrections import NormPin
@@ -34,12 +36,12 @@ class CorrectionCallback(TrainerCallback):
 
     def __init__(
         self,
-        correction: Correction,
+        correction: Correction | Settings,
         where: Any = None,
         exclude: Any = None,
         resume_from: str | Path | None = None,
     ) -> None:
-        self.correction, self.where, self.exclude = correction, where, exclude
+        self._attach = attaching(correction, where, exclude)
         self.resume_from = resume_from
         self.handle: Handle | None = None
 
@@ -53,7 +55,7 @@ class CorrectionCallback(TrainerCallback):
         """Attach, once the optimizer is there, and go on where a checkpoint was saved."""
         self.close()
         model, optimizer = others["model"], others["optimizer"]
-        self.handle = self.correction.attach(model, optimizer, self.where, self.exclude)
+        self.handle = self._attach(model, optimizer)
         if state.global_step:
             try:
                 self._resume(args, state)

@@ -59,16 +59,18 @@ def shard_count(tensor: Tensor) -> int:
 
 
 def spread_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """A tensor that all processes have, spread as another one of its shape is.
+    """A tensor that all processes have, or in other shards, spread as another of its shape is.
 
     >>> spread_like(torch.ones(2), torch.zeros(2))
     tensor([1., 1.])
     """
-    if not is_sharded(like) or is_sharded(tensor):
+    if not is_sharded(like):
         return tensor
+    spread = cast(Any, like)
+    if is_sharded(tensor):  # torch copies what has a single row to all, where it is multiplied
+        return cast(Any, tensor).redistribute(spread.device_mesh, spread.placements)
     from torch.distributed.tensor import distribute_tensor
 
-    spread = cast(Any, like)
     return distribute_tensor(tensor, spread.device_mesh, spread.placements, src_data_rank=None)
 
 

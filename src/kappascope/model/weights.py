@@ -123,7 +123,14 @@ class LiveWeight:
             return False
 
     def add_gradient(self, gradient: Float[Tensor, "*stack out in"]) -> None:
-        """Add to the gradient of the weight, through whatever makes it."""
+        """Add to the gradient of the weight, through whatever makes it; what was there is kept.
+
+        >>> layer = nn.Linear(1, 1)
+        >>> layer.weight.grad = gradient = torch.ones(1, 1)
+        >>> live_weights(layer)[0].add_gradient(torch.ones(1, 1))
+        >>> layer.weight.grad, gradient
+        (tensor([[2.]]), tensor([[1.]]))
+        """
         with torch.enable_grad():
             weight = self.read()
         flow = spread_like(self.layout.tensor(gradient).to(weight.dtype), weight)
@@ -133,7 +140,7 @@ class LiveWeight:
             parts = torch.autograd.grad(weight, self.leaves, flow, allow_unused=True)
         for leaf, part in zip(self.leaves, parts, strict=True):
             if part is not None:
-                leaf.grad = part.clone() if leaf.grad is None else leaf.grad.add_(part)
+                leaf.grad = part.clone() if leaf.grad is None else leaf.grad + part
 
 
 # --- which weights --------------------------------------------------------------------------------
