@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -26,6 +26,20 @@ class Served:
         return sum(end - begin for _, begin, end in self.asked)
 
 
+def failure(served: Served, path: str, part: re.Match[str] | None) -> int:
+    """The status of an answer that holds nothing; 0 for one that holds what was asked for."""
+    if served.fault.isdigit():
+        return int(served.fault)
+    if served.fault == "circle":
+        return 302
+    if path.partition("?")[0] not in served.files or part is None:
+        return 404
+    if served.fault == "busy" and part[0] != "bytes=0-0" and not served.version:
+        served.version = 1  # and no more
+        return 503
+    return 0
+
+
 @contextmanager
 def serving(files: dict[str, bytes], fault: str = "") -> Iterator[Served]:
     served = Served(files, fault=fault)
@@ -39,24 +53,24 @@ def serving(files: dict[str, bytes], fault: str = "") -> Iterator[Served]:
         def do_GET(self) -> None:
             data = served.files.get(self.path.partition("?")[0])
             part = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-            if served.fault == "circle" or served.fault.isdigit():
-                self.send_response(302 if served.fault == "circle" else int(served.fault))
+            if served.fault == "hangs up" and "config" in self.path:
+                self.close_connection = True
+                return
+            status = failure(served, self.path, part)
+            if status:
+                self.send_response(status)
                 self.send_header("Location", self.path)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
                 return
-            if data is None or part is None:
-                self.send_response(404)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-                return
+            assert data is not None and part is not None
             begin, end = int(part[1]), min(int(part[2]) + 1, len(data))
             served.asked.append((self.path, begin, end))
             body = data[begin:end]
             real = end - begin > 1 or begin > 0  # not the question for its length
             if served.fault == "slow" and real:
                 time.sleep(5)
-            if served.fault == "changing" and real:
+            if served.fault in ("changing", "growing") and real:
                 served.version += 1
             if served.fault == "long" and real:
                 body += b"more"
@@ -69,14 +83,21 @@ def serving(files: dict[str, bytes], fault: str = "") -> Iterator[Served]:
                 "long number": "9" * 5000,
             }
             total = lengths.get(served.fault, len(data))
+            if served.fault == "growing":
+                total = len(data) + served.version
             if served.fault == "packed":
                 self.send_header("Content-Encoding", "gzip")
             shift = 8 if served.fault == "other part" and real else 0
             if not whole:
                 self.send_header("Content-Range", f"bytes {begin + shift}-{end - 1}/{total}")
-            self.send_header("ETag", f'"{served.version}"')
+            if served.fault not in ("growing", "busy"):
+                self.send_header("ETag", f'"{served.version}"')
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
+            for byte in body if served.fault == "dripping" and real else b"":
+                with suppress(OSError):
+                    self.wfile.write(bytes([byte]))
+                time.sleep(0.1)
             self.wfile.write(body[: len(body) // 2] if served.fault == "short" and real else body)
             if served.fault == "short" and real:
                 self.close_connection = True

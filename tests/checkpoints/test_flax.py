@@ -16,6 +16,7 @@ from broken_files import refused
 from checkpoint_files import put
 from every_format import flax_bytes
 from kappascope.checkpoints.open import open as open_checkpoint
+from kappascope.clinic.diagnose import diagnose
 
 RANDOM = np.random.default_rng(51)
 
@@ -48,6 +49,22 @@ def test_kernels_have_their_outputs_first(tmp_path: Path) -> None:
     }
     for name, array in expected.items():
         assert np.array_equal(checkpoint.read((name, "weight")).numpy(), array), name
+
+
+def test_biases_of_heads_are_no_matrices(tmp_path: Path) -> None:
+    bias = drawn(2, 3)
+    tree = {"query": {"kernel": drawn(8, 2, 3), "bias": bias}}
+    path = put(tmp_path, flax_bytes(tree), "x.msgpack")
+    assert np.array_equal(open_checkpoint(path).read(("query", "bias")).numpy(), bias.ravel())
+    assert [row.name for row in diagnose(path, jobs=1).matrices] == ["query.weight"]
+
+
+def test_the_optimizer_of_a_train_state_is_not_taken_for_weights(tmp_path: Path) -> None:
+    params = {"fc": {"kernel": drawn(6, 4)}}
+    moments = {"0": {"count": np.zeros((), "int32"), "mu": params, "nu": params}, "1": {}}
+    state = {"opt_state": moments, "params": params, "step": 3}
+    path = put(tmp_path, flax_bytes(state), "x.msgpack")
+    assert [row.name for row in diagnose(path, jobs=1).matrices] == ["params.fc.weight"]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64", "int8", "uint16", "int64", "bool"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,18 @@ def test_an_archive_is_its_arrays_by_name(tmp_path: Path, save: Any) -> None:
     torch.save({name: torch.from_numpy(array) for name, array in kept.items()}, tmp_path / "x.pt")
     (row,), (other,) = (diagnose(tmp_path / f"x.{end}").matrices for end in ("npz", "pt"))
     assert row == other
+
+
+def test_numbers_may_begin_between_two_of_their_size(tmp_path: Path) -> None:
+    array = np.arange(12, dtype="<f4").reshape(3, 4)
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }"
+    npy = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + array.tobytes()
+    assert (10 + len(header)) % 4  # as MLX writes
+    (tmp_path / "x.npy").write_bytes(npy)
+    assert np.array_equal(open_checkpoint(tmp_path / "x.npy").read(("x",)).numpy(), array)
+    with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", npy)
+    assert np.array_equal(open_checkpoint(tmp_path / "x.npz").read(("x",)).numpy(), array)
 
 
 def test_arrays_of_objects_are_pickles_and_cost_only_themselves(tmp_path: Path) -> None:

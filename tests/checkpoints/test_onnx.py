@@ -127,6 +127,44 @@ def test_what_torch_exports_is_the_state_dict(tmp_path: Path) -> None:
         assert row.row_norms == pytest.approx(rows[1][name].row_norms)
 
 
+class Recurrent(nn.Module):
+    """All kinds of recurrent layers, one of them in two layers and two directions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.LSTM(12, 8, num_layers=2, bidirectional=True)
+        self.b, self.c = nn.GRU(16, 6), nn.RNN(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (self.a, self.b, self.c):
+            x = layer(x)[0]
+        return x
+
+
+def test_gates_of_recurrent_layers_are_those_of_torch(tmp_path: Path) -> None:
+    net = Recurrent().eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(net, (torch.zeros(3, 1, 12),), tmp_path / "x.onnx", dynamo=False)
+    found = everything(open_checkpoint(tmp_path / "x.onnx"))
+    weights = {name: t for name, t in net.state_dict().items() if "bias" not in name}
+    assert len(weights) == 12
+    for name, tensor in weights.items():
+        assert torch.equal(found[name], tensor), name
+    rows = diagnose(tmp_path / "x.onnx").matrices
+    assert {row.name.partition("[")[0] for row in rows} == weights.keys()  # no bias, no state
+    assert "a.weight_hh_l1_reverse[f]" in {row.name for row in rows}
+
+
+@pytest.mark.parametrize("shape", [(1, 31, 4), (2, 0, 4), (32, 4), (1, 1, 32, 4)])
+def test_weights_that_no_recurrent_layer_has_are_shown_as_they_are(
+    shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    node = helper.make_node("LSTM", ["x", "w", "r"], ["y"], name="n", hidden_size=8)
+    it = numpy_helper.from_array(weight(*shape), "w")
+    assert tree(saved(tmp_path / "x.onnx", model([it], [node])))["w"].shape == shape
+
+
 def product(op: str, *inputs: str, **attributes: Any) -> Any:
     return helper.make_node(op, list(inputs), ["y"], name="n", **attributes)
 

@@ -78,7 +78,9 @@ def test_only_headers_and_what_is_examined_travel(
         ("circle", "answers 302"),
         ("403", "answers 403"),
         ("500", "answers 500"),
+        ("503", "answers 503 .see whether it can be reached, or try later"),
         ("changing", "changed while it was read"),
+        ("growing", "changed while it was read"),
     ],
 )
 def test_a_server_that_errs_is_one_line(tmp_path: Path, fault: str, said: str) -> None:
@@ -97,6 +99,50 @@ def test_a_slow_server_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     data = written(tmp_path / "x.safetensors")
     with serving({"/x.safetensors": data}, "slow") as served, pytest.raises(Refusal, match="timed"):
         rows(f"{served.url}/x.safetensors")
+
+
+def test_a_server_that_sends_a_byte_now_and_then_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(remote, "SLOWEST", 10**9)
+    data = written(tmp_path / "x.safetensors")
+    with (
+        serving({"/x.safetensors": data}, "dripping") as served,
+        pytest.raises(Refusal, match="kB a second"),
+    ):
+        rows(f"{served.url}/x.safetensors")
+
+
+def test_a_server_that_is_busy_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "PAUSE_SECONDS", 0.0)
+    data = written(tmp_path / "x.safetensors")
+    with serving({"/x.safetensors": data}, "busy") as served:
+        assert len(rows(f"{served.url}/x.safetensors").matrices) == 8
+
+
+def test_a_config_that_cannot_be_had_is_not_there(tmp_path: Path) -> None:
+    data = written(tmp_path / "x.safetensors")
+    with serving({"/x.safetensors": data, "/config.json": b"{}"}, "hangs up") as served:
+        mirror = Mirror.of(f"{served.url}/x.safetensors")
+    assert list(mirror.files) == ["x.safetensors"]
+
+
+def test_a_broken_file_is_named_by_its_address() -> None:
+    with serving({"/x.safetensors": b"no such thing" * 9}) as served, pytest.raises(Refusal) as no:
+        rows(f"{served.url}/x.safetensors")
+    assert no.value.given == f"{served.url}/x.safetensors"
+
+
+def test_a_document_holds_no_signature_and_a_password_is_refused(tmp_path: Path) -> None:
+    data = written(tmp_path / "x.safetensors")
+    with serving({"/x.safetensors": data}) as served:
+        found = rows(f"{served.url}/x.safetensors?Signature=secret")
+        assert "secret" not in str(found.document())
+    with pytest.raises(Refusal, match=r"^https://example\.org/x\.pt: was given with a password"):
+        rows("https://me:secret@example.org/x.pt")
 
 
 def test_nobody_there_and_nothing_there_are_one_line() -> None:

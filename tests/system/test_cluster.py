@@ -1,10 +1,15 @@
 """Work on a cluster of three nodes: the same answers as here, whatever is lost on the way."""
 
 import os
+import secrets
+import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +30,30 @@ from worker_tasks import kills_ray, kills_ray_once, marks, raylet, stops_ray, ta
 
 ray = pytest.importorskip("ray", reason="the extra kappascope[ray] is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Ray's own
+RAY_IN_PRIVATE = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN": secrets.token_hex(16),
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
 WORKER = Processes(2, limit=5.0, retries=0, loaded=("torch",))
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def listens(host: str, port: int) -> bool:
+    with suppress(OSError), socket.create_connection((host, port), 1):
+        return True
+    return False
+
+
+@pytest.fixture
+def short() -> Iterator[str]:
+    """A folder whose name leaves room for those of Ray's sockets."""
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
+        yield folder
 
 
 @pytest.fixture(scope="module")
@@ -192,10 +220,87 @@ def test_an_address_where_nothing_is_is_one_line(
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", unreachable)
-    with pytest.raises(Refusal) as refusal:
-        Cluster(WORKER, "ray://127.0.0.1:1").warm()
-    expected = f"--engine ray://127.0.0.1:1: {told} (see whether"
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(Refusal) as refusal:
+        address = f"ray://127.0.0.1:{server.getsockname()[1]}"
+        Cluster(WORKER, address).warm()
+    expected = f"--engine {address}: {told} (see whether"
     assert str(refusal.value).startswith(expected) and refusal.value.code == 5
+
+
+def test_a_port_that_nothing_listens_on_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(Refusal, match=r"ray://127\.0\.0\.1:1: nothing answers: Conn"):
+        Cluster(WORKER, "ray://127.0.0.1:1").warm()
+    with pytest.raises(Refusal, match=r"no host and port \(ray://head:10001\)"):
+        Cluster(WORKER, "ray://head").warm()
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(Refusal, match=r"RAY_ADDRESS=127\.0\.0\.1:1: nothing answers"):
+        Cluster(WORKER).warm()
+
+
+def test_a_client_whose_server_failed_by_chance_tries_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    errors = [ConnectionAbortedError("RuntimeError: Starting Ray client server failed. See")] * 2
+
+    def init(**options: Any) -> None:
+        if errors:
+            raise errors.pop()
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        Cluster(WORKER, f"ray://127.0.0.1:{server.getsockname()[1]}").warm()
+    assert not errors
+
+
+def test_a_sigterm_while_ray_starts_ends_us_as_it_would_without_ray(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def terminated(**options: Any) -> None:
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
+        signal.raise_signal(signal.SIGTERM)
+
+    came: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: came.append(number))
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", terminated)
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            Cluster(WORKER, f"ray://127.0.0.1:{server.getsockname()[1]}").warm()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert came == [signal.SIGTERM]
+
+
+def test_a_head_started_by_hand_does_the_work_of_its_clients(tmp_path: Path, short: str) -> None:
+    host, ports = ray.util.get_node_ip_address(), [free_port(), free_port()]
+    head = [
+        *(sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--head", "--block"),
+        *("--port", str(ports[0]), "--ray-client-server-port", str(ports[1])),
+        *("--num-cpus", "2", "--object-store-memory", "100000000"),
+        *("--include-dashboard", "false", "--temp-dir", short),
+    ]
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    environment = {**os.environ, **RAY_IN_PRIVATE}
+    command = [*COMMAND, "reproduce", "2", "--jobs", "2", "--out"]
+    with subprocess.Popen(head, env=environment, start_new_session=True, **quiet) as running:
+        try:
+            until(lambda: listens(host, ports[1]), 60)
+            subprocess.run([*command, str(tmp_path / "here")], check=True, **quiet)
+            for name, engine, address in (
+                ("client", f"ray://{host}:{ports[1]}", {}),
+                ("node", "ray", {"RAY_ADDRESS": f"{host}:{ports[0]}"}),
+            ):
+                there = [*command, str(tmp_path / name), "--engine", engine]
+                subprocess.run(there, check=True, env={**environment, **address}, **quiet)
+                assert sha(tmp_path / name) == sha(tmp_path / "here")
+        finally:
+            started = descendants(running.pid)
+            running.terminate()
+            running.wait(60)
+            for pid in filter(alive, started):
+                os.kill(pid, signal.SIGKILL)  # Ray leaves its store behind, say
 
 
 def test_engines_have_names() -> None:

@@ -46,7 +46,10 @@ def read_flax(file: CheckpointFile) -> FileContents:
         raise Malformed(f"{file.size - reader.at} bytes too many after its last value", AGAIN)
     if not isinstance(tree, dict) or not reader.arrays:
         raise Malformed("MessagePack without arrays of Flax", "give the file with the weights")
-    return FileContents(_as_pytorch(tree), {})
+    shown = _as_pytorch(tree)
+    if isinstance(shown.get("opt_state"), dict):  # of a TrainState
+        shown["optimizer"] = shown.pop("opt_state")
+    return FileContents(shown, {})
 
 
 @dataclass
@@ -186,7 +189,8 @@ _SIZES |= {0xCC + k: (1 << k, False) for k in range(4)} | {
 # --- as PyTorch has them --------------------------------------------------------------------------
 
 _NAMES = {"kernel": "weight", "embedding": "weight", "scale": "weight"}
-_HEADS = "query", "key", "value"  # whose kernels are (in, heads, size of a head) in Flax
+# Their kernels are (in, heads, size of a head) in Flax, and their biases (heads, size of a head).
+_HEADS = "query", "key", "value"
 
 
 def _as_pytorch(tree: Tree, parent: str = "") -> Tree:
@@ -199,6 +203,8 @@ def _as_pytorch(tree: Tree, parent: str = "") -> Tree:
         leaf = isinstance(node, TensorLocation | StitchedLocation)
         if leaf and name == "kernel":
             node = _turned(node, parent)  # noqa: PLW2901
+        elif leaf and name == "bias" and parent in _HEADS:
+            node = replace(node, shape=(prod(node.shape),), stride=(1,))  # noqa: PLW2901
         new = _NAMES.get(name, name) if leaf else name
         shown[name if new in tree and new != name else new] = node
     return shown

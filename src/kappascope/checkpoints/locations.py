@@ -216,6 +216,7 @@ class TensorLocation:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int = 0  # elements of the storage before its first
+    skip: int = 0  # bytes before these, which are no whole element
 
     @property
     def span(self) -> int:
@@ -235,7 +236,8 @@ class TensorLocation:
             return "a size, stride or offset that is no whole number from 0 to 2^63"
         if prod(n or 1 for n in self.shape) >= 1 << 63:
             return f"shape {list(self.shape)} overflows"
-        need, have = (self.offset + self.span) * self.dtype.itemsize, self.storage.size
+        need = self.skip + (self.offset + self.span) * self.dtype.itemsize
+        have = self.storage.size
         if need > have:
             return f"needs {need} bytes of a storage of {have}"
         # An expanded tensor stands for more numbers than it has: as many as fit into its file pass.
@@ -250,7 +252,7 @@ class TensorLocation:
         """Return the tensor; it takes its own memory once."""
         size = self.dtype.itemsize
         data = uninitialized((self.span * size,), torch.uint8)
-        self.storage.fill(data.numpy().data, self.offset * size)
+        self.storage.fill(data.numpy().data, self.skip + self.offset * size)
         if not self.span:
             return torch.empty_strided(self.shape, self.stride, dtype=self.dtype)
         return data.view(self.dtype).as_strided(self.shape, self.stride)

@@ -79,13 +79,13 @@ def _array(storage: StorageLocation, head: bytes) -> TensorLocation | Reason:
     dtype = _DTYPES[code]
     if order == ">" and dtype.itemsize > 1:
         return unreadable("its numbers are big-endian")
-    if begin % dtype.itemsize:
-        return unreadable("its numbers begin between two of their size")
     sizes = [max(size, 1) for size in shape]
     steps = sizes[:-1] if fortran else sizes[:0:-1]
     strides = tuple(accumulate(steps, mul, initial=1))[: len(shape)]
     strides = strides if fortran else strides[::-1]
-    tensor = TensorLocation(storage, dtype, shape, strides, begin // dtype.itemsize)
+    # NumPy fills headers up to a whole number of elements; MLX does not
+    offset, skip = divmod(begin, dtype.itemsize)
+    tensor = TensorLocation(storage, dtype, shape, strides, offset, skip)
     fault = tensor.fault()
     return unreadable(fault) if fault else tensor
 

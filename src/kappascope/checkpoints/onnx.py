@@ -7,7 +7,8 @@ where they lie when they are asked for. No operator is run.
 A matrix B of a product x B (``MatMul``, or ``Gemm`` without ``transB``) is shown transposed, as
 (out, in): so torch keeps the weight of a linear layer. What a node does with a tensor tells what it
 is, whatever its name: the kernel of a convolution with its groups, or a table in which rows are
-looked up. Whole numbers that ``DequantizeLinear`` reads are decoded; those that integer products
+looked up. The gates of a recurrent layer are shown in PyTorch's order, each direction apart. Whole
+numbers that ``DequantizeLinear`` reads are decoded; those that integer products
 read are said to be codes.
 """
 
@@ -32,9 +33,11 @@ from kappascope.checkpoints.formats import AGAIN, Malformed, quoted
 from kappascope.checkpoints.locations import (
     CheckpointFile,
     FileContents,
+    StitchedLocation,
     StorageLocation,
     TensorLocation,
     Tree,
+    row_major,
 )
 from kappascope.checkpoints.protobuf import Span, VariableLength, WireReader, span_of
 from kappascope.checkpoints.safetensors import MOST_TENSORS
@@ -52,7 +55,11 @@ _INPUT, _OUTPUT, _NAME, _OPERATOR, _ATTRIBUTE = 1, 2, 3, 4, 5  # of a node
 _INTEGER, _TENSOR, _SUBGRAPH, _SUBGRAPHS = 3, 5, 6, 11  # of an attribute
 
 # What operators do with an input, by its place. Those of the first line pass it on.
-_PASSING = {("Identity", 0), ("Cast", 0), ("QuantizeLinear", 0), ("DequantizeLinear", 0)}
+_PASSING = {("Identity", 0), ("Cast", 0), ("QuantizeLinear", 0), ("DequantizeLinear", 0),
+            ("Expand", 0)}  # fmt: skip
+_GATES = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}  # where PyTorch's gates are
+_RECURRENT = {1: "weight_ih", 2: "weight_hh", 3: "bias", 7: "peepholes"}  # by their places
+_STATES = {(operator, place) for operator in _GATES for place in (5, 6)}
 _PRODUCTS = {("MatMul", 1), ("Gemm", 1)}
 _KERNELS = {("Conv", 1), ("FusedConv", 1), ("ConvInteger", 1), ("QLinearConv", 3),
             ("ConvTranspose", 1)}  # fmt: skip
@@ -258,7 +265,13 @@ def _tree(graph: _Graph, walk: _Walk, folder: Path, at: str = "") -> Tree:
             raise Malformed(f"duplicate tensor name {quoted(name)}", AGAIN)
         tree[name] = node
 
+    own = {tensor.name for tensor in graph.tensors}
     for tensor in graph.tensors:
+        use = _recurrent(tensor, walk)
+        shown = _gated(tensor, use, walk, folder) if use else {}
+        if shown and not shown.keys() & (own | tree.keys()):
+            tree |= shown
+            continue
         name = _layer(walk.scopes.get(tensor.name, ""), tensor.name)
         name = tensor.name if name in tree else name
         put(name, _leaf(tensor, walk, folder))
@@ -267,6 +280,47 @@ def _tree(graph: _Graph, walk: _Walk, folder: Path, at: str = "") -> Tree:
         name = f"{inner.name} {i}" if inner.name in tree else inner.name
         if below := _tree(inner, walk, folder, f"{at}{name}."):
             put(name, below)
+    return tree
+
+
+def _recurrent(it: _TensorFields, walk: _Walk) -> _Use | None:
+    """Return what a recurrent layer does with a tensor, if that is all that is done with it."""
+    uses = list(walk.used(it.name))
+    layers = [use for use in uses if use.operator in _GATES and use.place in _RECURRENT]
+    return layers[0] if layers and len({use.key for use in uses}) == 1 else None
+
+
+def _gated(it: _TensorFields, use: _Use, walk: _Walk, folder: Path) -> Tree:
+    """Return the tensors of a recurrent layer's directions; none where they are not plain.
+
+    A weight is stored as (directions, gates times outputs, inputs), a bias without inputs.
+    """
+    dtype, order, label = _DTYPES.get(it.kind), _GATES[use.operator], _RECURRENT[use.place]
+    whole = _leaf(it, walk, folder)
+    is_weight = use.place in (1, 2)
+    sizes = it.dims[1:] if is_weight else [*it.dims[1:], 1]
+    if dtype is None or not isinstance(whole, TensorLocation) or len(it.dims) != 2 + is_weight:
+        return {}
+    if 0 in it.dims or sizes[0] % len(order) or whole.stride != row_major(whole.shape):
+        return {}
+    size = prod(sizes)  # of a direction
+    gate = size // len(order)
+    scope = re.fullmatch(r"/(.+)/(?:LSTM|GRU|RNN)(?:_(\d+))?", walk.scopes.get(it.name, ""))
+    folded = scope and re.fullmatch(r"onnx::(LSTM|GRU|RNN)_\d+", it.name)
+    layer = f"{scope[1].replace('/', '.')}" if scope and folded else it.name
+    tree: Tree = {}
+    for direction in range(it.dims[0]):
+        begin = whole.offset + direction * size
+        suffix = f"_l{(scope[2] if scope and folded else 0) or 0}{'_reverse' * direction}"
+        name = f"{layer}.{label}{suffix}"
+        if is_weight:
+            pieces = tuple(
+                TensorLocation(whole.storage, dtype, (gate,), (1,), begin + k * gate) for k in order
+            )
+            shape = tuple(sizes)
+            tree[name] = StitchedLocation(pieces, dtype, shape, row_major(shape))
+        else:
+            tree[name] = TensorLocation(whole.storage, dtype, (size,), (1,), begin)
     return tree
 
 
@@ -306,8 +360,12 @@ def _leaf(it: _TensorFields, walk: _Walk, folder: Path) -> TensorLocation | Code
         return unreadable(f"a shape of {len(shape)} dimensions that cannot be")
     uses = list(walk.used(it.name))
     turned = len(shape) == 2 and bool(uses) and all(use.turns for use in uses)
-    if prod(shape) == 1 and uses and all(use.key in _FILLING for use in uses):
-        return no_weight("a constant of the graph, put where others are left out")
+    for keys, what, is_such in (
+        (_FILLING, "a constant of the graph, put where others are left out", prod(shape) == 1),
+        (_STATES, "the state with which a recurrent layer begins", True),
+    ):
+        if is_such and uses and all(use.key in keys for use in uses):
+            return no_weight(what)
     if not dtype.is_floating_point and any(use.key in _CODES for use in uses):
         return unreadable(f"quantized codes ({dtype})")
     scaled = [use for use in walk.uses.get(it.name, ()) if use.key == ("DequantizeLinear", 0)]

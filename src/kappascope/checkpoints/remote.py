@@ -10,10 +10,12 @@ reader of local files reads remote ones.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import re
 import shutil
+import time
 import urllib.error
 import urllib.request
 import weakref
@@ -37,7 +39,9 @@ T = TypeVar("T")
 BLOCK = 1 << 16  # bytes: no less is fetched, for the next question is near
 PIECE = 1 << 24  # bytes of one request: sixteen megabytes, so that a lost one costs little
 STALL_SECONDS = 60.0  # without a byte, after which a server is given up
+SLOWEST = 10_000  # bytes a second beyond that: less is no faster than a server that stalls
 TRIES = 3  # of a request that is cut short or not answered
+PAUSE_SECONDS = 2.0  # between them, for a server that has too much to do
 MOST_FETCHES = 100  # for one task: each brings what the last was missing
 MOST_FILES = 10_000  # of a remote folder
 _LENGTH_DIGITS = 20  # of a length that a server tells, in bytes
@@ -64,6 +68,20 @@ def in_hub_cache(url: str) -> Path | None:
     except (Malformed, OSError):
         return None
     return folder
+
+
+def public(url: str) -> str:
+    """Return an address without what only its owner may know: passwords, and signatures.
+
+    >>> public("https://me:word@example.org/x.bin?Signature=abc")
+    'https://example.org/x.bin?...'
+    """
+    parts = urlsplit(url)
+    if not parts.query and "@" not in parts.netloc:
+        return url
+    host = parts.netloc.rpartition("@")[2]
+    query = "..." if parts.query else ""
+    return parts._replace(netloc=host, query=query).geturl()
 
 
 class Listing(NamedTuple):
@@ -94,11 +112,15 @@ class Web(Place):
 
     def files(self) -> list[Listing]:
         """Ask for the length of the file, and whether a config lies beside it."""
-        name = folders.plain_name(unquote(urlsplit(self.url).path).rpartition("/")[2])
+        parts = urlsplit(self.url)
+        if "@" in parts.netloc:
+            raise Refusal(2, public(self.url), "was given with a password", "download it first")
+        name = folders.plain_name(unquote(parts.path).rpartition("/")[2])
         if name is None:
             raise Refusal(2, self.url, "names no file", "give the address of a file")
         listed = [self._listing(name)]
-        with contextlib.suppress(Refusal):
+        # one that cannot be had is not there
+        with contextlib.suppress(Refusal, OSError, http.client.HTTPException):
             listed.append(self._listing("config.json"))
         return listed
 
@@ -109,11 +131,22 @@ class Web(Place):
             if answer.status != 206:
                 wrong = "its server does not send parts of a file"
                 raise Refusal(5, self.url, wrong, "download it first")
-            if not str(answer.headers.get("Content-Range")).startswith(f"bytes {begin}-"):
+            part, _, total = str(answer.headers.get("Content-Range")).partition("/")
+            if not part.startswith(f"bytes {begin}-"):
                 raise Refusal(5, self.url, "its server sent another part", "download it first")
-            if _version(answer.headers) != file.version:
+            if _version(answer.headers) != file.version or total not in (str(file.size), "*"):
                 raise Refusal(2, self.url, "changed while it was read", CHANGED)
-            return bytes(answer.read(size + 1))
+            return self._body(answer, size + 1)
+
+    def _body(self, answer: Any, size: int) -> bytes:
+        """Return what an answer holds, up to some bytes, unless it takes as good as for ever."""
+        body, end = bytearray(), time.monotonic() + STALL_SECONDS + size / SLOWEST
+        while len(body) < size and (more := answer.read1(min(BLOCK, size - len(body)))):
+            body += more
+            if time.monotonic() > end:
+                wrong = f"its server sends less than {SLOWEST // 1000} kB a second"
+                raise Refusal(5, self.url, wrong, "download it first")
+        return bytes(body)
 
     def _listing(self, name: str) -> Listing:
         with self._answer(name, "bytes=0-0") as answer:
@@ -140,6 +173,8 @@ class Web(Place):
         except urllib.error.HTTPError as error:
             error.close()
             wrong = f"its server answers {error.code}"
+            if error.code == 429 or error.code >= 500:  # too much to do: another time it may
+                raise ConnectionError(wrong) from error
             raise Refusal(2, self.url, wrong, "see whether the address is right") from error
 
 
@@ -303,6 +338,8 @@ class Mirror:
     def _piece(self, file: Listing, begin: int, size: int) -> bytes:
         have = 0
         for attempt in range(1, TRIES + 1):
+            if attempt > 1:
+                time.sleep(PAUSE_SECONDS)
             with self._refusing(last=attempt == TRIES):
                 data = self.place.fetch(file, begin, size)
                 if len(data) == size:
@@ -323,7 +360,8 @@ class Mirror:
             if last:
                 text = str(getattr(error, "reason", None) or error) or type(error).__name__
                 wrong = " ".join(text.split())[:160]
-                raise Refusal(5, self.url, wrong, "see whether it can be reached") from error
+                advice = "see whether it can be reached, or try later"
+                raise Refusal(5, self.url, wrong, advice) from error
 
     def _write_map(self) -> None:
         """Say which bytes are there; by renaming, for somebody may be reading."""

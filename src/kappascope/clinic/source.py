@@ -17,7 +17,7 @@ from kappascope.checkpoints import open
 from kappascope.checkpoints.folders import resolved
 from kappascope.checkpoints.locations import MIRRORS, Stamp
 from kappascope.checkpoints.paths import NO_CHECKPOINT, advice_on_missing, is_remote
-from kappascope.checkpoints.remote import Mirror, in_hub_cache, relocated
+from kappascope.checkpoints.remote import Mirror, in_hub_cache, public, relocated
 from kappascope.clinic.examination import non_finite_entries
 from kappascope.clinic.moments import Moments, moments
 from kappascope.clinic.vectors import Vector
@@ -233,7 +233,7 @@ class Mirrored(OnDisk):
         return cls(str(mirror.path), (), url=url, mirror=mirror)
 
     def __str__(self) -> str:
-        return self.url
+        return public(self.url)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Mirrored, (
@@ -247,7 +247,10 @@ class Mirrored(OnDisk):
         """Parse what was fetched of it; `Absent` says what is missing."""
         path = Path(relocated(self.path))
         MIRRORS.add(str(path if path.is_dir() else path.parent))
-        return _opened(str(path), ())
+        try:
+            return _opened(str(path), ())
+        except Refusal as refusal:  # by a reader, which knows the folder of ours alone
+            raise type(refusal)(refusal.code, self.url, refusal.wrong, refusal.advice) from None
 
     @property
     def identity(self) -> list[list[str | int]]:

@@ -15,10 +15,12 @@ import os
 import pickle
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, suppress
@@ -43,6 +45,9 @@ NODES_SECONDS = 2.0  # between two looks at which nodes there are
 STORE_BYTES = 10**8  # of Ray's object store where we start it: answers are rows
 HELD = b"Ray is held at "  # what comes before the address that a holder tells
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.FATAL}
+JOIN_TRIES = 3  # of a client: Ray's fork of a server for it fails by chance (its issue 63202)
+LISTEN_SECONDS = 10.0  # until a port answers; Ray itself would look for it for minutes
+CLIENT_PORT = 10001  # of Ray's server for clients, unless it is told another
 NODE = "ray.io/node-id"  # the label by which Ray knows a node
 OURS = "KAPPASCOPE_"  # variables of this package, which workers need as the driver has them
 
@@ -140,10 +145,13 @@ class Cluster:
         ray = optional("ray", "ray")
         if ray.is_initialized():
             return
+        if address:
+            _check_listening(address)
         # Ray puts the current folder, in which a stranger's files may lie, on its workers' path
-        with chdir("/"), _signals_kept():
+        with chdir("/"), _signals_kept(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             try:
-                ray.init(address=address or _held(self.worker.jobs), **QUIET)
+                _join(address or _held(self.worker.jobs))
             except Refusal:
                 raise
             except Exception as error:  # whatever is wrong there: its version, its time limits
@@ -152,9 +160,7 @@ class Cluster:
                 # of a traceback from there the last line says why
                 wrong = f"{first} {more[-1]}" if more and first.endswith(":") else first
                 wrong = wrong.rstrip(".")[:160]
-                advice = "see whether Ray runs there: ray status"
-                given = f"--engine {address or 'ray'}"
-                raise Refusal(5, given, wrong, advice) from error
+                raise Refusal(5, _given(address), wrong, _look(address)) from error
 
     @property
     def node_bytes(self) -> int | None:
@@ -257,6 +263,46 @@ def _cancel(answer: Any) -> None:
         optional("ray", "ray").cancel(answer, force=True)
 
 
+def _given(address: str | None) -> str:
+    """Return how the user named a cluster."""
+    named = f"RAY_ADDRESS={address}"
+    return named if address and not address.startswith("ray://") else f"--engine {address or 'ray'}"
+
+
+def _look(address: str | None) -> str:
+    """Return what to look at where a cluster cannot be joined."""
+    if address and address.startswith("ray://"):
+        return f"see whether Ray runs there (ray status) and serves clients: port {CLIENT_PORT}?"
+    return "see whether Ray runs there: ray status"
+
+
+def _check_listening(address: str) -> None:
+    """Refuse an address at which nothing listens; ``auto`` and the like name none."""
+    place = address.removeprefix("ray://")
+    host, _, port = place.rpartition(":")
+    if host and port.isdigit() and "/" not in host:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), LISTEN_SECONDS).close()
+        except (OSError, OverflowError) as error:
+            wrong = f"nothing answers: {getattr(error, 'strerror', None) or error}"
+            raise Refusal(5, _given(address), wrong, _look(address)) from error
+    elif place != address:
+        raise Refusal(4, _given(address), "no host and port", f"ray://head:{CLIENT_PORT}")
+
+
+def _join(address: str) -> None:
+    """Join the cluster at an address, as a client some times if need be."""
+    ray = optional("ray", "ray")
+    for tried in range(1, JOIN_TRIES + 1):
+        try:
+            ray.init(address=address, **QUIET)
+        except ConnectionAbortedError as error:
+            if tried == JOIN_TRIES or "Starting Ray client server failed" not in str(error):
+                raise
+        else:
+            return
+
+
 @contextmanager
 def _signals_kept() -> Iterator[None]:
     """Put the handlers of signals back that Ray replaces, and end as we would without it."""
@@ -264,11 +310,16 @@ def _signals_kept() -> Iterator[None]:
         yield
         return
     kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    ended = False
     try:
         yield
+    except SystemExit:  # what Ray makes of a SIGTERM
+        ended = True
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)
+    if ended:
+        signal.raise_signal(signal.SIGTERM)
 
 
 # --- Ray of our own -------------------------------------------------------------------------------
