@@ -226,7 +226,7 @@ def test_gradients_of_factors_side_by_side_are_those_of_autograd() -> None:
         for factor in module.factors:
             factor.data = 0.5 + torch.rand_like(factor)
         slope = torch.randn_like(direction)
-        sums += module.sums(module(direction), slope)
+        sums += module.sums(direction, module.pulled_back(direction, slope))
         with torch.enable_grad():
             own = [factor.detach().clone().requires_grad_() for factor in module.factors]
             product = scaled_by(module, own, direction)

@@ -2,9 +2,9 @@
 
 The parameter of the model holds the product W, as in any other model. What is stepped is the
 *direction* V, which the factors multiply: it is kept here, and is in the parameter while the user's
-optimizer steps, no longer. Gradients come from G, that of the weight. For ``W = M V``, dV = M'G;
-and where M is diagonal in a known basis, each of its entries times its own gradient is a sum of
-products of G and W.
+optimizer steps, no longer. Gradients come from that of the weight. For ``W = M V``, dV = M'G, and
+where M is diagonal in a known basis the chain rule's answer for its entries is a sum of products of
+dV and V, divided by them.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Factors(nn.Module):
 
     mask: Tensor | None = None  # of the first of :attr:`factors`: which of its entries are free
 
-    def sums(self, product: Tensor, gradient: Tensor) -> list[Tensor]:
-        """:attr:`factors` times their gradients, from the product as a matrix and its gradient."""
+    def sums(self, weight: Tensor, gradient: Tensor) -> list[Tensor]:
+        """:attr:`factors` times their gradients, from the matrix they multiply and its gradient."""
         raise NotImplementedError  # every kind of factors has its own
 
     def pulled_back(self, weight: Tensor, gradient: Tensor) -> Tensor:
@@ -164,14 +164,14 @@ class RowColumnFactors(Factors):
             matrix = matrix * rows if columns is None else matrix.mul_(rows)
         return spread_like(self.layout.tensor(matrix.to(weight.dtype)), weight)
 
-    def sums(self, product: Tensor, gradient: Tensor) -> list[Tensor]:
-        """``r dr`` sums ``G W`` over a row, ``c dc`` over a column, since ``W = r V c``."""
-        rows, columns, terms, sums = self.rows, self.columns, product * gradient, []
+    def sums(self, weight: Tensor, gradient: Tensor) -> list[Tensor]:
+        """The chain rule gives for r the sum of dV V, over r, since dV = r G c."""
+        rows, columns, product, sums = self.rows, self.columns, weight * gradient, []
         if rows is not None:
-            summed = whole(terms.sum(-1))
+            summed = whole(product.sum(-1))
             sums.append(summed if rows.shape == summed.shape else summed.sum(-1, keepdim=True))
         if columns is not None:
-            sums.append(whole(terms.sum(-2)))
+            sums.append(whole(product.sum(-2)))
         return sums
 
     def undone(self, product: Tensor, before: Tensor) -> Tensor:
@@ -264,11 +264,11 @@ class SingularValueFactors(Factors):
         """``dV = U m U' G``: the matrix of the factors is symmetric."""
         return self._stretched(gradient, self.values.detach()).to(weight.dtype)
 
-    def sums(self, product: Tensor, gradient: Tensor) -> list[Tensor]:
-        """``m dm`` sums ``U'G U'W`` over a row, since ``W = U m U' V``."""
-        product, gradient = self._wide(product), self._wide(gradient)
-        terms = (self.basis.mT @ product) * (self.basis.mT @ gradient)
-        return [terms.sum(-1)]
+    def sums(self, weight: Tensor, gradient: Tensor) -> list[Tensor]:
+        """The chain rule gives for m the sum of U'dV U'V, over m, since dV = U m U' G."""
+        weight, gradient = self._wide(weight), self._wide(gradient)
+        product = (self.basis.mT @ weight) * (self.basis.mT @ gradient)
+        return [product.sum(-1)]
 
     def undone(self, product: Tensor, before: Tensor) -> Tensor | None:
         """``U diag(1/m) U' W``, unless a factor is zero."""
@@ -466,15 +466,18 @@ class TrainedFactors(Treatment):
     # Gradients
 
     def _summed(self, gradient: Tensor) -> list[Tensor]:
-        """The factors times their gradients, from the weight's gradient."""
-        matrices = (self.module.layout.matrix(each) for each in (self.leaf.detach(), gradient))
-        return self.module.sums(*map(precise, matrices))
+        """The factors times their gradients, from the direction's gradient."""
+        layout = self.module.layout
+        return self.module.sums(
+            precise(layout.matrix(self.direction)), precise(layout.matrix(gradient))
+        )
 
     def gradients(self) -> list[Tensor]:
         """The factors' gradients follow from the weight's, and what clips were to spare."""
         if self.leaf.grad is None:
             return []
-        (clipped,) = FactorRow([self.module]).gradients(self._summed(self.leaf.grad))
+        pulled = self.module.pulled_back(self.direction, self.leaf.grad)
+        (clipped,) = FactorRow([self.module]).gradients(self._summed(pulled))
         return self._with_unclipped(clipped)
 
     def _with_unclipped(self, gradients: list[Tensor]) -> list[Tensor]:
@@ -509,17 +512,18 @@ class TrainedFactors(Treatment):
 
         ``added`` are matrices, ``scale`` is how many times the gradient of the loss they all are.
         """
-        module = self.module
+        module, stored = self.module, self.module.layout.tensor
+        parts = [] if gradient is None else [gradient]
+        parts += [spread_like(stored(matrix), self.leaf) for matrix in added]
         self.pending, self.scale = [], scale
-        for matrix in added:
-            more = spread_like(module.layout.tensor(matrix), self.leaf)
-            gradient = more if gradient is None else gradient + more
-        if gradient is None:
+        if not parts:
             self.leaf.grad, self.sums = None, []
             return
-        self.sums = self._summed(gradient)
-        pulled = module.pulled_back(self.direction, gradient)
-        self.leaf.grad = pulled.contiguous()  # as LBFGS expects it
+        first, *others = (module.pulled_back(self.direction, part) for part in parts)
+        for other in others:
+            first.add_(other)
+        self.sums = self._summed(first)
+        self.leaf.grad = first.contiguous()  # as LBFGS expects it
 
     def note(self, gradients: list[Tensor]) -> None:
         """Note the factors' gradients, for their optimizer to follow."""

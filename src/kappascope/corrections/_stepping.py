@@ -224,7 +224,6 @@ class StepHooks:
         """Give the optimizer the gradients of directions, and none that is not finite."""
         scales = {t.leaf: call.gradient_scale for _, t, call in step.acting}
         users: dict[TrainedFactors, Tensor | None] = {}
-        same: dict[TrainedFactors, Tensor] = {}
 
         def pull_back(t: TrainedFactors) -> None:
             t.pull_back(users[t], added[t.leaf], scales.get(t.leaf, 1.0))
@@ -234,14 +233,13 @@ class StepHooks:
             step.keep_gradient(t.leaf)
             attachment.follow(t)
             pull_back(t)
-            same[t] = t.mark.same(t.leaf)  # at once, while the weight is in the cache
         self._note_gradients(step)
         # all that only the device knows is asked in one question: it would be waited for each time
         penalties = {t for _, t, _ in step.acting if isinstance(t, AddedGradient)}
         last = {t.leaf: t for _, t, _ in step.acting}
         last |= {t.leaf: t for t in step.factored if t.leaf in last}
         answers = _answered(
-            {("same", t): [flags] for t, flags in same.items()}
+            {("same", t): [t.mark.same(t.leaf)] for t in step.factored}
             | {("finite", leaf): t.finite_gradient() for leaf, t in last.items()}
             | {("added", t): [torch.as_tensor(t.was_finite)] for t in penalties},
             step.replicas,
