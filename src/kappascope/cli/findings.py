@@ -52,7 +52,8 @@ def findings(
         with Store(each.folder).lock() if (each.folder / "lock").exists() else nullcontext():
             write_files(each.folder, each.files(Here(), ARTICLE, counted))
     if any(each.studies for each in publications):
-        pages[docs / "studies.md"] = markdown.studies_page(publications, docs)
+        pages[docs / "studies.md"] = markdown.studies_page(publications)
+        pictures += markdown.study_pictures(publications)
     for path, text in pages.items():
         write(path, text.encode())
     write_files(docs, pictures)

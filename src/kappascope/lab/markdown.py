@@ -1,14 +1,12 @@
 """The studies of real networks on one page of the documentation: tables, figures, verdicts.
 
->>> print(studies_page([], Path("docs")).splitlines()[0])
+>>> print(studies_page([]).splitlines()[0])
 # Real networks
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence, Set
 
 from kappascope.lab import report
 from kappascope.lab.experiment import Study
@@ -17,8 +15,21 @@ from kappascope.lab.verdicts import verdict_counts
 from kappascope.text import markdown_table
 
 
-def studies_page(publications: Sequence[Publication], docs: Path) -> str:
-    """Write all published studies as a Markdown page that stands in the folder ``docs``."""
+def study_pictures(publications: Sequence[Publication]) -> Iterator[tuple[str, bytes]]:
+    """Read the figure of each published study; yield it with its address beside the page.
+
+    >>> list(study_pictures([]))
+    []
+    """
+    for publication in publications:
+        for study in publication.studies:
+            figure = publication.folder / "figures" / f"{study.id}.png"
+            if figure.is_file():
+                yield f"figures/{study.id}.png", figure.read_bytes()
+
+
+def studies_page(publications: Sequence[Publication]) -> str:
+    """Write all published studies as a Markdown page, beside which their figures stand."""
     studies = [
         (publication, study) for publication in publications for study in publication.studies
     ]
@@ -35,12 +46,13 @@ def studies_page(publications: Sequence[Publication], docs: Path) -> str:
         verdict_counts(claims) if claims else "No claim was judged.",
         "",
     ]
+    drawn = {address for address, _ in study_pictures(publications)}
     for publication, study in studies:
-        lines += _section(publication, study, docs)
+        lines += _section(publication, study, drawn)
     return "\n".join(lines)
 
 
-def _section(publication: Publication, study: Study, docs: Path) -> Iterator[str]:
+def _section(publication: Publication, study: Study, drawn: Set[str]) -> Iterator[str]:
     """Write a study with its origin, question, tables, figure and claims."""
     provenance = publication.results.provenance
     machine = [f"{provenance['cpu']}"] if "cpu" in provenance else []
@@ -61,9 +73,7 @@ def _section(publication: Publication, study: Study, docs: Path) -> Iterator[str
             yield from (*markdown_table(exhibit.columns, exhibit.rows), "")
         if exhibit.note:
             yield from (exhibit.note, "")
-    figure = publication.folder / "figures" / f"{study.id}.png"
-    if figure.is_file():
-        address = os.path.relpath(figure, docs)
+    if (address := f"figures/{study.id}.png") in drawn:
         yield from (f"![The figure of the study {study.name}]({address})", "")
     for claim in publication.claims_of(study):
         yield f"- **{claim['verdict']}**: {claim['sentence']} (`{claim['id']}`, {claim['source']})"
