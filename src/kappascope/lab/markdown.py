@@ -76,7 +76,8 @@ def _section(publication: Publication, study: Study, drawn: Set[str]) -> Iterato
     if (address := f"figures/{study.id}.png") in drawn:
         yield from (f"![The figure of the study {study.name}]({address})", "")
     for claim in publication.claims_of(study):
-        yield f"- **{claim['verdict']}**: {claim['sentence']} (`{claim['id']}`, {claim['source']})"
+        source = claim["source"].replace("(", r"\(")  # or a site makes a sign of copyright of W1(c)
+        yield f"- **{claim['verdict']}**: {claim['sentence']} (`{claim['id']}`, {source})"
         yield f"  {claim['explanation']}"
         if mended := claim.get("mended"):
             yield f"  *Mended; before: {mended['before']}.* {mended['why']}"
