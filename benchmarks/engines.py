@@ -28,7 +28,7 @@ import torch
 from measuring import cpu_seconds, environment
 
 from kappascope.clinic.diagnose import case
-from kappascope.clinic.examination import examine
+from kappascope.clinic.examine import examine
 from kappascope.clinic.tasks import TensorTask
 from kappascope.lab.experiment import Experiment, grid
 from kappascope.lab.runs import plan_runs, run, survey

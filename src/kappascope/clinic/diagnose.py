@@ -26,7 +26,8 @@ from kappascope.checkpoints.remote import Fetching, FetchingThere
 from kappascope.clinic import MODULES, Extent
 from kappascope.clinic.atlas import Atlas
 from kappascope.clinic.diagnosis import Diagnosis
-from kappascope.clinic.examination import AUTO_LIMIT, Examination
+from kappascope.clinic.examination import Examination
+from kappascope.clinic.examine import AUTO_LIMIT
 from kappascope.clinic.keeping import Keeping
 from kappascope.clinic.moments import Moments, SwallowedStep
 from kappascope.clinic.source import (

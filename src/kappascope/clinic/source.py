@@ -18,7 +18,7 @@ from kappascope.checkpoints.folders import resolved
 from kappascope.checkpoints.locations import MIRRORS, Stamp
 from kappascope.checkpoints.paths import NO_CHECKPOINT, advice_on_missing, is_remote
 from kappascope.checkpoints.remote import Mirror, in_hub_cache, public, relocated
-from kappascope.clinic.examination import non_finite_entries
+from kappascope.clinic.examine import non_finite_entries
 from kappascope.clinic.moments import Moments, moments
 from kappascope.clinic.vectors import Vector
 from kappascope.corrections.saved import merged

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from kappascope.clinic import Extent
-from kappascope.clinic.examination import Examination, Kernel, examine
+from kappascope.clinic.examination import Examination
+from kappascope.clinic.examine import Kernel, examine
 from kappascope.clinic.moments import Moments, SwallowedStep
 from kappascope.clinic.source import GIGABYTE, Opened, Reference
 from kappascope.clinic.training import Training
