@@ -27,8 +27,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import torch
 from measuring import cpu_seconds, environment
 
-from kappascope.clinic.diagnose import TensorTask, case
-from kappascope.clinic.examination import examine
+from kappascope.clinic.diagnose import case
+from kappascope.clinic.examine import examine
+from kappascope.clinic.tasks import TensorTask
 from kappascope.lab.experiment import Experiment, grid
 from kappascope.lab.runs import plan_runs, run, survey
 from kappascope.system.cluster import Cluster

@@ -22,8 +22,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import embedding, gelu, layer_norm, linear
 
-from kappascope.clinic.diagnose import AttentionTask, Inventory
+from kappascope.clinic.diagnose import Inventory
 from kappascope.clinic.source import OnDisk
+from kappascope.clinic.tasks import AttentionTask
 from kappascope.lab.downloads import fetch
 from kappascope.model.logits import LogitBound, Tables
 from kappascope.studies.pretrained.model import (

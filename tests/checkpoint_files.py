@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from kappascope.checkpoints.open import Checkpoint
 
-WIDTHS = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "U8": 1, "BOOL": 1, "I64": 8, "U64": 8}
 NAMES = {
     torch.float32: "F32",
     torch.float16: "F16",

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from kappascope.clinic.diagnose import kernel_of
-from kappascope.clinic.examination import Examination, examine
+from kappascope.clinic.examination import Examination
+from kappascope.clinic.examine import examine
+from kappascope.clinic.tasks import kernel_of
 from kappascope.model.attention import Product, attention
 from kappascope.model.chains import Chain, links
 from kappascope.model.matrices import Matrices, Plan, plan, reader

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from kappascope.clinic.atlas import Atlas, TrainedRange
-from kappascope.clinic.examination import Examination, Finding, examine
+from kappascope.clinic.examination import Examination, Finding
+from kappascope.clinic.examine import examine
 from kappascope.clinic.judgement import judgement
 from kappascope.clinic.symptoms import Measurements
 from kappascope.model.attention import Product

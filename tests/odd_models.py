@@ -17,18 +17,10 @@ from torch import Tensor
 
 import checkpoint_files
 from broken_files import Tally, overdue
-from kappascope.clinic.diagnose import (
-    AttentionTask,
-    Case,
-    Inventory,
-    Room,
-    Selection,
-    Task,
-    TensorTask,
-    diagnose,
-)
+from kappascope.clinic.diagnose import Case, Inventory, Room, Selection, diagnose
 from kappascope.clinic.diagnosis import Diagnosis, spreadsheet
 from kappascope.clinic.source import OnDisk
+from kappascope.clinic.tasks import AttentionTask, Task, TensorTask
 from kappascope.refusal import Refusal
 from kappascope.system.files import strict
 from kappascope.system.workers import Here

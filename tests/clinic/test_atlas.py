@@ -17,7 +17,7 @@ from kappascope.clinic.atlas import (
     atlas_of,
     shape_class,
 )
-from kappascope.clinic.examination import examine
+from kappascope.clinic.examine import examine
 from kappascope.refusal import Refusal
 from kappascope.system.files import strict
 

@@ -2,9 +2,7 @@
 
 import copy
 import math
-import pickle
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,12 +12,11 @@ from torch import nn
 import kappascope
 import odd_models
 from kappascope import corrections
-from kappascope.checkpoints.open import Exhausted
 from kappascope.clinic import diagnose as diagnosing
 from kappascope.clinic import source as sources
-from kappascope.clinic.diagnose import Selection, TensorTask, case, diagnose
+from kappascope.clinic.diagnose import Selection, case, diagnose
 from kappascope.clinic.diagnosis import Diagnosis, product_document
-from kappascope.matrix import spectra
+from kappascope.clinic.tasks import TensorTask
 from kappascope.matrix.status import Outcome, Status
 from kappascope.model.chains import Chain
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, acts_beside
@@ -211,24 +208,6 @@ def test_a_matrix_that_takes_too_long_fails_alone(saved: Path) -> None:
     assert found.analysed == () and found.verdict == ("Nothing could be examined.",)
 
 
-ENOMEM = "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory"
-
-
-@pytest.mark.parametrize(
-    "error", [MemoryError(), RuntimeError(ENOMEM), Exhausted(5, "x.pt", "too large", "buy more")]
-)
-def test_too_little_memory_is_known_by_its_type_from_any_process(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*_: object, **__: object) -> None:
-        raise pickle.loads(pickle.dumps(error))
-
-    monkeypatch.setattr(diagnosing, "examine", fails)
-    (failed,) = diagnose({"w": torch.eye(2)}).failed
-    assert failed.name == "w" and failed.reason.kind is ReasonKind.NO_MEMORY
-    assert "more memory needed than" in str(failed.reason) and "--memory" in str(failed.reason)
-
-
 def test_a_matrix_that_needs_more_than_is_allowed_is_refused_before_it_is_read() -> None:
     large = torch.ones(1, 1).expand(40_000, 40_000)  # of which every copy would take gigabytes
     found = diagnose({"w": torch.eye(3), "large": large}, memory="4G")
@@ -252,31 +231,10 @@ def test_a_matrix_that_needs_more_than_is_free_is_refused_and_workers_get_no_mor
     assert case(saved, jobs=64).engine.jobs == 64
 
 
-@pytest.mark.parametrize("size", [6144, 8192, 10240, 16384])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_a_worker_may_use_what_large_matrices_need(size, dtype) -> None:
-    matrix = torch.ones(1, 1, dtype=dtype).expand(size, size)
-    (task,) = case({"w": matrix}).tasks
-    stored = size * size * dtype.itemsize
-    assert task.memory.at_most(1) >= stored + spectra.bytes_needed((size, size))
-    assert task.memory.at_least(1) <= 2 * (8 * size * size) + 2**30  # twice in float64, and buffers
-
-
 def test_a_given_memory_is_the_workers(saved: Path) -> None:
     assert case(saved, memory=3 * 2**30).engine.memory == 3 * 2**30
     with pytest.raises(ValueError, match="like 8G"):
         diagnose({"w": torch.eye(2)}, memory="much")
-
-
-def test_an_error_that_only_speaks_of_memory_is_told_as_it_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fails(*_: object, **__: object) -> None:
-        raise ValueError("not enough memory in the title")
-
-    monkeypatch.setattr(diagnosing, "examine", fails)
-    (failed,) = diagnose({"w": torch.eye(2)}).failed
-    assert str(failed.reason) == "ValueError: not enough memory in the title"
 
 
 def test_after_a_short_task_whose_row_is_shown_soon_the_largest_come_first(saved: Path) -> None:
@@ -533,31 +491,6 @@ def test_an_error_while_layers_are_looked_for_costs_only_their_products(
     (failed,) = found.failed
     assert lost in failed.name
     assert str(failed.reason) == "not looked for: IndexError: list index out of range"
-
-
-@pytest.mark.parametrize("error", [Refusal(2, "x", "too short", ""), ZeroDivisionError("none")])
-def test_a_reference_tensor_that_cannot_be_read_costs_only_the_comparison(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    theirs = {"a": torch.eye(3), "b": torch.eye(4)}
-    reader = sources.reader
-
-    def broken(model: object) -> Callable[[tuple[object, ...]], torch.Tensor]:
-        def read(path: tuple[object, ...]) -> torch.Tensor:
-            if model is theirs and path == ("b",):
-                raise error
-            return reader(model)(path)
-
-        return read
-
-    monkeypatch.setattr(sources, "reader", broken)
-    found = diagnose({"a": 2 * torch.eye(3), "b": torch.eye(4)}, reference=theirs)
-    assert [row.condition_number for row in found.matrices] == [1.0, 1.0]
-    assert [bool(row.errors) for row in found.matrices] == [True, False]
-    (failed,) = found.failed
-    assert failed.name == "b" and "the reference cannot be read" in str(failed.reason)
-    assert "the reference cannot be read" in found.matrices[1].reasons["errors"]
-    assert [one.name for one in found.uncompared] == ["b"]
 
 
 def test_odd_but_valid_models_are_answered(tmp_path: Path) -> None:

@@ -8,8 +8,6 @@ import torch
 from checkpoint_pairs import DAMAGES, TRANSFORMATIONS, Draw, exact, language_model, path
 from kappascope.clinic.diff import Diff, diff
 
-HARMLESS = {"same", "rounding", "rearranged", "trained"}
-
 
 @pytest.mark.parametrize("make", TRANSFORMATIONS)
 @pytest.mark.parametrize("seed", [0, 1])

@@ -5,7 +5,7 @@ import torch
 
 from fresh_models import FAMILIES, examined
 from ill_matrices import gaussian, taught
-from kappascope.clinic.examination import examine
+from kappascope.clinic.examine import examine
 from kappascope.clinic.fresh import is_fresh, usual_distance
 from kappascope.clinic.symptoms import Measurements
 

@@ -146,9 +146,6 @@ def document(matrices: list[Any], **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-UNKNOWN = dict.fromkeys(("alpha", "stable_rank", "condition_number", "null_z"))
-
-
 def clinic() -> dict[str, Any]:
     """A model with a bit of everything."""
     many = trained()

@@ -8,7 +8,7 @@ import torch
 
 from ill_matrices import findings, gaussian, severities, trained, with_values
 from kappascope.clinic.atlas import Atlas, TrainedRange
-from kappascope.clinic.examination import examine
+from kappascope.clinic.examine import examine
 from kappascope.clinic.judgement import Judgement, judgement
 from kappascope.clinic.symptoms import Measurements
 from kappascope.matrix.status import OK

@@ -9,7 +9,8 @@ from torch import nn
 
 from fresh_models import examined
 from kappascope import corrections
-from kappascope.clinic.examination import Examination, examine
+from kappascope.clinic.examination import Examination
+from kappascope.clinic.examine import examine
 from kappascope.clinic.judgement import judgement
 from kappascope.clinic.prescriptions import LEFT_ALONE, MEASURED, Flaw, prescribe
 from kappascope.clinic.symptoms import Measurements

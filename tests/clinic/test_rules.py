@@ -24,7 +24,8 @@ from ill_matrices import (
 from kappascope.clinic import CONCERNS, SEVERITIES, model_rules
 from kappascope.clinic.atlas import Atlas
 from kappascope.clinic.diagnose import diagnose
-from kappascope.clinic.examination import Examination, Kernel, Spread, examine
+from kappascope.clinic.examination import Examination, Spread
+from kappascope.clinic.examine import Kernel, examine
 from kappascope.clinic.fresh import is_fresh
 from kappascope.clinic.judgement import judgement
 from kappascope.clinic.prescriptions import LEFT_ALONE, is_left_alone

@@ -2,11 +2,13 @@
 
 import math
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from every_format import FORMATS
 from kappascope.clinic import source as sources
 from kappascope.clinic.diagnose import diagnose
 from kappascope.model.matrices import plan
@@ -87,3 +89,49 @@ def test_a_checkpoint_rewritten_before_a_worker_opens_it_is_refused(
     with pytest.raises(Refusal, match="changed while it was read"):
         found.opened()
     assert sources.OnDisk.at(tmp_path if folder else file).opened().plan.units
+
+
+@pytest.mark.parametrize(
+    "form", [form for form in FORMATS if form != "npz"]
+)  # a file, in no folder
+def test_all_files_of_a_folder_that_hold_tensors_tell_it_from_a_later_one(
+    form: str, tmp_path: Path
+) -> None:
+    written = FORMATS[form](tmp_path, {"fc.weight": torch.eye(4), "fc.bias": torch.zeros(4)})
+    found = sources.OnDisk.at(written if written.is_dir() else written.parent)
+    assert {file for file, _ in found.stamp} >= set(found.opened().files) != set()
+
+
+def _config(folder: Path) -> Path:
+    torch.save({"a.weight": torch.eye(3)}, folder / "pytorch_model.bin")
+    (folder / "adapter_config.json").write_text("{}")
+    return folder
+
+
+def _index(folder: Path) -> Path:
+    _config(folder)
+    index = folder / "pytorch_model.bin.index.json"
+    index.write_text('{"weight_map": {"a.weight": "pytorch_model.bin"}}')
+    return index
+
+
+def _steps(folder: Path) -> Path:
+    for step in ("global_step1", "global_step22"):
+        (folder / step).mkdir()
+        _config(folder / step)
+    (folder / "latest").write_text("global_step1")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("written", "changed"),
+    [(_config, "adapter_config.json"), (_index, "pytorch_model.bin"), (_steps, "latest")],
+)
+def test_a_checkpoint_is_another_once_what_tells_of_its_weights_is_changed(
+    written: Callable[[Path], Path], changed: str, tmp_path: Path
+) -> None:
+    path = written(tmp_path)
+    before = sources.OnDisk.at(path).identity
+    assert sources.OnDisk.at(path).identity == before
+    (tmp_path / changed).write_text("global_step22")
+    assert sources.OnDisk.at(path).identity != before

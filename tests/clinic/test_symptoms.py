@@ -3,7 +3,7 @@
 import torch
 
 from ill_matrices import findings, trained, with_values
-from kappascope.clinic.examination import examine
+from kappascope.clinic.examine import examine
 
 
 def test_bonferroni_shares_the_chance_among_all_matrices() -> None:

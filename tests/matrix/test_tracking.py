@@ -270,7 +270,7 @@ def test_a_few_small_values_are_raised_and_the_rest_is_kept(shape, few) -> None:
     torch.testing.assert_close(s[: -few - 1], values[: -few - 1], rtol=1e-3, atol=0)
     best = (values.clamp(min=1.05 / 50) - values).norm()  # with the slack
     assert (found.double() - weight.double()).norm() <= 1.2 * best
-    form = bound_form(weight, 50.0)
+    form = bound_form(weight)
     assert (memory["top"].shape, memory["top"].dtype) == (form["top"].shape, form["top"].dtype)
 
 

@@ -37,8 +37,9 @@ from kappascope.system.workers import CORES, Done, Processes
 from kappascope.text import clean, plural
 
 if TYPE_CHECKING:  # what needs torch is loaded when there is work
-    from kappascope.clinic.diagnose import Case, Selection, Task
+    from kappascope.clinic.diagnose import Case, Selection
     from kappascope.clinic.diagnosis import Diagnosis
+    from kappascope.clinic.tasks import Task
     from kappascope.clinic.training import Trainings
 
 LARGE = 10**9  # parameters, from which on the first rows are shown while the others are made

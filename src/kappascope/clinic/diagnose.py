@@ -15,22 +15,19 @@ from __future__ import annotations
 import fnmatch
 import logging
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, final, get_args
-
-import torch
-from torch import Tensor
+from typing import Any, get_args
 
 from kappascope.checkpoints.remote import Fetching, FetchingThere
 from kappascope.clinic import MODULES, Extent
 from kappascope.clinic.atlas import Atlas
 from kappascope.clinic.diagnosis import Diagnosis
-from kappascope.clinic.examination import AUTO_LIMIT, Examination, Kernel, examine
+from kappascope.clinic.examination import Examination
+from kappascope.clinic.examine import AUTO_LIMIT
 from kappascope.clinic.keeping import Keeping
 from kappascope.clinic.moments import Moments, SwallowedStep
 from kappascope.clinic.source import (
@@ -39,22 +36,27 @@ from kappascope.clinic.source import (
     Location,
     Mirrored,
     OnDisk,
-    Opened,
     Readable,
     Reference,
     Source,
     located,
 )
-from kappascope.clinic.training import Training, Trainings
+from kappascope.clinic.tasks import (
+    AttentionTask,
+    ChainTask,
+    DigestTask,
+    MomentsTask,
+    Row,
+    Task,
+    TensorTask,
+)
+from kappascope.clinic.training import Trainings
 from kappascope.clinic.vectors import Vector
-from kappascope.matrix import spectra
-from kappascope.matrix.precision import Rounding
-from kappascope.matrix.status import Outcome, Status
 from kappascope.model.attention import Attention, Product, attention
-from kappascope.model.chains import Chain, Ends, Links, links, obstacle
+from kappascope.model.chains import Chain, Ends, Links, links
 from kappascope.model.counterparts import Counterparts, Renames, counterparts
-from kappascope.model.logits import LogitBound, Tables, logit_bounds
-from kappascope.model.matrices import Logical, Plan, Unit
+from kappascope.model.logits import LogitBound, Tables
+from kappascope.model.matrices import Logical, Plan
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, unreadable
 from kappascope.refusal import Refusal
 from kappascope.system.cluster import Cluster
@@ -72,14 +74,12 @@ from kappascope.system.workers import CORES, Done, Engine, Here, Processes
 from kappascope.text import error_text
 from kappascope.theory.beyond import answered
 
-Row: TypeAlias = Examination | Product | Chain | LogitBound | SwallowedStep | FileDigest
 log = logging.getLogger(__name__)
 MIN_WORKER_BYTES = LIBRARY_BYTES + GIGABYTE  # to parse any file that people make
 NO_COUNTERPARTS = Counterparts({})
 UNCHOSEN = Reason(ReasonKind.NOT_CHOSEN, "not chosen")
 # of which code the numbers of a row depend on
 SOURCES = ("matrix", "model", "theory", "corrections", "checkpoints", "clinic")
-LEAST_FLOPS = 2e9  # floating point operations a second: any machine does more
 # Seconds of one core over long x short x short, for all singular values and for the ends of the
 # spectrum (benchmarks/results/vitals.json, diagnose.json), and for whatever else a tensor takes.
 ALL_VALUES_RATE, ENDS_RATE, EACH_TENSOR = 6e-11, 3e-11, 0.02
@@ -113,366 +113,6 @@ class Selection:
 
         wanted = not self.include or any(map(matches, self.include))
         return wanted and not any(map(matches, self.exclude))
-
-
-# --- tasks ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes of the stored tensors of a task, and what measuring them takes on top of that."""
-
-    stored: int
-    usual: int = 0
-    least: int = 0  # with the methods that need less, which are slower
-
-    def at_most(self, copies: int) -> int:
-        """Return the bytes of data that a process is allowed, with so many copies as stored."""
-        return max(GIGABYTE, 3 * self.stored) * copies + self.usual
-
-    def at_least(self, copies: int) -> int:
-        """Return the bytes of data without which it is not worth a try."""
-        return self.stored * copies + self.least
-
-
-def _stored_bytes(units: Iterable[Unit]) -> int:
-    tensors = [unit.parts[0] for unit in units]
-    return sum(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in tensors)
-
-
-class Task(ABC):
-    """Something to be measured, in whichever process."""
-
-    @property
-    @abstractmethod
-    def units(self) -> tuple[Unit, ...]:
-        """The stored tensors that are read for it."""
-
-    @property
-    def effort(self) -> float:
-        """Seconds that are more than enough to read its tensors and factorize their matrices."""
-        seconds = 0.0
-        for unit in self.units:
-            shapes = [sorted(part.shape) for part in unit.parts]
-            seconds += 60 + sum(8 * long * short * short for short, long in shapes) / LEAST_FLOPS
-        return seconds
-
-    @property
-    def memory(self) -> Memory:
-        """The memory that it takes: its tensors as stored, beside which its products are small."""
-        return Memory(_stored_bytes(self.units))
-
-    @property
-    def key(self) -> list[Any]:
-        """What tells it from the other tasks of a model, in the types of JSON."""
-        return [type(self).__name__, [part.name for unit in self.units for part in unit.parts]]
-
-    @abstractmethod
-    def rows(self, model: Opened, reference: Reference | None, spectrum: Extent) -> Iterator[Row]:
-        """Measure it and yield its rows."""
-
-    @abstractmethod
-    def failed(self, reason: Reason) -> Iterator[Row]:
-        """Yield rows that say why there are no others."""
-
-
-@final
-@dataclass(frozen=True)
-class TensorTask(Task):
-    """The examination of those matrices of one stored tensor that were chosen."""
-
-    unit: Unit
-    chosen: frozenset[str]
-    training: Training | None = None
-
-    @property
-    def units(self) -> tuple[Unit, ...]:
-        """The one tensor that is read."""
-        return (self.unit,)
-
-    @property
-    def key(self) -> list[Any]:
-        """The chosen matrices, and what noise they are compared with."""
-        return [*super().key, sorted(self.chosen), repr(self.training)]
-
-    @property
-    def memory(self) -> Memory:
-        """The tensor as stored, and what its largest matrix needs beside it."""
-        parts = [part for part in self.unit.parts if part.name in self.chosen]
-        shapes = [(part.shape[0], part.shape[1]) for part in parts]
-        return Memory(
-            stored=_stored_bytes(self.units),
-            usual=max(map(spectra.bytes_needed, shapes)),
-            least=max(map(spectra.least_bytes_needed, shapes)),
-        )
-
-    def rows(self, model: Opened, reference: Reference | None, spectrum: Extent) -> Iterator[Row]:
-        """Examine each chosen matrix, and compare it with its counterpart if there is one."""
-        wanted = [part.name for part in self.unit.parts if part.name in self.chosen]
-        counterparts, fault = _counterparts(reference, wanted)
-        roundings, one_code = model.roundings(self.unit), model.holds_one_code(self.unit)
-        for logical, matrix in self.unit.matrices(model.read):
-            if logical.name not in self.chosen:
-                continue
-            counterpart = counterparts.get(logical.name)
-            other = counterpart if isinstance(counterpart, Tensor) else None
-            kernel, rounding = kernel_of(self.unit, logical), roundings.get(logical.name)
-            row = _examined(
-                logical,
-                matrix,
-                spectrum,
-                other,
-                kernel=kernel,
-                rounding=rounding,
-                limit=model.ranks.get(logical.name),
-            )
-            if reference and row.errors is None:
-                if isinstance(counterpart, Reason):
-                    row = replace(row, uncompared=counterpart)
-                elif row.failure is not None:
-                    row = replace(row, uncompared=unreadable(row.status))
-                row = replace(row, reasons={"errors": str(row.uncompared), **row.reasons})
-            row = replace(row, faults=(*row.faults, *fault), one_code=one_code)
-            if self.training is not None and row.failure is None:
-                row = _against_noise(row, self.training, matrix, other)
-            yield _described(row, logical, rounding.code if rounding else "")
-
-    def failed(self, reason: Reason) -> Iterator[Row]:
-        """Yield a row that says why for each chosen matrix."""
-        for part in self.unit.parts:
-            if part.name in self.chosen:
-                yield _described(Examination.failed(part.name, (0, 0), "", reason), part)
-
-
-def kernel_of(unit: Unit, logical: Logical) -> Kernel:
-    """Return how the columns of a matrix of a stored tensor are the taps of a convolution.
-
-    >>> unit = Inventory.of(InMemory(torch.nn.Conv2d(2, 4, 3))).plan.units[0]
-    >>> kernel_of(unit, unit.parts[0])
-    Kernel(taps=(3, 3), stride=(1, 1), groups=1, depthwise=False)
-    """
-    is_stack = logical.whole is None and unit.layout.stack
-    groups = max(1, len(unit.layout.parts)) if is_stack else 1
-    return Kernel(logical.taps, logical.stride, groups, logical.kind == "depthwise")
-
-
-def _counterparts(
-    reference: Reference | None, names: Sequence[str]
-) -> tuple[Mapping[str, Tensor | Reason], tuple[str, ...]]:
-    """Return the matrices of a reference by their names, or why one is not there.
-
-    And what went wrong.
-    """
-    if reference is None:
-        return {}, ()
-    try:
-        matrices = reference.matrices(names)
-        absent = {name: reference.absence(name) for name in names if name not in matrices}
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise
-        wrong = error.wrong if isinstance(error, Refusal) else error_text(error)
-        text = f"the reference cannot be read: {wrong}"
-        return dict.fromkeys(names, unreadable(text)), (f"not compared: {text}",)
-    return matrices | absent, ()
-
-
-def _examined(
-    logical: Logical,
-    matrix: Tensor,
-    spectrum: Extent,
-    counterpart: Tensor | None,
-    *,
-    kernel: Kernel,
-    rounding: Rounding | None,
-    limit: int | None,
-) -> Examination:
-    """Return the examination of a matrix.
-
-    An error costs this one, not its neighbours in the tensor.
-    """
-    try:
-        return examine(
-            logical.name,
-            matrix,
-            spectrum,
-            counterpart,
-            rounding=rounding,
-            kernel=kernel,
-            limit=limit,
-        )
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise
-        return Examination.failed(logical.name, (0, 0), "", unreadable(error_text(error)))
-
-
-def _against_noise(
-    row: Examination, training: Training, matrix: Tensor, start: Tensor | None
-) -> Examination:
-    """Return the row with what noise alone would have made of the start, or why that is open."""
-    try:
-        if start is None:
-            raise ValueError("the reference has no such matrix")
-        return replace(row, unlearned=tuple(training.compared(matrix, start)))
-    except ValueError as error:
-        return replace(row, reasons={**row.reasons, "unlearned": str(error)})
-
-
-def _described(row: Examination, logical: Logical, code: str = "") -> Examination:
-    """Return the row with what the model tells of its matrix; ``code`` is what it is stored in."""
-    rows, columns = logical.shape
-    return replace(
-        row,
-        shape=(rows, columns),
-        dtype=code or str(logical.dtype).removeprefix("torch."),
-        kind=logical.kind,
-        depth=logical.depth,
-        part_of=logical.whole,
-    )
-
-
-@final
-@dataclass(frozen=True)
-class AttentionTask(Task):
-    """The products of the heads of one attention layer."""
-
-    layer: Attention
-    tables: Tables | None = None  # which the first layer reads
-
-    @property
-    def units(self) -> tuple[Unit, ...]:
-        """The tensors of its projections, and the table that they read."""
-        return (*self.layer.units, *(self.tables.units if self.tables else ()))
-
-    def rows(self, model: Opened, reference: Reference | None, spectrum: Extent) -> Iterator[Row]:
-        """Return two products for each head, and a bound of its logits."""
-        yield from self.layer.products(model.read)
-        config = model.config or model.plan.config
-        yield from logit_bounds(self.layer, model.read, model.vectors, config, self.tables)
-
-    def failed(self, reason: Reason) -> Iterator[Row]:
-        """Yield one row for all products of the layer."""
-        layer = self.layer
-        shape = (layer.query.shape[1], layer.key.shape[1])
-        yield Product(
-            layer.name, "QK", layer.depth, shape, (), None, Status(Outcome.FAILED, str(reason))
-        )
-
-
-@final
-@dataclass(frozen=True)
-class ChainTask(Task):
-    """The product of layers that follow one another, of which the ends are known."""
-
-    layers: Links
-    known: Mapping[str, Ends] = field(default_factory=dict)
-
-    @property
-    def effort(self) -> float:
-        """Seconds for the product; nothing where it is not formed."""
-        return 0.0 if obstacle(self.layers.widths) else super().effort
-
-    @property
-    def units(self) -> tuple[Unit, ...]:
-        """The tensors of its layers."""
-        return self.layers.units
-
-    @property
-    def key(self) -> list[Any]:
-        """The layers, and what is known of them."""
-        return [*super().key, repr(sorted(self.known.items()))]
-
-    @property
-    def memory(self) -> Memory:
-        """The tensors of its layers, which are read one after the other."""
-        return Memory(max(_stored_bytes([unit]) for unit in self.units))
-
-    def bound(self) -> Chain:
-        """Return what is known where the product is not formed, without reading anything."""
-        return self.layers.chain(lambda path: torch.empty(0), self.known)
-
-    def rows(self, model: Opened, reference: Reference | None, spectrum: Extent) -> Iterator[Row]:
-        """Yield the one row of the chain."""
-        yield self.layers.chain(model.read, self.known)
-
-    def failed(self, reason: Reason) -> Iterator[Row]:
-        """Yield the one row of the chain, without numbers."""
-        names = tuple(member.name for member in self.layers.members)
-        name, status = f"{names[0]} > {names[-1]}", Status(Outcome.FAILED, str(reason))
-        yield Chain(name, names, self.layers.widths, None, False, None, status)
-
-
-@final
-@dataclass(frozen=True)
-class MomentsTask(Task):
-    """What the dtype of a weight will swallow of the step that Adam's moments ask for."""
-
-    moments: Moments
-
-    @property
-    def units(self) -> tuple[Unit, ...]:
-        """The tensors of matrices that it reads: none by their plan."""
-        return ()
-
-    @property
-    def key(self) -> list[Any]:
-        """The weight whose moments they are."""
-        return [*super().key, self.moments.name]
-
-    @property
-    def effort(self) -> float:
-        """Seconds that are more than enough to read three tensors and step once."""
-        return 60 + math.prod(self.moments.shape) * 100 / LEAST_FLOPS
-
-    @property
-    def memory(self) -> Memory:
-        """The weight, its moments, and the step in float64 with what it is made of."""
-        return Memory(math.prod(self.moments.shape) * 8 * 6)
-
-    def rows(self, model: Opened, reference: Reference | None, spectrum: Extent) -> Iterator[Row]:
-        """Yield the one row, if the moments ask for a step."""
-        if found := self.moments.swallowed(model.read):
-            yield found
-
-    def failed(self, reason: Reason) -> Iterator[Row]:
-        """Yield nothing: the weight itself has a row that says what is wrong with the file."""
-        yield from ()
-
-
-@final
-@dataclass(frozen=True)
-class DigestTask(Task):
-    """The digest of a file that was examined."""
-
-    path: str
-    size: int
-
-    @property
-    def units(self) -> tuple[Unit, ...]:
-        """The tensors that are read for it: none, but all bytes of the file."""
-        return ()
-
-    @property
-    def key(self) -> list[Any]:
-        """The file whose bytes are digested."""
-        return [*super().key, self.path]
-
-    @property
-    def effort(self) -> float:
-        """Seconds that are more than enough to read the file."""
-        return 30 + 60 * self.size / GIGABYTE
-
-    def rows(self, model: Opened, reference: Reference | None, spectrum: Extent) -> Iterator[Row]:
-        """Yield the digest of the file."""
-        yield FileDigest.of(self.path)
-
-    def failed(self, reason: Reason) -> Iterator[Row]:
-        """Yield the file without its digest."""
-        yield FileDigest(self.path, self.size, None)
-
-
-# --- a case ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -779,60 +419,28 @@ def case(
     [64.0]
     """
     selection = selection or Selection()
-    workers = replace(WORKER, jobs=jobs)
+    workers = replace(WORKER, jobs=jobs)  # refused if there is none, before anything is opened
     if base is not None and reference is None:
         reference = base
     model, other = located(source, base), None if reference is None else located(reference)
     inventory = _inventory(model, memory)
     # refused now if it cannot be opened, not once for each matrix
     compared = _inventory(other, memory) if other else None
-    weights = [
-        TensorTask(unit, chosen, trainings.of_matrix(unit.parts[0].name) if trainings else None)
-        for unit in inventory.plan.units
-        if (chosen := frozenset(p.name for p in unit.parts if selection.takes(p.name)))
-    ]
-    tables = Tables.of(inventory.plan)
-    heads = [
-        AttentionTask(layer, tables if layer.depth == 0 else None)
-        for layer in inventory.attention
-        if selection.takes(layer.query.name) and selection.takes(layer.key.name)
-    ]
-    tasks: list[Task] = [*weights, *heads]
-    if isinstance(model, OnDisk) or other is None:  # else only matrices are sent where work is done
-        tasks += [MomentsTask(one) for one in inventory.moments if selection.takes(one.name)]
-    if isinstance(model, OnDisk) and not isinstance(model, Mirrored):  # which has holes
-        tasks += [DigestTask(path, Path(path).stat().st_size) for path in inventory.files]
-    _put_in_order(tasks)
-    engine: Engine = Here()
     sides = [side for side in (model, other) if side is not None]
+    tasks = _tasks(inventory, selection, trainings, sides)
     on_disk = [side for side in sides if isinstance(side, OnDisk)]
     # what is sent from memory is held as sent, too; what stays where it is takes nothing more
     copies = 2 * len(sides) - len(on_disk) if on_disk else 0
     free = cluster.node_bytes if cluster and on_disk else available_bytes()
     room = Room(memory or free, copies, limited=memory is not None)
-    if on_disk:
-        needed = [task.memory.at_most(copies) for task in tasks]
-        most = LIBRARY_BYTES + max(needed, default=GIGABYTE * copies)
-        slowest = max((task.effort for task in tasks), default=0.0)
-        if memory is None and free is not None:
-            most = min(most, max(free, MIN_WORKER_BYTES))
-            least = max((task.memory.at_least(copies) for task in tasks), default=0)
-            workers = replace(workers, jobs=max(1, min(jobs, free // (LIBRARY_BYTES + least))))
-        workers = replace(workers, limit=slowest, memory=memory or most)
-        if cluster:
-            least = max((task.memory.at_least(copies) for task in tasks), default=0)
-            reserved = memory or LIBRARY_BYTES + least
-            there = _fetching_there(replace(workers, jobs=1), sides)
-            engine = replace(cluster, worker=workers, engine=there, reserved=reserved)
-        else:
-            engine = _fetching(workers, sides)
-    beside: tuple[Vector, ...] = ()
+    engine = _engine(tasks, room, sides, workers, cluster) if on_disk else Here()
+    reference_vectors: tuple[Vector, ...] = ()
     matched = NO_COUNTERPARTS
     if compared:
-        here, other_parts = (_parts(side.plan) for side in (inventory, compared))
-        matched = counterparts(here, other_parts, renames)
+        here, there = (_parts(side.plan) for side in (inventory, compared))
+        matched = counterparts(here, there, renames)
         named = {matched.there(vector.name): vector.name for vector in inventory.vectors}
-        beside = tuple(
+        reference_vectors = tuple(
             replace(vector, name=named.get(vector.name, vector.name)) for vector in compared.vectors
         )
     if store and len(on_disk) == len(sides):
@@ -840,25 +448,76 @@ def case(
         made_of = [source_digest(*SOURCES), dict(environment()), selection.spectrum, files]
         engine = Keeping(engine, store, partial(_kept_name, made_of), tell)
     return Case(
-        model,
-        other,
-        selection,
-        inventory,
-        tuple(tasks),
-        engine,
-        room,
-        beside,
-        atlas,
-        compared,
-        matched,
+        model=model,
+        reference=other,
+        selection=selection,
+        inventory=inventory,
+        tasks=tasks,
+        engine=engine,
+        room=room,
+        reference_vectors=reference_vectors,
+        atlas=atlas,
+        compared=compared,
+        counterparts=matched,
     )
 
 
-def _put_in_order(tasks: list[Task]) -> None:
-    """Leave no long task for the end, but begin with a short one: its row can be shown soon."""
+def _tasks(
+    inventory: Inventory,
+    selection: Selection,
+    trainings: Trainings | None,
+    sides: Sequence[Location],
+) -> tuple[Task, ...]:
+    """List what is to be measured of the first of the sides, in the order in which to begin."""
+    model, *others = sides
+    takes = selection.takes
+    tasks: list[Task] = [
+        TensorTask(unit, chosen, trainings.of_matrix(unit.parts[0].name) if trainings else None)
+        for unit in inventory.plan.units
+        if (chosen := frozenset(p.name for p in unit.parts if takes(p.name)))
+    ]
+    tables = Tables.of(inventory.plan)
+    tasks += [
+        AttentionTask(layer, tables if layer.depth == 0 else None)
+        for layer in inventory.attention
+        if takes(layer.query.name) and takes(layer.key.name)
+    ]
+    if isinstance(model, OnDisk) or not others:  # else only matrices are sent where work is done
+        tasks += [MomentsTask(one) for one in inventory.moments if takes(one.name)]
+    if isinstance(model, OnDisk) and not isinstance(model, Mirrored):  # which has holes
+        tasks += [DigestTask(path, Path(path).stat().st_size) for path in inventory.files]
+    # No long task is left for the end, but a short one comes first: its row can be shown soon.
     tensors = [task for task in tasks if isinstance(task, TensorTask)]
     shortest = min(tensors, key=lambda task: task.effort, default=None)
-    tasks.sort(key=lambda task: (task is shortest, task.effort), reverse=True)
+    return tuple(sorted(tasks, key=lambda task: (task is shortest, task.effort), reverse=True))
+
+
+def _engine(
+    tasks: Sequence[Task],
+    room: Room,
+    sides: Sequence[Location],
+    workers: Processes,
+    cluster: Cluster | None,
+) -> Engine:
+    """Return the processes that read files, here or on a cluster, with limits that suit the tasks.
+
+    Without a limit of the user's a process may use what the largest task needs, if that is free.
+    """
+    most = max((task.memory.at_most(room.copies) for task in tasks), default=GIGABYTE * room.copies)
+    least = LIBRARY_BYTES + max((task.memory.at_least(room.copies) for task in tasks), default=0)
+    allowed, jobs = LIBRARY_BYTES + most, workers.jobs
+    if room.limited and room.memory is not None:
+        allowed = room.memory
+    elif room.memory is not None:
+        allowed = min(allowed, max(room.memory, MIN_WORKER_BYTES))
+        jobs = max(1, min(jobs, room.memory // least))
+    slowest = max((task.effort for task in tasks), default=0.0)
+    workers = replace(workers, jobs=jobs, limit=slowest, memory=allowed)
+    if cluster is None:
+        return _fetching(workers, sides)
+    there = _fetching_there(replace(workers, jobs=1), sides)
+    reserved = allowed if room.limited else least
+    return replace(cluster, worker=workers, engine=there, reserved=reserved)
 
 
 def _kept_name(made_of: list[Any], order: _Order) -> str:

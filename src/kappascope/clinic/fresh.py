@@ -34,7 +34,7 @@ def is_random(row: Examination) -> bool:
     layers are drawn from, too, and not have moved from those of a reference.
 
     >>> import torch
-    >>> from kappascope.clinic.examination import examine
+    >>> from kappascope.clinic.examine import examine
     >>> is_random(examine("w", torch.eye(40))), is_random(examine("w", torch.ones(40, 40)))
     (True, False)
     """
@@ -50,7 +50,7 @@ def is_fresh(row: Examination, layers: int = 0) -> bool:
     """Tell whether a matrix is random and of a scale with which layers begin.
 
     >>> import torch
-    >>> from kappascope.clinic.examination import examine
+    >>> from kappascope.clinic.examine import examine
     >>> drawn = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
     >>> is_fresh(examine("w", drawn / 8)), is_fresh(examine("w", 0.37 * drawn))
     (True, False)

@@ -17,7 +17,8 @@ from typing import Any
 
 from kappascope.clinic.diagnose import UNCHOSEN, Selection
 from kappascope.clinic.diagnosis import Diagnosis
-from kappascope.clinic.examination import SINGULAR, Examination, Spread
+from kappascope.clinic.examination import Examination, Spread
+from kappascope.clinic.examine import SINGULAR
 from kappascope.model.skipped import Reason, ReasonKind, Skipped, acts_beside, no_weight
 from kappascope.monitor.record import Run
 from kappascope.refusal import Refusal

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -14,11 +15,12 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 
 from kappascope.checkpoints import open
-from kappascope.checkpoints.folders import resolved
+from kappascope.checkpoints.folders import is_index, resolved, snapshot
+from kappascope.checkpoints.formats import Malformed
 from kappascope.checkpoints.locations import MIRRORS, Stamp
 from kappascope.checkpoints.paths import NO_CHECKPOINT, advice_on_missing, is_remote
 from kappascope.checkpoints.remote import Mirror, in_hub_cache, public, relocated
-from kappascope.clinic.examination import non_finite_entries
+from kappascope.clinic.examine import non_finite_entries
 from kappascope.clinic.moments import Moments, moments
 from kappascope.clinic.vectors import Vector
 from kappascope.corrections.saved import merged
@@ -39,8 +41,8 @@ Source: TypeAlias = str | Path | Model
 
 GIGABYTE = 2**30
 WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".onnx_data",
-                   ".data", ".npz", ".npy", ".distcp"}  # fmt: skip
-# not logs, which may grow meanwhile
+                   ".data", ".npz", ".npy", ".distcp", ".msgpack"}  # fmt: skip
+READ_BESIDE = ("config.json", "adapter_config.json", ".metadata")  # how weights are to be read
 Stamps: TypeAlias = tuple[tuple[str, Stamp], ...]
 """The files of a checkpoint by their names, as they were when we first saw them."""
 
@@ -264,13 +266,22 @@ class Mirrored(OnDisk):
 
 
 def _stamps(path: Path) -> Stamps:
-    """Return what tells whether a file, or a weight in a folder, was written to meanwhile."""
+    """Return what tells whether a file, or a weight in a folder, was written to meanwhile.
+
+    An index stands for the weights beside it. Logs are left out: they may grow meanwhile.
+    """
     files, status = [path], path.stat()  # which may be an error
+    folder = path.parent
     if stat.S_ISDIR(status.st_mode):
-        readable = os.access(path, os.R_OK | os.X_OK)  # or else who reads it says why it cannot
-        names = sorted(path.iterdir()) if readable else []
-        files = [file for file in names if file.suffix in WEIGHT_SUFFIXES and file.is_file()]
-    return tuple((str(file), Stamp.of(file.stat())) for file in files)
+        files, folder = [], path
+        with suppress(OSError, Malformed):  # who reads it says why it cannot
+            folder = snapshot(path)
+    if (not files or is_index(path.name)) and os.access(folder, os.R_OK | os.X_OK):
+        names = sorted(folder.iterdir())
+        files += [each for each in names if each.suffix in WEIGHT_SUFFIXES and each.is_file()]
+    if os.access(folder, os.X_OK):
+        files += [beside for name in READ_BESIDE if (beside := folder / name).is_file()]
+    return tuple((str(file), Stamp.of(file.stat())) for file in dict.fromkeys(files))
 
 
 @cache

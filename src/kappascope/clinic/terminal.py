@@ -35,6 +35,7 @@ DROPPED_FIRST = (
 DROPPED_LAST = "σ>1%", "× chance"  # columns that go where even a short name has no room
 LEAST_TAIL = 1e-9  # a probability below this says no more than that it is small
 MOVED_ROWS = 8  # matrices whose change is told
+LOST_ROWS = 8  # of what could not be examined; --json has the others
 STEP_HEADS = "step", "matrices", "median κ", "largest κ", "Δ log κ", "Δ matrix", "findings"
 STEP_COLUMNS_DROPPED = "largest κ", "matrices", "Δ log κ", "median κ"
 COLUMN_GAP = 3  # characters between columns
@@ -273,16 +274,16 @@ def _without_products(diagnosis: Diagnosis) -> Iterator[str]:
         yield f"No QK and OV products: {HEADLESS} ({first_few(layers)}); {advice}."
 
 
-def _failed(diagnosis: Diagnosis, most: int = 8) -> Iterator[tuple[str, str]]:
+def _failed(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     """Yield what was lost; objects of foreign classes are no matrices, and in the notes.
 
     What is not finite is told by its finding.
     """
     told = {finding.subject for finding in diagnosis.findings if finding.rule == "non-finite"}
     lost = [item for item in diagnosis.failed if not item.unbuilt and item.name not in told]
-    yield from ((item.name, str(item.reason)) for item in lost[:most])
-    if len(lost) > most:
-        yield "…", f"{len(lost) - most} more, all in --json"
+    yield from ((item.name, str(item.reason)) for item in lost[:LOST_ROWS])
+    if len(lost) > LOST_ROWS:
+        yield "…", f"{len(lost) - LOST_ROWS} more, all in --json"
 
 
 def _moves(diagnosis: Diagnosis) -> Iterator[Text]:

@@ -16,6 +16,7 @@ from kappascope.checkpoints.formats import Malformed
 from kappascope.clinic.diagnosis import Diagnosis, short_sources
 from kappascope.clinic.source import WEIGHT_SUFFIXES
 
+TRAJECTORY_LINES = 24  # of matrices, as many as a screen holds
 _NUMBER = re.compile(r"\d+")
 
 
@@ -103,7 +104,7 @@ def matrix_trajectories(diagnoses: Sequence[Diagnosis]) -> list[MatrixTrajectory
     return sorted(found, key=lambda each: each.moved, reverse=True)
 
 
-def trajectory_lines(diagnoses: Sequence[Diagnosis], most: int = 24) -> Iterator[str]:
+def trajectory_lines(diagnoses: Sequence[Diagnosis]) -> Iterator[str]:
     """Yield a line for each matrix: how far it went in each step, and its kappa then and now."""
     from kappascope.text import number
 
@@ -113,12 +114,12 @@ def trajectory_lines(diagnoses: Sequence[Diagnosis], most: int = 24) -> Iterator
     names = short_sources(diagnoses)
     yield f"What moved most, step by step from {names[0]} to {names[-1]} (relative change; κ):"
     largest = max(row.moved for row in rows)
-    for row in rows[:most]:
+    for row in rows[:TRAJECTORY_LINES]:
         bars = "".join(_bar(move, largest) for move in row.moves[1:])
         ends = f"{number(row.moved, 2)}; κ {number(row.kappas[0])} → {number(row.kappas[-1])}"
         yield f"    {bars}  {row.name.removesuffix('.weight')}  {ends}"
-    if len(rows) > most:
-        yield f"    {len(rows) - most} more; --table has all of them."
+    if len(rows) > TRAJECTORY_LINES:
+        yield f"    {len(rows) - TRAJECTORY_LINES} more; --table has all of them."
 
 
 def _bar(move: float | None, largest: float) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import InitVar, dataclass, field
-from functools import partial
 from typing import final
 
 import torch
@@ -267,8 +266,7 @@ class SingularValueBound(Correction):
 
     def treatments(self, weight: LiveWeight, model: AnalysedModel) -> Iterator[Treatment]:
         """Rewrite the weight whenever it is beyond the bound."""
-        grown = partial(tracking.bound_form, kappa=self.kappa)
-        yield Rewrite(SingularValueBound, weight, self._rewritten, {}, grown)
+        yield Rewrite(SingularValueBound, weight, self._rewritten, {}, tracking.bound_form)
 
 
 def _worst(stored: Tensor) -> float:

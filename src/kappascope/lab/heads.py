@@ -26,15 +26,15 @@ DRAWS = 400  # the standard error of the median log kappa is then below 0.01
 
 
 @cache
-def chance_log_kappa(width: int, size: int = HEAD_SIZE) -> float:
-    """Return the median log kappa of a width x size Gaussian factor times a size x width one.
+def chance_log_kappa(width: int) -> float:
+    """Return the median log kappa of a Gaussian factor of a head's size times the other one.
 
     >>> round(float(np.exp(chance_log_kappa(64))), 1)
     4.0
     """
-    random = generator("random factors", width, size)
-    left = torch.randn(DRAWS, width, size, generator=random, dtype=torch.float64)
-    right = torch.randn(DRAWS, size, width, generator=random, dtype=torch.float64)
+    random = generator("random factors", width, HEAD_SIZE)
+    left = torch.randn(DRAWS, width, HEAD_SIZE, generator=random, dtype=torch.float64)
+    right = torch.randn(DRAWS, HEAD_SIZE, width, generator=random, dtype=torch.float64)
     values, _ = product_singular_values(left, right)
     return float((values[:, 0] / values[:, -1]).log().median())
 

@@ -170,7 +170,7 @@ LinAlgError = _krylov.LinAlgError
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """All singular values, largest first, and how they were had.
+    """All singular values, largest first, and how far they can be trusted.
 
     ``values`` is empty when ``status`` says ``failed``.
 
@@ -262,7 +262,7 @@ def spectrum(matrix: Tensor | ArrayLike) -> Spectrum:
 
 @contextlib.contextmanager
 def without_autocast() -> Iterator[None]:
-    """Autocast, should the caller be inside it, would leave products a third of their digits.
+    """Switch autocast off inside: it would leave products a third of their digits.
 
     >>> with torch.autocast("cpu", torch.float16), without_autocast():
     ...     (torch.eye(2) @ torch.eye(2)).dtype
@@ -297,26 +297,30 @@ def vitals(
     """
     given = _as_matrix(matrix)
     check_threshold(threshold)
+    wanted = _Wanted(threshold, certify, complete)
     if reason := _unusable(given):
         return Vitals(status=Status(Outcome.FAILED, reason), storage=_name(given.dtype))
     if given.numel() == 0:
         return _without_entries(given, "empty matrix")
     try:
-        return _measured(given, _workable(given), threshold, certify, complete, rounding=rounding)
+        return _measured(given, _workable(given), wanted, rounding)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error) or 8 * given.numel() >= MAX_COPY_BYTES:
             raise
-    return _measured(given, _in_panels(given), threshold, certify, complete, rounding=rounding)
+    return _measured(given, _in_panels(given), wanted, rounding)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What the caller of :func:`vitals` asks for beside the ends of the spectrum."""
+
+    threshold: float  # of sigma_1: larger values are counted for the effective rank
+    certify: bool  # that count, by inertia
+    complete: bool  # all singular values
 
 
 def _measured(
-    given: Tensor,
-    scaled: tuple[Matrix, int],
-    threshold: float,
-    certify: bool,
-    complete: bool,
-    *,
-    rounding: precision.Rounding | None,
+    given: Tensor, scaled: tuple[Matrix, int], wanted: _Wanted, rounding: precision.Rounding | None
 ) -> Vitals:
     """Measure a finite matrix with entries, scaled by the power of two that comes with it."""
     a, exponent = scaled
@@ -330,7 +334,7 @@ def _measured(
     if norms.frobenius == 0:
         return _without_entries(given, "zero matrix, kappa is undefined")
     try:
-        extremes = _non_zero_extremes(a, norms, threshold, certify, complete)
+        extremes = _non_zero_extremes(a, norms, wanted)
     except ArithmeticError as problem:
         return Vitals(status=Status(Outcome.FAILED, str(problem)), storage=_name(dtype))
     measured = _report(given, dtype if floating else given.dtype, norms, extremes, exponent)
@@ -351,8 +355,8 @@ def _norms(given: Tensor, a: Matrix, dtype: torch.dtype, exponent: int) -> _Norm
 def quick_vitals(matrix: Shaped[Tensor, "out in"]) -> tuple[Vitals, Ends | None]:
     """Return what :func:`vitals` does, sooner, and the outermost singular vectors where found.
 
-    Values are found in float32 and verified in float64, to the same eight digits. Where that does
-    not do, or is not worth its time, they are those of :func:`vitals`, and there are no vectors.
+    Values are found in float32 and verified in float64, to the same eight digits. Where that fails,
+    or would save no time, they are those of :func:`vitals`, and there are no vectors.
 
     >>> weight = torch.randn(512, 300, generator=torch.Generator().manual_seed(0))
     >>> quick, ends = quick_vitals(weight)
@@ -480,7 +484,7 @@ def check_threshold(threshold: float) -> None:
 
 
 def resolution(shape: tuple[int, ...], largest: Tensor) -> Tensor:
-    """Below this a singular value of a matrix of this shape is no different from zero in float64.
+    """Return the value below which a singular value cannot be told from zero in float64.
 
     >>> resolution((1024, 1024), torch.tensor(1.0)).item()
     2.27...e-13
@@ -528,7 +532,7 @@ def _values(a: Matrix) -> Float[Tensor, " p"]:
 def _all_values(a: Matrix) -> Float[Tensor, " p"]:
     """Return singular values of a tall, scaled, finite matrix.
 
-    Those that squaring blurs from ``a``.
+    What squaring blurs is taken from ``a`` itself.
     """
     method = _chosen(ALL_VALUES, a.shape[1])
     if method in (Method.STACKED_SVD, Method.SVD):
@@ -585,9 +589,10 @@ def _all_eigenvalues(
 
 @contextlib.contextmanager
 def _without_subnormals() -> Iterator[None]:
-    """Beside entries of about one they are nothing, and processors are slow on them.
+    """Let torch take subnormal numbers for zero inside: processors are slow on them.
 
-    Of a constant matrix of 1000 columns, whose rotations make many, the SVD took six times as long.
+    Beside entries of about one they change no digit. With them the SVD of a constant matrix of
+    1000 columns, whose rotations make many, took six times as long.
     """
     before = SMALLEST_NORMAL / 2 == 0
     torch.set_flush_denormal(True)
@@ -620,7 +625,7 @@ def _plain_svd_values(a: Float[Tensor, "q p"]) -> Float[Tensor, " p"]:
     with contextlib.suppress(RuntimeError, np.linalg.LinAlgError):  # torch's is one of the former
         return _blas.svdvals(a)
     with contextlib.suppress(np.linalg.LinAlgError):
-        # slower and sturdier; the transpose has the same values, and its columns in one piece
+        # slower and sturdier; the transpose has the same values, in column-major order
         columns = a.mT.numpy(force=True)
         values = scipy.linalg.svd(columns, compute_uv=False, lapack_driver="gesvd")
         return torch.as_tensor(values, device=a.device)
@@ -630,20 +635,19 @@ def _plain_svd_values(a: Float[Tensor, "q p"]) -> Float[Tensor, " p"]:
 # --- the extremes ---------------------------------------------------------------------------------
 
 
-def _non_zero_extremes(
-    a: Matrix, norms: _Norms, threshold: float, certify: bool, complete: bool
-) -> Extremes:
+def _non_zero_extremes(a: Matrix, norms: _Norms, wanted: _Wanted) -> Extremes:
     """Return the ends of the spectrum of a scaled, finite, non-zero matrix of any shape.
 
     Rows or columns of zeros, which dead neurons leave, may make it singular. Then sigma_min is
     known, and nothing needs to be factorized for it.
     """
-    threshold = max(threshold, max(a.shape) * EPS)  # below that there is only rounding to count
+    least = max(a.shape) * EPS  # below that there is only rounding to count
+    wanted = replace(wanted, threshold=max(wanted.threshold, least))
     tall = a if a.shape[0] >= a.shape[1] else a.mT
-    by_svd = complete or _chosen(EXTREMES, tall.shape[1]) is Method.SVD
+    by_svd = wanted.complete or _chosen(EXTREMES, tall.shape[1]) is Method.SVD
     if by_svd or not _is_dead(a, norms):
-        return _extremes(tall, threshold, certify, complete, singular=False)
-    ends = _extremes(tall, threshold, certify, complete, singular=True)
+        return _extremes(tall, wanted, singular=False)
+    ends = _extremes(tall, wanted, singular=True)
     return replace(ends, smallest=0.0, method=f"{ends.method}, zero rows or columns")
 
 
@@ -656,20 +660,18 @@ def _is_dead(a: Matrix, norms: _Norms) -> bool:
     return _all_zero(stored[~rows]) and _all_zero(stored[:, ~columns])
 
 
-def _extremes(
-    a: Matrix, threshold: float, certify: bool, complete: bool, singular: bool
-) -> Extremes:
+def _extremes(a: Matrix, wanted: _Wanted, singular: bool) -> Extremes:
     """Return the ends of the spectrum of a tall, scaled, finite, non-zero matrix.
 
     The smallest value of one that is known to be ``singular`` is not looked for.
     """
-    method, blurred = Method.SVD if complete else _chosen(EXTREMES, a.shape[1]), False
+    method, blurred = Method.SVD if wanted.complete else _chosen(EXTREMES, a.shape[1]), False
+    threshold, certify = wanted.threshold, wanted.certify
     try:
         match method:
             case Method.KRYLOV:
-                return _krylov.extremes(
-                    a, threshold, certify, [torch.float32, torch.float64], singular
-                )
+                dtypes = [torch.float32, torch.float64]
+                return _krylov.extremes(a, threshold, certify, dtypes, singular)
             case Method.KRYLOV_FLOAT32:
                 return _krylov.extremes(a, threshold, certify, [torch.float32], singular)
             case Method.PIVOTS_THEN_BISECTION | Method.BISECTION:

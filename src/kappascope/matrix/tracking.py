@@ -349,10 +349,10 @@ def lifted(
     return new if tall is matrix else new.mT
 
 
-def bound_form(matrix: Float[Tensor, "*stack out in"], kappa: float) -> State:
+def bound_form(matrix: Float[Tensor, "*stack out in"]) -> State:
     """Return what the memory of :func:`within` holds after a call: a tensor by its shape and type.
 
-    >>> bound_form(torch.ones(200, 100), kappa=2.0)["top"].shape
+    >>> bound_form(torch.ones(200, 100))["top"].shape
     torch.Size([4, 100])
     """
     if matrix.ndim > 2 or min(matrix.shape) <= SVD_UP_TO:
@@ -493,7 +493,7 @@ SHARP_BELOW = 0.1  # of the estimate, which is five to ten times what a vector i
 
 
 @steady
-def ends(matrix: Float[Tensor, "out in"], memory: State, count: int = BLOCK_SIZE) -> Ends:
+def ends(matrix: Float[Tensor, "out in"], memory: State) -> Ends:
     """Find both ends of a spectrum with vectors to look along, from where the last call left them.
 
     >>> weight = torch.randn(200, 150, generator=torch.Generator().manual_seed(0))
@@ -502,7 +502,7 @@ def ends(matrix: Float[Tensor, "out in"], memory: State, count: int = BLOCK_SIZE
     True
     """
     size = min(matrix.shape)
-    count = min(count, BLOCK_SIZE, max(size // 2, 1))
+    count = min(BLOCK_SIZE, max(size // 2, 1))
     if size <= SVD_UP_TO:
         u, s, vt = spectra.decomposition(matrix)
         outer = torch.cat([torch.arange(count), torch.arange(size - count, size)])

@@ -52,9 +52,9 @@ class State(dict[str, Any]):
     but float64; ``undecided`` marks the entries of the last update whose sign depends on rounding.
     """
 
-    def __init__(self, begun: Mapping[str, Any] | None = None, is_exact: bool = True) -> None:
+    def __init__(self, begun: Mapping[str, Any] | None = None) -> None:
         super().__init__(begun or {})
-        self.is_exact = is_exact
+        self.is_exact = True
         self.is_begun = any(isinstance(value, Tensor) and value.ndim for value in self.values())
         self.time: Any = self.pop("step", 0)
         self.undecided: Tensor | None = None

@@ -165,11 +165,11 @@ def tuned(component: str) -> Measure:
     return lambda table: statistic(*(at_best(table, name, component) for name in ("adam", "sgd")))
 
 
-def at_rate(rate: float, component: str = "overall_matrix") -> Measure:
+def at_rate(rate: float) -> Measure:
     """Compare Adam at one rate with SGD at the paper's, after the same 200 steps."""
     ours = {"optimizer": "adam", "learning_rate": rate}
     theirs = {"optimizer": "sgd", "learning_rate": 0.01}
-    return compared(ours, theirs, question="rates", component=component)
+    return compared(ours, theirs, question="rates", component="overall_matrix")
 
 
 def turned(part: str, optimizer: Where) -> Measure:

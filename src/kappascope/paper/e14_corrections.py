@@ -203,26 +203,6 @@ ONE_DEFAULT = (
     "that are younger than the rule."
 )
 
-ONE_DEFAULT = (
-    "Every correction had one untuned default; now each is tuned among three choices, in trials "
-    "that are younger than the rule."
-)
-
-ONE_DEFAULT = (
-    "Every correction had one untuned default; now each is tuned among three choices, in trials "
-    "that are younger than the rule."
-)
-
-ONE_DEFAULT = (
-    "Every correction had one untuned default; now each is tuned among three choices, in trials "
-    "that are younger than the rule."
-)
-
-ONE_DEFAULT = (
-    "Every correction had one untuned default; now each is tuned among three choices, in trials "
-    "that are younger than the rule."
-)
-
 CLAIMS = (
     Claim(
         "e14.value-multipliers",

@@ -18,6 +18,7 @@ import numpy as np
 
 from kappascope.lab.claims import Above, Below, Claim, Measure, Mended
 from kappascope.lab.downloads import SHAKESPEARE
+from kappascope.lab.heads import PRODUCTS
 from kappascope.lab.measures import KAPPA, Where, select
 from kappascope.lab.statistics import (
     Estimate,
@@ -32,7 +33,6 @@ from kappascope.lab.table import Floats, Table
 from kappascope.model.names import kind
 from kappascope.studies.pretrained.changes import DECILE, EQUAL, SINGLE
 
-PRODUCTS = ("QK", "OV")
 SQUARE, WIDE = ("query", "key", "value", "output"), ("gate", "up", "down")
 # the rows by which each network is judged: by what share its loss rises, or one minus a cosine
 LLAMA = {"component": "rise", "model": "stories15m", "text": "own"}

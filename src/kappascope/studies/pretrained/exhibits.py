@@ -15,6 +15,7 @@ from kappascope.lab.downloads import SHAKESPEARE
 from kappascope.lab.drawing import SPARE, Series
 from kappascope.lab.experiment import Exhibit
 from kappascope.lab.figures import Panel, paths, sheet
+from kappascope.lab.heads import PRODUCTS
 from kappascope.lab.measures import KAPPA, Where
 from kappascope.lab.statistics import median
 from kappascope.lab.table import Floats, Table
@@ -22,7 +23,6 @@ from kappascope.studies.pretrained.changes import EQUAL, FORMATS, SINGLE
 from kappascope.studies.pretrained.claims import (
     BERT,
     LLAMA,
-    PRODUCTS,
     SQUARE,
     WIDE,
     if_run,

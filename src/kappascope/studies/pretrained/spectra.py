@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from kappascope.clinic.diagnose import diagnose
-from kappascope.clinic.examination import Examination, examine
+from kappascope.clinic.examination import Examination
+from kappascope.clinic.examine import examine
 from kappascope.lab.experiment import Rows
 from kappascope.lab.tasks import generator
 from kappascope.matrix.components import Components

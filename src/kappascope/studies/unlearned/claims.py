@@ -36,7 +36,6 @@ from kappascope.studies.unlearned.model import CENTRE, DECAYS, OPTIMIZERS
 from kappascope.theory.beyond import MARGIN
 
 MATRICES = ("query", "key", "value", "output", "up", "down")
-PRODUCTS = ("QK", "OV")
 LOSS = "validation_loss"
 # The groups of parts that laws speak of; kappa is apart, for its lower end has a long tail.
 GROUPS: dict[str, tuple[str, ...]] = {

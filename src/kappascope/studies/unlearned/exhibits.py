@@ -13,6 +13,7 @@ from kappascope.lab.claims import Measure
 from kappascope.lab.drawing import INK, SPARE
 from kappascope.lab.experiment import Exhibit
 from kappascope.lab.figures import Panel, sheet
+from kappascope.lab.heads import PRODUCTS
 from kappascope.lab.measures import select
 from kappascope.lab.statistics import Estimate, over_seeds
 from kappascope.lab.table import Floats, Table
@@ -22,7 +23,6 @@ from kappascope.studies.unlearned.claims import (
     LOSS,
     MAIN,
     MATRICES,
-    PRODUCTS,
     WITHIN,
     balanced,
     by_seed,
@@ -39,7 +39,7 @@ from kappascope.studies.unlearned.claims import (
     variance_shares,
 )
 from kappascope.studies.unlearned.files import CHECKPOINTS, KINDS
-from kappascope.studies.unlearned.model import CENTRE, DECAYS, OPTIMIZERS
+from kappascope.studies.unlearned.model import CENTRE, DECAYS, GHOSTS, OPTIMIZERS
 from kappascope.theory.beyond import LEVEL, MARGIN
 
 if TYPE_CHECKING:
@@ -64,7 +64,6 @@ MULTIPLES = (0.25, 0.5, 2.0, 4.0)
 # at which levels a part is compared with itself at one, and at which with the optimizer alone
 HELD = {"norm": MULTIPLES, "tail": MULTIPLES, "share": MULTIPLES, "shape": (0.0, 0.5, 2.0)}
 ALONE = {"norm": (1.0, 2.0), "tail": (1.0, 2.0, 4.0), "share": (1.0, 4.0), "shape": (0.0, 0.5, 1.0)}
-GHOSTS = 4  # beside every run
 SEEDS = "means over seeds with 95 % intervals"
 
 

@@ -28,6 +28,7 @@ from kappascope.theory.noise import NoiseLaw, noise_law
 CHECKPOINTS = ("stories15m", "minilm", "albert")
 DRAWS = 19  # of matrices of hundreds of rows, whose parts hardly differ from draw to draw
 START = 0.02  # the deviation of normal starts, of BERT as of GPT-2
+LAYERS = 6  # of stories15m, whose start depends on them
 KINDS = ("query", "key", "value", "output", "gate", "up", "down")
 STEPS, WARMUP, RATE = 100_000, 1_000, 5e-4
 SETTINGS = {"betas": (0.9, 0.95), "weight_decay": 0.1}
@@ -49,13 +50,13 @@ def weights(model: str) -> Mapping[str, Tensor]:
     return stored(downloads.path(model))[0]
 
 
-def start_deviation(model: str, kind: str, layers: int = 6) -> float:
+def start_deviation(model: str, kind: str) -> float:
     """Return the deviation of a matrix's entries before training.
 
     llama2.c starts what writes to the stream smaller, and takes the gated factor for one of these.
     """
     is_small = model == "stories15m" and kind in ("output", "up")
-    return START / math.sqrt(2 * layers) if is_small else START
+    return START / math.sqrt(2 * LAYERS) if is_small else START
 
 
 def published_law(shape: tuple[int, int]) -> NoiseLaw:

@@ -20,6 +20,7 @@ from kappascope.model.names import kind as kind_of
 from kappascope.studies.gpt.model import GPT, HEAD
 
 LAYERS = 2
+GHOSTS = 4  # beside every run
 BASE_WIDTH = 32  # of the grid; a wider model is compared with it
 REST_RATE = 0.005  # of embeddings, head and gains, without decay
 MOMENTUM = 0.9  # of SGD

@@ -55,6 +55,7 @@ from kappascope.studies.unlearned.model import (
     BASE_WIDTH,
     CENTRE,
     DECAYS,
+    GHOSTS,
     LAYERS,
     LIGHT,
     OPTIMIZERS,
@@ -75,7 +76,6 @@ from kappascope.theory.noise import NoiseLaw, noise_law
 BATCH = 4  # windows of 64 characters: little, so that gradients are noisy, as the question has it
 WARMUP = 100  # steps; the rate is constant afterwards
 CLIP = 1.0  # of the gradient's norm, as is usual
-GHOSTS = 4
 SAMPLED = 4  # steps from one look at a gradient's covariance to the next
 WHITE_DRAWS, SHAPED_DRAWS = 199, 99  # what is judged are means, which need few
 HELD_FROM = 3 / 8  # the share of the steps that every arm of `matter` has in common
@@ -391,6 +391,7 @@ class Held:
 # --- the grid -------------------------------------------------------------------------------------
 
 STEPS = 2000
+QUICK_STEPS = 40
 PLAIN: Setting = {
     "text": "prose", "steps": STEPS, "width": BASE_WIDTH, "scaling": "standard",
     "start_scale": 1.0, "held": "nothing", "level": 1.0,
@@ -471,7 +472,7 @@ def whole_grid() -> tuple[Setting, ...]:
     return tuple(found)
 
 
-def quick_grid(steps: int = 40) -> tuple[Setting, ...]:
+def quick_grid() -> tuple[Setting, ...]:
     """List one run or two of every stage, with few steps."""
     found: dict[tuple[Any, ...], Setting] = {}
     for setting in whole_grid():
@@ -479,7 +480,7 @@ def quick_grid(steps: int = 40) -> tuple[Setting, ...]:
             found.setdefault(("file",), {**setting, "model": "albert"})
         elif setting["width"] == BASE_WIDTH:
             name = tuple(setting[key] for key in ("stage", "optimizer", "held", "scaling"))
-            found.setdefault(name, {**setting, "steps": steps})
+            found.setdefault(name, {**setting, "steps": QUICK_STEPS})
     return tuple(found.values())
 
 
