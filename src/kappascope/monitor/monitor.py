@@ -46,9 +46,9 @@ from kappascope.monitor.meter import Meter
 from kappascope.monitor.record import (
     VERSION,
     Alert,
-    WriteLock,
     Recorder,
     Run,
+    WriteLock,
     is_run,
     sole_writer,
     table_of,
