@@ -51,7 +51,8 @@ def verdicts_page(claims: Sequence[Record], figures: Sequence[Record]) -> str:
             "their rows were seen, unless the claim is listed among the mended ones. "
             "[Findings](findings.md) is the summary.",
             "",
-            f"The paper: {verdict_counts(paper)} Beyond it: {verdict_counts(own)}",
+            verdict_counts(paper).replace("Of", "Of the paper's", 1),
+            verdict_counts(own).replace("Of", "Of our own", 1),
             "",
             f"Decided alone, and undecided after the correction over their page: {_listed(lost)}. "
             f"Decided on their page, and not after a correction over all {len(claims)} claims: "
