@@ -78,7 +78,7 @@ def write_example(folder: Path, steps: int = 200, every: int = 20, closed: bool 
         entry = {"kind": "reading", "step": step, "time": 1.7e9 + step, "seconds": 0.01}
         recorder.write(entry | {"rows": rows})
         recorder.write({"kind": "log", "step": step, "values": {"loss": 3.0 - step / 200}})
-    told = "h.1.mlp.fc1.weight: 31 % of its entries did not move; float32 weights would follow it"
+    told = "h.1.mlp.fc1.weight: 31 % of its entries did not move; weights in float32 would move"
     alert = {"name": "swallowed", "matrix": "h.1.mlp.fc1.weight", "text": told}
     recorder.write({"kind": "alert", "step": min(60, steps), **alert})
     norms = {name: [4.0, 4.1, 9.9] for name in MATRICES}

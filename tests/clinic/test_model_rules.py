@@ -20,7 +20,7 @@ from kappascope.model.skipped import Reason, ReasonKind, Skipped, unreadable
 def test_what_16_bits_leave_open_is_told_once() -> None:
     rows = [examine(f"{i}.weight", gaussian(200, 200, seed=i).bfloat16()) for i in range(3)]
     (found,) = [one for one in findings(rows) if one.rule == "unresolved"]
-    assert found.evidence == "kappa cannot be known for 3 of 3: stored in bfloat16"
+    assert found.evidence == "the digits of bfloat16 do not determine kappa for 3 of 3"
     assert found.concern == "observation"
 
 
@@ -46,7 +46,7 @@ def test_a_matrix_stored_again_transposed_is_a_duplicate() -> None:
     head = replace(examine("lm_head.weight", trained(96, 64).T), kind="head")
     (one,) = findings([table, head])
     assert (one.rule, one.severity) == ("duplicates", "info")
-    assert "(transposed)" in one.evidence and "store it once: 6,144 parameters" in one.advice
+    assert "(transposed)" in one.evidence and "saves 6,144 parameters" in one.advice
 
 
 def head(kappa: float, size: int = 16) -> Product:

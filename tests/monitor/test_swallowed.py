@@ -69,7 +69,7 @@ def test_a_gain_of_one_in_bfloat16_never_hears_a_small_learning_rate(tmp_path: P
     assert [value for _, value in run.series("weight", "swallowed")] == [1.0] * 3
     assert [value for _, value in run.series("weight", "swallowed_in_float32")] == [0.0] * 3
     (alert,) = monitor.alerts
-    assert alert.name == "swallowed" and "float32 weights would follow it" in alert.text
+    assert alert.name == "swallowed" and "weights in float32 would move" in alert.text
 
 
 def test_decay_below_half_an_ulp_is_lost() -> None:

@@ -26,7 +26,7 @@ def test_failures_come_first_and_controls_are_our_own() -> None:
     paper, own = page.split("## Our own")
     assert paper.index("`e1.b`") < paper.index("`e1.a`")
     assert "`e2.c`" in own and "| `e2.c` |" not in paper
-    assert "The paper: Of 2 claims, 1 holds, 1 fails" in page
+    assert "Of the paper's 2 claims, 1 holds, 1 fails" in page
 
 
 def test_mended_rules_are_listed_with_the_verdict_before() -> None:

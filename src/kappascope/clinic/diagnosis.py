@@ -287,7 +287,7 @@ class Diagnosis:
         if bounded:
             types = first_few(sorted({row.storage or row.dtype for row in bounded}))
             many = f"{len(bounded)} of {len(self.analysed)}"
-            said.append(f"It cannot be known for {many}: stored in {types}.")
+            said.append(f"For {many} the stored digits ({types}) do not determine it.")
         if known and len(unknown) > len(bounded):
             without = plural(len(unknown) - len(bounded), "matrix has", "matrices have")
             said.append(f"{without} none.")

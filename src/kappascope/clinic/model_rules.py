@@ -94,7 +94,7 @@ def differs_by_one(model: Measurements) -> Iterator[Symptom]:
     if apart:
         names = first_few([vector.name for vector in apart])
         evidence = f"{plural(len(apart), 'vector')} differ from the reference by exactly 1: {names}"
-        advice = "one file keeps gains, the other their distance from 1: add or subtract it"
+        advice = "one file stores gains, the other gains minus 1: add or subtract 1"
         yield Symptom("warning", evidence, advice, subject=apart[0].name, harm=1.0)
 
 
@@ -116,10 +116,11 @@ def duplicates(model: Measurements) -> Iterator[Symptom]:
                   if each.fingerprints]  # fmt: skip
         odd = sorted(set(orders) - {"equal"})
         names = first_few([each.name for each in others])
-        evidence = f"{len(others)} more are equal to it{f' ({odd[0]})' if odd else ''}: {names}"
+        more = plural(len(others), "more matrix is", "more matrices are")
+        evidence = f"{more} equal to it{f' ({odd[0]})' if odd else ''}: {names}"
         tied = {first.kind, *(each.kind for each in others)} <= {"embedding", "head"}
         saved = sum(each.parameters for each in others)
-        advice = f"store it once: {saved:,} parameters less"
+        advice = f"store it once, which saves {saved:,} parameters"
         if not tied:
             advice += "; if they should differ, one was not loaded or not trained"
         grave = not tied and not model.is_fresh and not is_left_alone(first)
@@ -127,7 +128,7 @@ def duplicates(model: Measurements) -> Iterator[Symptom]:
         yield Symptom(
             warning_if(grave and not fresh),
             evidence,
-            "fine among cloned fresh layers" if fresh else advice,
+            "this is normal among cloned fresh layers" if fresh else advice,
             subject=first.name,
             harm=len(others) / (len(others) + 1),
             concern="observation" if fresh else None,
@@ -170,7 +171,7 @@ def unresolved(model: Measurements) -> Iterator[Symptom]:
         if is_open and row.condition_number_low is not None and min(row.shape) >= 2:
             types.setdefault(row.storage, []).append(row)
     for storage, rows in types.items():
-        evidence = f"kappa cannot be known for {len(rows)} of {len(known)}: stored in {storage}"
+        evidence = f"the digits of {storage} do not determine kappa for {len(rows)} of {len(known)}"
         advice = "do not act on kappa there; examine a checkpoint with more digits"
         yield Symptom("info", evidence, advice, subject=rows[0].name)
 

@@ -31,10 +31,10 @@ NO_MAPS = ("basis", "table", "adapter")  # whose kappa and rank nobody asks for
 LEFT_ALONE = {
     "embedding": "it is looked up, not multiplied",
     "head": "its rows scale logits, and factors there hurt (Velikanov et al. 2026)",
-    "adapter": "it is small by design, and merged in the end",
-    "router": "it chooses experts, and its scale is the choice's sharpness",
+    "adapter": "it is small by design, and is merged in the end",
+    "router": "it chooses experts, and its scale says how sharply",
     "state": "it is a table of rates, not a linear map",
-    "table": "it is a table of constants, no map",
+    "table": "it is a table of constants, not a linear map",
     "basis": "it is a fixed basis of waves",
 }
 
@@ -90,7 +90,7 @@ def stored_name(row: Examination) -> str:
 
 # What was measured of each; the numbers are those of its docstring and benchmarks.
 MEASURED = {
-    "Multipliers": "they correct norms, not kappa, and need their decay lest factors drift apart",
+    "Multipliers": "they correct norms, not kappa; without their decay factors drift apart",
     "NormPin": "it fixes the scale, which can then no longer be learned",
     "SingularValueBound": "it guarantees a bound on kappa; a gain in loss has not been shown",
 }

@@ -65,7 +65,7 @@ def non_finite(row: Examination, model: Measurements) -> Symptom | None:
         return None
     evidence = str(row.failure)
     if row.failure.kind is ReasonKind.MINUS_INFINITY and is_mask(row.name):
-        advice = "fine in a mask, which adds minus infinity to logits"
+        advice = "this is normal in a mask, which adds minus infinity to logits"
         return Symptom("info", evidence, advice, concern="observation")
     return Symptom("critical", evidence, DIVERGED)
 
@@ -83,9 +83,9 @@ def zero(row: Examination, model: Measurements) -> Symptom | None:
     if model.is_fresh or is_left_alone(row):
         advice = "fine if it is initialised so; otherwise it was not loaded or not trained"
         return Symptom("info", "all entries are zero", advice, concern="observation")
-    saved = f"this layer can be deleted, but for its bias: {row.parameters:,} parameters"
-    advice = f"{saved}; if it should act, it was not loaded or not trained"
-    return Symptom("warning", "all entries are zero: it passes nothing on", advice, harm=1.0)
+    saved = f"delete the layer except its bias, which saves {row.parameters:,} parameters"
+    advice = f"{saved}; if the layer should act, it was not loaded or not trained"
+    return Symptom("warning", "all entries are zero: the layer passes nothing on", advice, harm=1.0)
 
 
 @rule("defect")
@@ -97,7 +97,7 @@ def one_code(row: Examination, model: Measurements) -> Symptom | None:
     """
     if not row.one_code:
         return None
-    evidence = f"all its codes ({row.dtype}) are one value"
+    evidence = f"all its codes ({row.dtype}) have one value"
     return Symptom("critical", evidence, "the file is damaged or was not filled: quantize again")
 
 

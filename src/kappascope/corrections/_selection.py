@@ -219,7 +219,7 @@ class AnalysedModel:
             why = _summary(left_out) or "no matrix"
             wrong, advice = f"no weight to correct ({why})", "choose others by where="
             if unmapped:
-                advice += "; what a pattern skips since it is no map is taken if it is named"
+                advice += "; a weight that is no linear map is corrected only by its name"
             raise NothingToCorrect(2, type(self.model).__name__, wrong, advice)
         return chosen, left_out
 

@@ -123,11 +123,14 @@ def _symptoms(
     began, low = first.get("condition_number", 0.0), readings.get("condition_number_low", 0.0)
     if first.get("resolved") and low > UNRESOLVED_FACTOR * began and not _is_resolved(readings):
         text = f"κ rose from {number(began)} to {number(low)} or more"
-        yield "unresolved", f"{text}, beyond what its dtype resolves: look at what still feeds it"
+        yield (
+            "unresolved",
+            f"{text}, more than its dtype resolves: see which directions get a gradient",
+        )
     least = _least_row(readings)
     if first.get("least_row", 0.0) > ALIVE_ABOVE and least < DEAD_BELOW:
-        text = f"a row has fallen to {number(least)} of the others"
-        yield "dead-row", f"{text}: look at what feeds it, and at its decay"
+        text = f"the norm of a row has fallen to {number(least)} of the median row's"
+        yield "dead-row", f"{text}: look at the gradient that reaches it, and at its decay"
     row_count, *_ = about.get("shape") or [0]
     if readings.get("dead_rows", 0.0) > SILENT_SHARE * row_count:
         text = plural(int(readings["dead_rows"]), "row")
@@ -143,7 +146,7 @@ def _symptoms(
         if past.swallowed >= 2:
             text = f"{share * 100:.0f} % of the entries did not move, two readings in a row"
             finer = heard_by(readings)
-            advice = f"{finer} weights would follow it" if finer else "look at the learning rate"
+            advice = f"weights in {finer} would move" if finer else "look at the learning rate"
             yield "swallowed", f"{text}: {advice}"
 
 
@@ -173,7 +176,7 @@ def _collapse(readings: Readings, past: _Past) -> Iterator[tuple[str, str]]:
     elif len(past.ranks) == FALLING_READINGS and past.readings > 2 * FALLING_READINGS:
         falls = stable < FALLING_SHARE * past.ranks[0] and stable < COLLAPSED_SHARE * began
         if falls and others < FADING_SHARE * past.others[0]:
-            yield "rank-collapse", f"{text}, most of it lately: {WHY_RANKS_FALL}"
+            yield "rank-collapse", f"{text}, and it is still falling: {WHY_RANKS_FALL}"
 
 
 def _others(readings: Readings) -> float:
@@ -202,5 +205,7 @@ def _too_large(readings: Readings, past: _Past) -> Iterator[tuple[str, str]]:
         return
     middle = median(usual)
     if now > LARGE_UPDATE_FACTOR * middle:
-        text = f"a step changed it by {100 * now:.0f} %, {number(now / middle)} times the usual"
+        text = (
+            f"a step changed it by {100 * now:.0f} %, {number(now / middle)} times as much as usual"
+        )
         yield "large-update", f"{text}: look at the learning rate and at the last batches"

@@ -1,8 +1,8 @@
 """Experiment 1: component learning quality (Section 4.1).
 
 Which components of a matrix does gradient descent learn, and how does that change with size? One
-matrix, 200 plain steps, all components. Single singular values are looked at as well, net of the
-factor that all have in common: is it the smallest alone that is not learned, or are they all?
+matrix, 200 plain steps, all components. Single singular values are looked at as well, without the
+factor that all have in common: is the smallest alone not learned, or are they all not learned?
 """
 
 from collections.abc import Iterator
@@ -158,8 +158,8 @@ CLAIMS = (
         expect={"power": Above(1)},
         mended=Mended(
             "ill-posed",
-            "The sentence quotes means that do not exist and was not judged at all; now the means "
-            "are told apart and the sentence is judged on medians, by the measure it had.",
+            "The sentence quotes means that do not exist, and was not judged at all. Now the means "
+            "are told apart, and the sentence is judged on medians, by the measure that it had.",
         ),
         quotes=no_mean(
             "e1/condition_number/d=32/mean",
@@ -216,9 +216,9 @@ CLAIMS = (
         "({poor[512]:.2f}).",
         mended=Mended(
             "fails",
-            "The middle class was 0.12 to 0.14, and 0.146 for the whole matrix at d = 512 failed "
-            "it; the slides say about 0.13, now a quarter either way, and poorly means that the "
-            "error grows, now also out of the middle class.",
+            "The middle class was 0.12 to 0.14, and the whole matrix at d = 512 failed it with "
+            "0.146. The slides say about 0.13; now the class reaches a quarter either way. Poorly "
+            "means that the error grows; now it must also grow out of the middle class.",
         ),
     ),
     Claim(
@@ -241,8 +241,8 @@ CLAIMS = (
         "smallest value. So the smallest value is special, because it is small.",
         mended=Mended(
             "fails",
-            "Kappa was compared with the smallest singular value, which asks whether the ratio is"
-            " worse than its denominator; now single singular values are compared net of their "
+            "Kappa was compared with the smallest singular value, which asks whether the ratio is "
+            "worse than its denominator. Now single singular values are compared without their "
             "common factor, in rows that are younger than the rule.",
         ),
         answers=("S4",),

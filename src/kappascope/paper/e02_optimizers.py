@@ -1,13 +1,13 @@
 """Experiment 2: SGD against Adam (Section 4.2).
 
-Does Adam learn the components that SGD does not? Both get the same targets, starts and batches,
-and 200 steps. The learning rates are the paper's choice, so others are tried at the same 200 steps
-(``question`` "rates"): the first trials choose each optimizer's best, the others are judged.
-Whether what is poor is there to stay is asked of ten times as many steps ("longer"). The paper's
+Does Adam learn the components that SGD does not? Both get the same targets, starts and batches, and
+200 steps. The learning rates are the paper's choice, so others are tried at the same 200 steps
+(``question`` "rates"): the first trials choose each optimizer's best rate, the other trials are
+judged. Ten times as many steps ("longer") tell whether what is poor stays poor. The paper's
 explanation, that Adam's element-wise rates spoil the spectrum (Section 5.3), is tested by the claim
 e2.mechanism: Adam gets one rate for the whole matrix, and every trial is looked at when its overall
-error has come down to the same level. Kappa is blind to what SGD lacks there, a common factor; the
-singular vectors are compared instead.
+error has come down to the same level. There SGD lacks a common factor, to which kappa is blind. So
+the singular vectors are compared instead.
 """
 
 from collections.abc import Callable, Iterator
@@ -212,8 +212,8 @@ CLAIMS = (
         answers=("W9(a)",),
         mended=Mended(
             "holds",
-            "Only the rates of the paper were compared; now also each optimizer at its best of "
-            "four, in trials that are younger than the rule.",
+            "Only the rates of the paper were compared. Now each optimizer is also compared at its "
+            "best of four rates, in trials that are younger than the rule.",
         ),
     ),
     Claim(
@@ -254,7 +254,7 @@ CLAIMS = (
         ),
         mended=Mended(
             "holds",
-            "That the flaw is structural was not measured; now ten times as many steps tell "
+            "Whether the flaw is structural was not measured. Now ten times as many steps tell "
             "whether it stays, in trials that are younger than the rule.",
         ),
     ),
@@ -282,7 +282,7 @@ CLAIMS = (
         mended=Mended(
             "holds",
             "Kappa is blind to the common factor that SGD lacks, so at equal error it flattered "
-            "SGD; now singular vectors decide, against Adam with one rate, in rows that are "
+            "SGD. Now singular vectors decide, against Adam with one rate, in rows that are "
             "younger than the rule.",
         ),
     ),

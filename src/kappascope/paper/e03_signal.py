@@ -1,12 +1,12 @@
 """Experiment 3: gradient signal (Section 4.3).
 
 How much gradient does each singular value receive, and does that decide what is learned? Every
-fifth step, the slope of the batch loss along each singular direction is recorded. Whether its
-imbalance keeps kappa from converging is tested by interventions (claim e3.cause): leave the
-imbalance and take away the label noise, then the random start too; or leave both and take away the
-imbalance, by steps that are equally long in every singular direction. Such steps may be behind the
-others after as many of them, so both are also compared at the same overall error (``question``
-"matched"), with mini-batches and with the exact gradient.
+fifth step, the slope of the batch loss along each singular direction is recorded. Does the
+imbalance of these slopes keep kappa from converging? Interventions test it (claim e3.cause). Some
+leave the imbalance and take away the label noise, then the random start too. Others leave both and
+take away the imbalance, by steps that are equally long in every singular direction. After the same
+number of steps such an arm may be behind, so both are also compared at the same overall error
+(``question`` "matched"), with mini-batches and with the exact gradient.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -224,11 +224,11 @@ def explain_cause(
     start = ": it is what remains of the start" if start_remains else ""
     return (
         "With the imbalance left as it is, taking away label noise and random start multiplies the "
-        f"error of log kappa after 200 steps ({error:.2f}) by {clean:.2f}, the noise alone by "
-        f"{noiseless:.2f}{start} (medians, paired, n = {clean.n}). Taking away the imbalance, by "
-        "steps of equal length in all singular directions, multiplies it, at the same overall "
-        f"error, by {matched:.2f} (n = {matched.n}, size 32); after 200 steps of a schedule that "
-        f"leaves them behind, by {alike:.2f}."
+        f"error of log kappa after 200 steps ({error:.2f}) by {clean:.2f}. Taking away the noise "
+        f"alone multiplies it by {noiseless:.2f}{start} (medians, paired, n = {clean.n}). Taking "
+        "away the imbalance, by steps of equal length in all singular directions, multiplies it by "
+        f"{matched:.2f} at the same overall error (n = {matched.n}, size 32), and by {alike:.2f} "
+        "after 200 steps of a schedule that leaves these trials behind."
     )
 
 
@@ -269,8 +269,8 @@ CLAIMS = (
         answers=("W3(a)", "Q3"),
         mended=Mended(
             "fails",
-            "The median record had to lie between 10 and 100, an aggregation that the paper does "
-            "not name; now one aggregation must, and all must be ten at least.",
+            "The median record had to lie between 10 and 100, but the paper does not name this "
+            "aggregation. Now one aggregation must lie there, and all must be ten at least.",
         ),
     ),
     Claim(
@@ -294,8 +294,8 @@ CLAIMS = (
         answers=("W3(a)", "Q3"),
         mended=Mended(
             "fails",
-            "The arm without imbalance was behind in training; now it is compared at equal "
-            "overall error, in trials that are younger than the rule.",
+            "The arm without imbalance was behind in training. Now it is compared at equal overall "
+            "error, in trials that are younger than the rule.",
         ),
     ),
 )

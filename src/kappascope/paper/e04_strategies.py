@@ -1,10 +1,11 @@
 """Experiment 4: corrective strategies (Section 4.4).
 
 Which correction repairs which component? Four strategies, and the hybrid that the paper and its
-slides prescribe but did not measure. The spectral ones are told the target's spectrum. The paper
-gives multipliers a tenth of the learning rate; with the full rate, and with a re-projection on the
-target's whole spectrum, it is asked again whether one strategy treats both. What the hybrid does to
-kappa scatters so widely that plain SGD and it get trials of their own (``question`` "hybrid").
+slides prescribe but did not measure. The spectral strategies are told the target's spectrum. The
+paper gives multipliers a tenth of the learning rate. With the full rate, and with a re-projection
+on the target's whole spectrum, the question is asked again: does one strategy treat both norms and
+kappa? The effect of the hybrid on kappa scatters widely, so the hybrid and plain SGD get trials of
+their own (``question`` "hybrid").
 """
 
 from collections.abc import Callable, Iterator
@@ -159,8 +160,8 @@ def cut_of_kappa(strategy: str) -> dict[str, Measure]:
 
 
 EXPLAIN_CUT = (
-    "Medians exist: the error goes from {before:.3f} to {after:.3f}, trial by trial it falls by "
-    "{cut:.0f} %, that of log kappa by {log_cut:.0f} % (n = {cut.n}). The tail index with the "
+    "Medians exist: the error goes from {before:.3f} to {after:.3f}. Trial by trial it falls by "
+    "{cut:.0f} %, and that of log kappa by {log_cut:.0f} % (n = {cut.n}). The tail index with the "
     "strategy is {tail:.2f}."
 )
 quoted = partial(no_mean, stream="own", component=KAPPA, **STANDARD)
@@ -197,8 +198,8 @@ CLAIMS = (
         explain=EXPLAIN_CUT,
         mended=Mended(
             "ill-posed",
-            "The sentence quotes means that do not exist and was not judged at all; now the means "
-            "are told apart and the sentence is judged on medians, by the measure it had.",
+            "The sentence quotes means that do not exist, and was not judged at all. Now the means "
+            "are told apart, and the sentence is judged on medians, by the measure that it had.",
         ),
         quotes=quoted("e4/condition_number/strategy=multipliers/improvement"),
         answers=("Section 3, components",),
@@ -212,8 +213,8 @@ CLAIMS = (
         explain=EXPLAIN_CUT,
         mended=Mended(
             "ill-posed",
-            "The sentence quotes means that do not exist and was not judged at all; now the means "
-            "are told apart and the sentence is judged on medians, by the measure it had.",
+            "The sentence quotes means that do not exist, and was not judged at all. Now the means "
+            "are told apart, and the sentence is judged on medians, by the measure that it had.",
         ),
         quotes=quoted("e4/condition_number/strategy=spectral/improvement"),
         answers=("W4(a)",),
@@ -267,17 +268,17 @@ CLAIMS = (
             "full_kappa": gain("full multipliers", LOG_KAPPA),
         },
         expect={"single": Below(50)},
-        explain="A strategy treats both if it removes half of the error of the row norms and "
-        "half of |log kappa - log kappa*|. Of the one that it treats less, each "
-        "strategy removes, in per cent: {single.names_first:.0f} (n = {single.n}; the "
-        "last three are told the target's spectrum). Multipliers at the full learning "
-        "rate remove {full_rows:.0f} % of the row norms' error and {full_kappa:.0f} % "
-        "of log kappa's. So the trade-off comes from the paper's tenth of the rate.",
+        explain="A strategy treats both if it removes half of the error of the row norms and half "
+                "of |log kappa - log kappa*|. Each strategy removes so many per cent of the error "
+                "that it treats less: {single.names_first:.0f} (n = {single.n}; the last three are "
+                "told the target's spectrum). Multipliers at the full learning rate remove "
+                "{full_rows:.0f} % of the row norms' error and {full_kappa:.0f} % of log kappa's. "
+                "So the trade-off comes from the paper's tenth of the rate.",
         answers=("Code, multiplier rate",),
         mended=Mended(
             "holds",
-            "Only the tenth of the learning rate was tried for multipliers; now the full rate and"
-            " a re-projection too, in rows that are younger than the rule.",
+            "Multipliers were tried at the tenth of the learning rate alone. Now the full rate and "
+            "a re-projection are tried as well, in rows that are younger than the rule.",
         ),
     ),
     Claim(
@@ -298,14 +299,14 @@ CLAIMS = (
         explain="A treatment of both would remove half of each error. With the paper's tenth of "
         "the learning rate for multipliers, both together remove {rows:.0f} % of the "
         "row norms' error and {kappa:.0f} % of |log kappa - log kappa*| (n = {rows.n}); "
-        "with the full rate {full_rows:.0f} % and {full_kappa:.0f} %. Multipliers at "
-        "the full rate remove {alone_kappa:.0f} % of the latter alone, and with the "
-        "penalty the error is {added:.2f} times theirs.",
+        "with the full rate {full_rows:.0f} % and {full_kappa:.0f} %. Without the penalty, "
+        "multipliers at the full rate remove {alone_kappa:.0f} % of the latter. With the "
+        "penalty, {added:.2f} times as much of it is left as without.",
         mended=Mended(
             "undecided",
-            "Both gains had to exceed half at the tenth of the rate, with 512 trials, too few to "
-            "tell; now the better of two rates decides, the tenth in these and 1024 more, which "
-            "had not decided alone (25 to 50.2 %).",
+            "Both gains had to exceed half at the tenth of the rate, and 512 trials were too few "
+            "to tell. Now the better of two rates decides. The tenth has these trials and 1024 "
+            "more, which had not decided alone (25 to 50.2 %).",
         ),
     ),
     Claim(
@@ -341,9 +342,9 @@ CLAIMS = (
         "{kappa_left:.2f} for kappa (9).",
         mended=Mended(
             "holds",
-            "Multipliers were tried at the tenth of the learning rate alone, and norms counted as"
-            " vanishing when small; now the full rate and five times the steps decide, in rows "
-            "that are younger than the rule.",
+            "Multipliers were tried at the tenth of the learning rate alone, and norm errors "
+            "counted as vanishing when they were small. Now the full rate and five times the steps "
+            "decide, in rows that are younger than the rule.",
         ),
     ),
 )  # fmt: skip

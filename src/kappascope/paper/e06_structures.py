@@ -1,9 +1,10 @@
 """Experiment 6: multipliers across structures (Section 4.6).
 
 Do multipliers help more for some structures of the target than for others? The paper's two arms
-share the target alone: ``pairing`` is "paper" for that, and "paired" where they share the start
-and the batches too. It does not say what its blocks are, so there are several kinds of them. Nor
-are its structures of one size, so all of them are compared at equal Frobenius norms (``norm``).
+share the target alone: there ``pairing`` is "paper". It is "paired" where the arms share the start
+and the batches, too. The paper does not say what its blocks are, so there are several kinds of
+blocks. Its structures differ in size, so all of them are compared at equal Frobenius norms
+(``norm``).
 """
 
 from collections.abc import Iterator, Sequence
@@ -226,7 +227,7 @@ CLAIMS = (
         answers=("Section 4, layer types", "S5"),
         mended=Mended(
             "undecided",
-            "Any kind of blocks had to gain 84 to 99 %, at whatever norm; now block-diagonal "
+            "Any kind of blocks had to gain 84 to 99 %, at whatever norm. Now block-diagonal "
             "targets are compared with others of their norm, in trials that are younger than the "
             "rule.",
         ),
@@ -256,9 +257,9 @@ CLAIMS = (
         answers=("Section 4, layer types", "S5"),
         mended=Mended(
             "holds",
-            "A generator that was chosen because it prints 29 % was asked whether it prints it; "
-            "now low-rank targets are compared with others of their norm, in trials that are "
-            "younger than the rule.",
+            "A generator was chosen because it gives the printed 29 %, and was then asked whether "
+            "it gives 29 %. Now low-rank targets are compared with others of their norm, in trials "
+            "that are younger than the rule.",
         ),
     ),
     Claim(
@@ -289,8 +290,8 @@ CLAIMS = (
         answers=("Section 3, components",),
         mended=Mended(
             "holds",
-            "Two structures at one norm stood for all; now four structures at four norms decide "
-            "as well, in trials that are younger than the rule.",
+            "Two structures at one norm stood for all structures. Now four structures at four "
+            "norms decide as well, in trials that are younger than the rule.",
         ),
     ),
     Claim(
@@ -331,11 +332,11 @@ CLAIMS = (
         },
         expect={"target": Above(0.7)},
         explain="The target is the same in {target.value:.0%} of {target.n} trials of the "
-        "recovered protocol. Start and batches differ: given those of the other arm, "
-        "plain SGD ends with the same row norms in {end.value:.0%}. On block-diagonal "
-        "targets the gain of the row norms is {rows_paper:.1f} % as the paper compares, "
-        "and {rows_paired:.1f} % if start and batches are shared. The gain of log kappa "
-        "is {kappa_paper:.0f} % and {kappa_paired:.0f} %.",
+                "recovered protocol. Start and batches differ: with the start and the batches of "
+                "the other arm, plain SGD ends with the same row norms in {end.value:.0%}. On "
+                "block-diagonal targets the gain of the row norms is {rows_paper:.1f} % as the "
+                "paper compares, and {rows_paired:.1f} % if start and batches are shared. The gain "
+                "of log kappa is {kappa_paper:.0f} % and {kappa_paired:.0f} %.",
         answers=("W10",),
     ),
 )  # fmt: skip

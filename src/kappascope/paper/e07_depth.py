@@ -3,9 +3,9 @@
 What does depth do to the condition number of a product? One, two and three linear layers learn one
 target, and a ReLU student its teacher; ``layer`` 0 is the product of all layers. Whether the
 condition numbers of layers multiply is tested by an intervention (claim e7.amplification) that
-takes the alleged cause away: layers that start orthogonal have kappa 1 each. If the layers'
-condition numbers make the product's error, most of it goes with them. Training on, at a size that
-can be trained to the end, tells whether the error is there to stay.
+takes the alleged cause away: layers that start orthogonal have kappa 1 each. If the condition
+numbers of the layers make the product's error, most of the error goes with them. Longer training,
+at a size that can be trained to the end, tells whether the error stays.
 
 The paper trains one layer at twice the learning rate of two and three, and compares nothing with
 products that are not trained. The arm "equal rate" has depths 1 to 4 at one rate, looked at before
@@ -349,8 +349,8 @@ def explain_amplification(
         f"product at step 300 is {orthogonal[2]:.2g} of that from random layers at depth 2 and "
         f"{orthogonal[3]:.2g} at depth 3 (size {SIZE}, n = {orthogonal[2].n}): "
         f"{CONCLUSION[verdict]}. From step 300 to 10,000 the error from random layers falls to "
-        f"{left[2]:.2g} and {left[3]:.2g} of what it was, the product of the layers' kappas to "
-        f"{layers_left[2]:.2g} and {layers_left[3]:.2g}."
+        f"{left[2]:.2g} and {left[3]:.2g} of what it was. The product of the layers' kappas falls "
+        f"to {layers_left[2]:.2g} and {layers_left[3]:.2g} of what it was."
     )
 
 
@@ -389,9 +389,10 @@ CLAIMS = (
         ),
         mended=Mended(
             "holds",
-            "Growth was tested, not exponential growth, and depth 1 had twice the learning rate; "
-            "now depths 2 to 4 at one rate and one overall error, in trials that are younger than"
-            " the rule: 192 at first, which did not decide, and as many more.",
+            "Growth was tested, not exponential growth, and depth 1 had twice the learning rate. "
+            "Now depths 2 to 4 are compared at one rate and one overall error, in trials that are "
+            "younger than the rule. At first there were 192 trials, which did not decide, and as "
+            "many more were added.",
         ),
     ),
     Claim(
@@ -417,7 +418,7 @@ CLAIMS = (
         f"{np.exp(log_kappa_rate(64)):.0f} (docs/theory.md).",
         mended=Mended(
             "undecided",
-            "192 trials had not decided at depth 2, and as many more were added; the rule is as it "
+            "192 trials had not decided at depth 2, and as many more were added. The rule is as it "
             "was.",
         ),
         answers=("W1(a)",),
@@ -492,9 +493,10 @@ CLAIMS = (
         ),
         mended=Mended(
             "holds",
-            "Layers were compared as they are, although scale and order of hidden units are free,"
-            " and any excess counted as far; now units are scaled alike and far is twice, in "
-            "trials that are younger than the rule: 48 at first, which did not decide, then 256.",
+            "Layers were compared as they are, although scale and order of hidden units are free, "
+            "and any excess counted as far above. Now units are scaled alike, and far above means "
+            "twice, in trials that are younger than the rule. At first there were 48 trials, which "
+            "did not decide, then 256.",
         ),
     ),
     Claim(
@@ -510,7 +512,7 @@ CLAIMS = (
         judged_on=("gpt",),
         mended=Mended(
             "undecided",
-            "No transformer had been looked at; now the GPT study's heads decide, at the best "
+            "No transformer had been looked at. Now the heads of the GPT study decide, at the best "
             "learning rate of AdamW.",
         ),
         answers=("W1(b)",),

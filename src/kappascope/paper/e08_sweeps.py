@@ -1,8 +1,9 @@
 """Experiment 8: hyperparameters (Section 4.8).
 
-Do the learning rate or weight decay change what is learned? Experiment 4's standard arm, swept. In
-the paper's settings learning rate x decay x steps is 0.02 at most: nothing can happen. Stronger
-decay and longer training are added (``question`` "decay"), where it comes to 10.
+Do the learning rate or weight decay change what is learned? The standard arm of experiment 4 is run
+at several values of both. In the paper's settings learning rate x decay x steps is 0.02 at most:
+nothing can happen. Stronger decay and longer training are added (``question`` "decay"), where this
+product comes to 10.
 """
 
 from collections.abc import Iterator
@@ -229,7 +230,7 @@ CLAIMS = (
         ),
         mended=Mended(
             "holds",
-            "In 200 steps a decay of 0.01 could do nothing; now it is also given 1000 steps, in "
+            "In 200 steps a decay of 0.01 could do nothing. Now it is also given 1000 steps, in "
             "trials that are younger than the rule.",
         ),
     ),
@@ -281,8 +282,8 @@ CLAIMS = (
         "2.03 d, which equal errors of all entries give (e9.law).",
         mended=Mended(
             "fails",
-            "Two under-trained learning rates failed it for all settings; now those from 0.005 on "
-            "decide, and the others are told.",
+            "Two learning rates that hardly train made the claim fail for all settings. Now the "
+            "rates from 0.005 on decide, and what the lower ones give is told.",
         ),
     ),
 )

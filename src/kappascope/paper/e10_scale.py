@@ -1,9 +1,10 @@
 """Experiment 10: scale, up to the sizes that networks have.
 
 Does the error of kappa go on growing at sizes that networks have? The plain protocol of experiment
-1 up to d = 2048, where the review asks for the asymptotic trend. Beside it the error that the
-matrix has before it is trained: it is the ceiling of what can be lost. At the largest sizes, where
-trials are few, theory's draws of what SGD makes of a start (``source`` "drawn") stand beside them.
+1 up to d = 2048, where the review asks for the asymptotic trend. Beside it stands the error that
+the matrix has before it is trained, which is the most that can be lost. At the largest sizes trials
+are few. There draws of the theory (``source`` "drawn") stand beside them, which give what SGD makes
+of a start.
 """
 
 import math
@@ -122,8 +123,8 @@ CLAIMS = (
         answers=("W2", "S4"),
         mended=Mended(
             "undecided",
-            "32 trained trials at d = 2048 did not decide; now 200 draws of theory stand for "
-            "trained trials at 1024 and 2048, drawn after the rule.",
+            "32 trained trials at d = 2048 did not decide. Now 200 draws of the theory, drawn "
+            "after the rule, stand for trained trials at 1024 and 2048.",
         ),
     ),
     Claim(
@@ -137,14 +138,14 @@ CLAIMS = (
         },
         expect={"power": Above(1)},
         explain="It grows as d to the power {power:.2f}, from {smallest:.2f} at d = 32 to "
-        "{largest:.2f} at d = 2048 (n = {largest.n} draws). While errors are small theory gives "
-        "the power 0.5: what is left of the start falls like the entries, d^-0.5, and the smallest "
-        "singular value like 1/d.",
+        "{largest:.2f} at d = 2048 (n = {largest.n} draws). While errors are small, theory "
+        "gives the power 0.5: what is left of the start falls as the entries do, d^-0.5, "
+        "and the smallest singular value falls as 1/d.",
         answers=("W2", "S4"),
         mended=Mended(
             "fails",
-            "32 trained trials stood for d = 2048; now 200 draws of theory do at 1024 and 2048, "
-            "drawn after the rule.",
+            "32 trained trials stood for d = 2048. Now 200 draws of the theory, drawn after the "
+            "rule, stand for trained trials at 1024 and 2048.",
         ),
     ),
     Claim(

@@ -1,9 +1,9 @@
 """Experiment 11: optimizers at matched convergence.
 
-Does kappa stay unlearned under every optimizer, once none is ahead of the others? Each takes the
-same start and batches at several learning rates until its overall error, hence its training loss,
-is the same. The first trials tune: the rate at which the last of them arrives first is the
-optimizer's; the other trials are judged at that rate.
+Does kappa stay unlearned under every optimizer, once none is ahead of the others? Each optimizer
+gets the same start and batches, at several learning rates, until its overall error, hence its
+training loss, is the same. The first trials tune: an optimizer gets the rate at which the last of
+them arrives first. The other trials are judged at that rate.
 """
 
 from collections.abc import Callable, Iterator
@@ -114,8 +114,8 @@ def with_steps(estimates: Estimates, steps: Estimates) -> str:
 def explain_against_sgd(ratio: Estimate, errors: Estimates, steps: Estimates, verdict: str) -> str:
     """Tell the paired ratio, then everyone's error."""
     return (
-        f"At an overall error of {LEVELS[-1]:g} its error of log kappa is {ratio:.2f} times SGD's "
-        f"trial by trial (n = {ratio.n}), each at its tuned rate. Medians of all: "
+        f"At an overall error of {LEVELS[-1]:g} its error of log kappa is {ratio:.2f} times SGD's, "
+        f"trial by trial (n = {ratio.n}), with each optimizer at its tuned rate. Medians of all: "
         f"{with_steps(errors, steps)}."
     )
 

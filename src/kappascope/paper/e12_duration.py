@@ -87,8 +87,9 @@ CLAIMS = (
         "R Q2, W9; P 4.9",
         measures={"left": left(LOG_KAPPA), "end": end("none"), "rows_left": left(ROW_NORMS)},
         expect={"left": Above(0.5)},
-        explain="20,000 steps leave {left:.2f} of the error after 2,000 (n = {left.n}, size 32), a "
-        "median of {end:.2g}; of the row norms' error they leave {rows_left:.2f}.",
+        explain="20,000 steps leave {left:.2f} of the error that 2,000 leave (n = {left.n}, size "
+        "32), at a median of {end:.2g}. They leave {rows_left:.2f} of the row norms' "
+        "error.",
         answers=("W9(b)", "Q2"),
     ),
     Claim(
@@ -111,8 +112,9 @@ CLAIMS = (
             "noisy": end("none"),
         },
         expect={"noiseless": Below(1e-9)},
-        explain="After 20,000 steps without label noise its median is {noiseless:.2g}, the row "
-        "norms' {rows:.2g} (n = {noiseless.n}); with noise log kappa's is {noisy:.2g}.",
+        explain="After 20,000 steps without label noise the median error of log kappa is "
+        "{noiseless:.2g}, and that of the row norms {rows:.2g} (n = {noiseless.n}). With "
+        "noise that of log kappa is {noisy:.2g}.",
         answers=("W9(b)", "Q2"),
     ),
     Claim(
@@ -124,9 +126,10 @@ CLAIMS = (
             "decaying": against_none("decaying rate"),
         },
         expect={"growing": Below(0.5), "decaying": Below(0.5)},
-        explain="With batches that grow to 2,048 the error of log kappa after 20,000 steps is "
-        "{growing:.2f} of that of plain training, with a rate that decays like 1/t from step 1,000 "
-        "on {decaying:.2f} (medians of {growing.n} and {decaying.n} trials).",
+        explain="After 20,000 steps the error of log kappa is {growing:.2f} of that of plain "
+        "training with batches that grow to 2,048, and {decaying:.2f} of it with a rate "
+        "that decays like 1/t from step 1,000 on (medians of {growing.n} and {decaying.n} "
+        "trials).",
         answers=("W9(b)", "Q2"),
     ),
 )

@@ -87,8 +87,8 @@ CLAIMS = (
         measures={"power": power, "smallest": bottom_to_top("signal", 100)},
         expect={"power": Between(0.85, 1.15)},
         explain="Across the 64 directions of a trial the slope grows as the singular value to the "
-        "power {power:.2f} at step 100 (n = {power.n}); the smallest receives {smallest:.2g} of "
-        "what the largest does.",
+        "power {power:.2f} at step 100 (n = {power.n}). The smallest value receives "
+        "{smallest:.2g} of what the largest receives.",
         answers=("W3(a)", "Q3"),
     ),
     Claim(
@@ -113,10 +113,10 @@ CLAIMS = (
             "middle": certainty(SIZE // 2),
         },
         expect={"smallest": Below(1), "largest": Above(1)},
-        explain="The slope at step 100 is {smallest:.2f} times the scatter of a batch of 64 for "
-        "the smallest singular value, {middle:.2f} for the one in the middle, {largest:.2f} for "
-        "the largest (n = {smallest.n}); noise that is new in every batch averages out over the "
-        "steps.",
+        explain="At step 100 the slope is {smallest:.2f} times the scatter of a batch of 64 for "
+        "the smallest singular value, {middle:.2f} times for the one in the middle, and "
+        "{largest:.2f} times for the largest (n = {smallest.n}). Noise that is new in "
+        "every batch averages out over the steps.",
         answers=("W3(a)", "Q3"),
     ),
 )

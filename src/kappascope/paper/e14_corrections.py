@@ -1,13 +1,15 @@
 """Experiment 14: corrections, with and without an oracle.
 
 Which correction helps kappa, and which only because it is told the answer? Every correction of the
-package, torch's spectral normalization and a full re-projection every 20 steps; where one can be
-told the target's spectrum it runs with it and without. The same target, start and batches for all.
+package, torch's spectral normalization and a full re-projection every 20 steps; a correction that
+can be told the target's spectrum runs with it and without. The same target, start and batches for
+all.
 
-At one untuned default a correction is a straw man: a pin to the norm of the start holds a matrix at
-a tenth of its target's. So each has three choices of its one number, its strength or what it takes
-for the right scale; the first trials choose, by the error that a claim speaks of, and the others
-are judged. What has no number to choose has one choice.
+A correction at one untuned default is not tested fairly: a pin to the norm of the start holds a
+matrix at a tenth of its target's norm. So each correction has three choices of its one number,
+which is its strength or what it takes for the right scale. The first trials choose, by the error
+that a claim speaks of, and the other trials are judged. A correction without such a number has one
+choice.
 """
 
 from collections.abc import Callable, Iterator
@@ -199,7 +201,7 @@ def helped(strategy: str) -> Measure:
 
 
 ONE_DEFAULT = (
-    "Every correction had one untuned default; now each is tuned among three choices, in trials "
+    "Every correction had one untuned default. Now each is tuned among three choices, in trials "
     "that are younger than the rule."
 )
 
@@ -217,10 +219,10 @@ CLAIMS = (
             "rows_matrix": gain("multipliers", OVERALL),
         },
         expect={"values_kappa": Above(50)},
-        explain="Of log kappa's error they take {values_kappa:.0f} % away, trial by trial (n = "
-        "{values_kappa.n}), of the row norms' {values_rows:.0f} % and of the matrix's "
-        "{values_matrix:.0f} %; row and column multipliers take {rows_kappa:.0f} % of log kappa's "
-        "and {rows_matrix:.0f} % of the matrix's.",
+        explain="Trial by trial they take away {values_kappa:.0f} % of log kappa's error (n = "
+        "{values_kappa.n}), {values_rows:.0f} % of the row norms' and {values_matrix:.0f} "
+        "% of the matrix's. Row and column multipliers take away {rows_kappa:.0f} % of log "
+        "kappa's error and {rows_matrix:.0f} % of the matrix's.",
         answers=("W4(c)", "Q6"),
         mended=Mended(
             "fails",
@@ -234,8 +236,8 @@ CLAIMS = (
         "R W4",
         measures={"shares": {f"for {name}": helped(name) for name in TOLD}},
         expect={"shares": Above(0.5)},
-        explain="Each tuned for it, the oracle lowers the error of log kappa in this share of the "
-        "trials: {shares:.2f} (n = {shares.n}).",
+        explain="Every correction is tuned for the error of log kappa. With the oracle it lowers "
+        "that error in this share of the trials: {shares:.2f} (n = {shares.n}).",
         answers=("W4(a)", "W4(e)", "W7"),
         mended=Mended(
             "fails",
@@ -268,9 +270,10 @@ CLAIMS = (
             "projection_matrix": gain("re-projection", OVERALL, informed=True),
         },
         expect={"penalty_matrix": Above(1)},
-        explain="The penalty takes {penalty_kappa:.0f} % of log kappa's error away and "
-        "{penalty_matrix:.2f} % of the matrix's; re-projection on the target's spectrum takes "
-        "{projection_kappa:.0f} % and {projection_matrix:.1f} % (n = {penalty_matrix.n}).",
+        explain="The penalty takes away {penalty_kappa:.0f} % of log kappa's error and "
+        "{penalty_matrix:.2f} % of the matrix's. Re-projection on the target's spectrum "
+        "takes away {projection_kappa:.0f} % and {projection_matrix:.1f} % (n = "
+        "{penalty_matrix.n}).",
         answers=("W4(a)",),
         mended=Mended(
             "fails",

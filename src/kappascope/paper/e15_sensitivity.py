@@ -169,8 +169,8 @@ CLAIMS = (
         },
         expect={"orthogonal": Below(0.8)},
         explain="In the median trial the error of log kappa is {orthogonal:.2f} times that from a "
-        "Gaussian start of the same norm (n = {orthogonal.n}), and {identity:.2f} times from a "
-        "multiple of the identity.",
+        "Gaussian start of the same norm (n = {orthogonal.n}). From a multiple of the "
+        "identity it is {identity:.2f} times.",
         answers=("W7",),
     ),
     Claim(
@@ -185,9 +185,9 @@ CLAIMS = (
             "hundredth_kappa": within("multiplier rate", "0.01", "0.1", LOG_KAPPA),
         },
         expect={"full_rows": Below(0.8)},
-        explain="The row norms' error is {full_rows:.2f} times that at a tenth, log kappa's "
-        "{full_kappa:.2f} times; at a hundredth they are {hundredth_rows:.2f} and "
-        "{hundredth_kappa:.2f} times (n = {full_rows.n}).",
+        explain="At the full rate the row norms' error is {full_rows:.2f} times that at a tenth, "
+        "and log kappa's is {full_kappa:.2f} times. At a hundredth they are "
+        "{hundredth_rows:.2f} and {hundredth_kappa:.2f} times (n = {full_rows.n}).",
         answers=("W8", "Code, multiplier rate"),
     ),
     Claim(
@@ -200,8 +200,9 @@ CLAIMS = (
             "tenth": within("penalty", "0.0005", "0.005", LOG_KAPPA),
         },
         expect={"tenfold": Below(0.8)},
-        explain="It leaves {tenfold:.2f} times what the paper's strength leaves (n = {tenfold.n}), "
-        "a hundred times stronger {hundredfold:.2f} times, ten times weaker {tenth:.2f} times.",
+        explain="It leaves {tenfold:.2f} times what the paper's strength leaves (n = {tenfold.n}). "
+        "A penalty a hundred times stronger leaves {hundredfold:.2f} times, one ten times "
+        "weaker {tenth:.2f} times.",
         answers=("W4(a)",),
     ),
     Claim(

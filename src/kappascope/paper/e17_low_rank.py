@@ -140,10 +140,10 @@ CLAIMS = (
             "error": typical("overall_matrix", data="endless", depth=1, epoch=5000),
         },
         expect={"ratio": Above(1)},
-        explain="After 5,000 steps the effective rank is {ratio:.2f} times the target's "
-        "(n = {ratio.n}), with an overall error of {error:.2g}; the kappa of such a target is "
-        "infinite, and an error of about 1.0 is the number 1e-10 that the paper adds to its "
-        "denominator.",
+        explain="After 5,000 steps the effective rank is {ratio:.2f} times the target's (n = "
+        "{ratio.n}), with an overall error of {error:.2g}. The kappa of such a target is "
+        "infinite; the paper's error of about 1.0 comes from the number 1e-10 that it adds "
+        "to its denominator.",
         answers=("Section 2, definition", "Q5"),
     ),
     Claim(

@@ -1,11 +1,11 @@
 """Experiment 19: a proven bound against measurement.
 
 How fast does plain SGD reduce the error of log kappa, and does the bound of docs/theory.md say so?
-It holds with a probability of 0.95 at least, on the condition that the disturbance e it allows for
-is below the target's smallest singular value. In *hindsight*, with the norm of W_t / (1 - p) - W*,
-p = (1 - lr)^t, in place of e, it always holds (Weyl). Weyl's inequality takes the disturbance for
-an arbitrary one; along the *direction* of the smallest singular value its variance is known
-exactly, and bounds to first order what that value is off by.
+The bound holds with a probability of 0.95 at least, on the condition that the disturbance e that it
+allows for is below the target's smallest singular value. In *hindsight*, with the norm of W_t / (1
+- p) - W*, p = (1 - lr)^t, in place of e, it always holds (Weyl). Weyl's inequality takes the
+disturbance for an arbitrary one. Along the *direction* of the smallest singular value the variance
+of the disturbance is known exactly. It bounds, to first order, the error of that value.
 """
 
 from collections.abc import Iterator
@@ -232,10 +232,10 @@ CLAIMS = (
             "noisy_hindsight": looseness("hindsight", 0.01),
         },
         expect={"noiseless": Below(10), "noisy": Below(10)},
-        explain="After 2,000 steps it is {noiseless:.3g} times the error without label noise and "
-        "{noisy:.3g} times with it (medians of {noiseless.n} and {noisy.n} of the paper's targets, "
-        "size 32); knowing the actual disturbance, Weyl's inequality gives "
-        "{noiseless_hindsight:.3g} and {noisy_hindsight:.3g} times.",
+        explain="After 2,000 steps the bound is {noiseless:.3g} times the error without label "
+        "noise and {noisy:.3g} times with it (medians of {noiseless.n} and {noisy.n} of "
+        "the paper's targets, size 32). With the actual disturbance, Weyl's inequality "
+        "gives {noiseless_hindsight:.3g} and {noisy_hindsight:.3g} times.",
         answers=("W3(c)",),
     ),
     Claim(
@@ -273,8 +273,9 @@ CLAIMS = (
         },
         # 1 / sqrt(risk) = 4.5 deviations; the median of a normal number's magnitude is 0.67 of one
         expect={"looseness": Between(1, 10)},
-        explain="After 2,000 steps it is {looseness:.3g} times the error (medians, n = "
-        "{looseness.n}, size 32); Weyl's is looser by orders of magnitude (e19.tight).",
+        explain="After 2,000 steps this bound is {looseness:.3g} times the error (medians, n = "
+        "{looseness.n}, size 32). Weyl's bound is looser by orders of magnitude "
+        "(e19.tight).",
         answers=("W3(c)",),
     ),
     Claim(

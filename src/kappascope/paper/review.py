@@ -66,58 +66,60 @@ class Item:
         return "answered" if not self.lacking and (any(decided) or not self.claims) else "partly"
 
 
-BOUND = "`theory.log_kappa_bound` is one; its proof and its condition are in docs/theory.md."
-THROUGH = "`theory.gradient_bounds` and `theory.log_gradient_norm` say it (docs/theory.md)."
+BOUND = "`theory.log_kappa_bound` is such a bound; docs/theory.md has its proof and its condition."
+THROUGH = "docs/theory.md has the relation: `theory.gradient_bounds`, `theory.log_gradient_norm`."
 REPORT = "Every number of the report has its n and interval, or the reason why it has none."
 ITEMS = (
     Item(
         "S4",
-        "Does kappa's error grow from 18 % at d = 32 to 100 % at 128, the norms' staying flat?",
-        otherwise="In medians it grows too, far slower; the printed growth is that of the worst "
-        "of fifteen trials.",
+        "Does kappa's error grow from 18 % at d = 32 to 100 % at 128, while that of the norms "
+        "stays flat?",
+        otherwise="In medians it grows too, but far more slowly. The printed growth is that of the "
+        "worst of fifteen trials.",
     ),
     Item(
         "S5",
         "Are block-diagonal targets worst for kappa, and heterogeneous norms hardest to learn?",
-        otherwise="At equal Frobenius norm what the structures differed by is mostly gone: it was "
-        "their scale.",
-        lacking="no rule for kinds of layers follows from it.",
+        otherwise="At equal Frobenius norm most of the difference between structures is gone: it "
+        "was a difference of scale.",
+        lacking="no rule for kinds of layers follows from this.",
     ),
     Item("W1(a)", "Do failures persist in networks of two or three layers?"),
     Item(
         "W1(b)",
-        "Do they in a transformer that is trained?",
+        "Do failures persist in a transformer that is trained?",
         lacking="two character models of up to 0.8 million weights are no large language model.",
     ),
     Item(
         "W1(c)",
-        "Are they seen in public checkpoints?",
-        lacking="five small networks; their targets are unknown, so chance is what kappa is "
-        "compared with.",
+        "Are failures seen in public checkpoints?",
+        lacking="only five small networks were looked at. Their targets are unknown, so kappa is "
+        "compared with chance.",
     ),
     Item("W2", "What is the trend at d = 1024 and 2048?"),
     Item("W3(a)", "Do small singular values receive a vanishing gradient?"),
     Item(
         "W3(b)",
-        "How is it related to gradients through ill-conditioned matrices?",
+        "How is the failure related to gradients through ill-conditioned matrices?",
         otherwise=THROUGH,
-        lacking="it is derived and tested on simulated layers; no trained network was measured.",
+        lacking="the relation is derived and tested on simulated layers. No trained network was "
+        "measured.",
     ),
     Item(
         "W3(c)", "Is there a bound on the rate at which SGD reduces kappa's error?", otherwise=BOUND
     ),
     Item("W4(a)", "Does a penalty on the condition number help?"),
-    Item("W4(b)", "Does orthogonal regularization?"),
-    Item("W4(c)", "Do learnable multipliers of singular values?"),
-    Item("W4(d)", "Does structured weight decay?"),
-    Item("W4(e)", "Does periodic re-projection of the spectrum?"),
+    Item("W4(b)", "Does orthogonal regularization help?"),
+    Item("W4(c)", "Do learnable multipliers of singular values help?"),
+    Item("W4(d)", "Does structured weight decay help?"),
+    Item("W4(e)", "Does periodic re-projection of the spectrum help?"),
     Item("W5", "Where are error bars and intervals?", otherwise=REPORT),
     Item("W6", "Are kappa and gap errors 2-5 times those of the norms?"),
     Item(
         "W7",
-        "What of spectral normalization, orthogonal starts, implicit bias, spectra of trained "
-        "networks?",
-        otherwise="[Related work](related.md) says what each found and what is measured here.",
+        "What is known of spectral normalization, orthogonal starts, implicit bias and spectra of "
+        "trained networks?",
+        otherwise="[Related work](related.md) says what each work found and what is measured here.",
     ),
     Item(
         "W8",
@@ -126,26 +128,28 @@ ITEMS = (
     ),
     Item("W9(a)", "Does Adam show the same failure?"),
     Item("W9(b)", "Does longer training close the gap?"),
-    Item("W9(c)", "How does the learning rate act on it?"),
+    Item("W9(c)", "How does the learning rate act on the failure?"),
     Item("W9(d)", "Does weight decay help or hurt?"),
-    Item("W10", "Are both arms of the multiplier experiment on one target?"),
-    Item("W11", "Is the effective rank well learned, other than kappa?"),
+    Item("W10", "Do both arms of the multiplier experiment have one target?"),
+    Item("W11", "Is the effective rank well learned, unlike kappa?"),
     Item("Section 2, threshold", "Does the threshold of the effective rank matter?"),
     Item(
         "Section 2, definition",
-        "Which condition number, and what near rank deficiency?",
-        otherwise="Largest over smallest singular value, infinite where the smallest is rounding.",
+        "Which condition number is meant, and what is it near rank deficiency?",
+        otherwise="The largest over the smallest singular value. It is infinite where the smallest "
+        "is rounding.",
     ),
     Item(
         "Section 2, dimensions",
-        "16 to 64, or 32 to 256?",
-        otherwise="Sizes are a column of `trials.parquet`: 32 to 512 in experiment 1, to 2048 "
-        "in 10.",
+        "Are the dimensions 16 to 64, or 32 to 256?",
+        otherwise="Sizes are a column of `trials.parquet`: 32 to 512 in experiment 1, up to 2048 "
+        "in experiment 10.",
     ),
     Item(
         "Section 3, table",
         "Is there a table of the key numbers?",
-        otherwise="The report has one for every experiment, with medians, quartiles, mean and n.",
+        otherwise="The report has such a table for every experiment, with medians, quartiles, mean "
+        "and n.",
     ),
     Item("Section 3, components", "What do multipliers do to kappa and gap?"),
     Item(
@@ -155,14 +159,14 @@ ITEMS = (
     ),
     Item(
         "Section 4, layer types",
-        "Which correction for which kind of layer?",
+        "Which correction suits which kind of layer?",
         lacking="in the trained network all kinds of layers were corrected alike.",
     ),
     Item(
         "Section 4, gradients",
-        "How does it relate to exploding and vanishing gradients?",
+        "How does the failure relate to exploding and vanishing gradients?",
         otherwise=THROUGH,
-        lacking="no deep network's gradients were measured.",
+        lacking="the gradients of a deep network were not measured.",
     ),
     Item(
         "Code, fresh batches",
@@ -170,17 +174,17 @@ ITEMS = (
         otherwise="Yes, except in the part of experiment 17 that asks what fixed data do.",
     ),
     Item("Code, noise", "What do higher noise levels do?"),
-    Item("Code, multiplier rate", "Why a tenth of the learning rate for multipliers?"),
+    Item("Code, multiplier rate", "Why do multipliers get a tenth of the learning rate?"),
     Item("Q1", "Does the failure persist with Adam?"),
-    Item("Q2", "Is it a matter of speed, or a fundamental limitation?"),
-    Item("Q3", "What gradient signal do single singular values receive?"),
+    Item("Q2", "Is the failure a matter of speed, or a fundamental limitation?"),
+    Item("Q3", "What gradient does each singular value receive?"),
     Item("Q4", "How can the gap be poorly learned if its error is below the norms'?"),
-    Item("Q5", "Does SGD end at a higher rank, and what of its known low-rank bias?"),
+    Item("Q5", "Does SGD end at a higher rank, although it is known for a bias towards low rank?"),
     Item("Q6", "Would multipliers of singular values help?"),
     Item(
         "Q7",
         "Have pre-trained models been looked at?",
-        otherwise="`kappascope diagnose` reads any.",
+        otherwise="`kappascope diagnose` reads such models.",
     ),
 )
 """Weaknesses, detailed comments and questions, in the order of the review."""

@@ -21,15 +21,15 @@ from kappascope.paper.review import of_paper
 from kappascope.text import Record, bracketed, markdown_table, number
 
 MENDED = (
-    "A sentence that quotes a mean which does not exist used to be ill-posed in three cases and "
-    "judged without a word in eight more. Each has two answers now: what became of the printed "
-    "number, and the sentence on medians.",
+    "Some sentences quote a mean that does not exist. Three of them used to be called ill-posed, "
+    "and eight more were judged without a word about it. Now each has two answers: one on the "
+    "printed number, and one on the sentence, in medians.",
     "A verdict used to stand by its own interval. Now Holm's correction over the claims of its "
-    "page decides, and a claim with m parts fails only if one part does at an m-th of the error "
-    "rate.",
-    "Comparisons of trained networks with fewer than eight seeds decide nothing, and Student's "
+    "page decides. A claim with m parts fails only if one part fails at an m-th of the error rate.",
+    "Comparisons of trained networks with fewer than eight seeds now decide nothing, and Student's "
     "interval is kept for what is not skewed.",
-    "A tail index used to be named as evidence. It is consistent with theory, or contradicts it.",
+    "A tail index used to be named as evidence. Now it is only said to be consistent with theory, "
+    "or to contradict it.",
 )
 
 
@@ -45,15 +45,18 @@ def verdicts_page(claims: Sequence[Record], figures: Sequence[Record]) -> str:
         (
             "# Every verdict",
             "",
-            "Written by `kappascope findings` from the rows in `results/`. A claim holds or fails "
-            "if its whole 95 % interval says so and still does after Holm's correction over the "
-            "claims of its page; *p* is that corrected for the page. Rules were fixed before their "
-            "rows were seen, unless the claim is listed among the mended ones.",
+            "`kappascope findings` writes this page from the rows in `results/`. A claim holds or "
+            "fails if its whole 95 % interval says so, also after Holm's correction over the "
+            "claims of its page. The p-value is corrected in the same way. Rules were fixed before "
+            "their rows were seen, unless the claim is listed among the mended ones. "
+            "[Findings](findings.md) is the summary.",
             "",
-            f"The paper: {verdict_counts(paper)} Beyond it: {verdict_counts(own)}",
+            verdict_counts(paper).replace("Of", "Of the paper's", 1),
+            verdict_counts(own).replace("Of", "Of our own", 1),
             "",
-            f"Not surviving the correction over their page: {_listed(lost)}. Decided on their "
-            f"page, but not over all {len(claims)} claims: {_listed(shaky)}.",
+            f"Decided alone, and undecided after the correction over their page: {_listed(lost)}. "
+            f"Decided on their page, and not after a correction over all {len(claims)} claims: "
+            f"{_listed(shaky)}.",
             "",
             "## The paper's claims",
             "",
@@ -61,8 +64,8 @@ def verdicts_page(claims: Sequence[Record], figures: Sequence[Record]) -> str:
             "",
             "## Our own",
             "",
-            "Controls on the paper's pages, the experiments that answer its review, and studies of "
-            "networks.",
+            "These are controls on the paper's pages, claims of the experiments that answer its "
+            "review, and claims of the studies of networks.",
             "",
             *_rows(own),
             "",
