@@ -1,5 +1,8 @@
 """The tensors of a reading: what the step asked for, and what of it is known afterwards."""
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -27,8 +30,17 @@ def around_step(layer: nn.Module, optimizer: Optimizer) -> StepTensors:
     return source.on_host(survey.items, vectors=True)
 
 
-@pytest.mark.parametrize("kind", [SGD, AdamW])
-def test_the_intended_step_and_the_decay_are_the_step_that_was_taken(kind: type) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    [
+        SGD,
+        partial(SGD, weight_decay=0.5),
+        partial(SGD, weight_decay=0.5, momentum=0.9),
+        partial(SGD, weight_decay=0.5, momentum=0.9, nesterov=True),
+        AdamW,
+    ],
+)
+def test_the_intended_step_and_the_decay_are_the_step_that_was_taken(kind: Any) -> None:
     layer = nn.Linear(5, 4)
     source = around_step(layer, kind(layer.parameters(), lr=0.1))
     for name in ("weight", "bias"):

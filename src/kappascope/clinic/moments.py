@@ -63,7 +63,7 @@ class Moments:
         weight = read(self.weight).detach()
         state: dict[str, Tensor] = {key: read((*self.state, key)) for key in ("step", *MOMENTS)}
         mean = state["exp_avg"]
-        step = intended("AdamW", self.group, state, mean)
+        step = intended("AdamW", self.group, state, weight, mean)
         if step is None or not bool(step.isfinite().all()) or not mean.any():
             return None
         decoupled = self.group.get("decoupled_weight_decay", True)

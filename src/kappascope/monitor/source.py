@@ -119,11 +119,12 @@ class StepTensors:
     def intended(self, name: str, sample: Callable[[Tensor], Tensor]) -> Tensor | None:
         """The step that the optimizer's state asks for, of a sample of a parameter's entries."""
         rule, gradient = self.rules.get(name), self.around(name, "gradient")
-        if rule is None or gradient is None:
+        before = self.around(name, "before")
+        if rule is None or gradient is None or before is None:
             return None
         held = {key: self.held[f"state {key}", name] for key in rule.state}
         state = {k: sample(t) if t.shape == gradient.shape else t for k, t in held.items()}
-        return intended(rule.optimizer, rule.group, state, sample(gradient))
+        return intended(rule.optimizer, rule.group, state, sample(before), sample(gradient))
 
     def is_at_rest(self, name: str) -> bool:
         """Whether the learning rate is zero: nothing is lost where nothing is meant to move."""

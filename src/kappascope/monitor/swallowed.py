@@ -42,21 +42,26 @@ def observed(before: Tensor, after: Tensor, gradient: Tensor) -> dict[str, float
 
 
 def intended(
-    optimizer: str, group: Mapping[str, Any], state: Mapping[str, Tensor], gradient: Tensor
+    optimizer: str,
+    group: Mapping[str, Any],
+    state: Mapping[str, Tensor],
+    before: Tensor,
+    gradient: Tensor,
 ) -> Tensor | None:
     """The step, without decoupled decay, that the state of an optimizer asks for, in float64.
 
     Known for SGD, Adam and AdamW of torch; None for others, and before there is a state. The
-    state is that after the step, which is what the step used.
+    state is that after the step, which is what the step used; the weight is that before it.
 
-    >>> intended("SGD", {"lr": 0.5}, {}, torch.ones(2))
-    tensor([-0.5000, -0.5000], dtype=torch.float64)
+    >>> intended("SGD", {"lr": 0.5, "weight_decay": 0.1}, {}, torch.ones(2), torch.ones(2))
+    tensor([-0.5500, -0.5500], dtype=torch.float64)
     """
     rate = group.get("lr")
     if rate is None or group.get("maximize"):
         return None
     if optimizer == "SGD":
-        return _sgd(group, state, gradient.double(), float(rate))
+        gradient = gradient.double() + group.get("weight_decay", 0.0) * before.double()
+        return _sgd(group, state, gradient, float(rate))
     if optimizer in ("Adam", "AdamW") and "exp_avg" in state:
         return _adam(group, state, float(rate))
     return None
@@ -65,8 +70,6 @@ def intended(
 def _sgd(
     group: Mapping[str, Any], state: Mapping[str, Any], gradient: Tensor, rate: float
 ) -> Tensor | None:
-    if group.get("weight_decay") and not group.get("momentum"):
-        return None  # the weight enters, which has moved since
     if not group.get("momentum"):
         return -rate * gradient
     buffer = state.get("momentum_buffer")
