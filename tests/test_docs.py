@@ -18,6 +18,8 @@ from kappascope import corrections
 from kappascope.cli import app
 from kappascope.clinic.judgement import rule_names
 from kappascope.lab import downloads
+from kappascope.lab.article import fill_article
+from kappascope.lab.experiment import studies
 from kappascope.paper.review import all_claims
 
 ROOT = Path(__file__).parents[1]
@@ -137,6 +139,14 @@ def test_what_pages_say_of_claims_is_what_rows_say() -> None:
             (name, word) for name, word in said if verdicts.get(name, word) != word.split()[-1]
         ]
         assert not stale, f"{page.name} says {stale}"
+
+
+def test_every_study_tells_what_it_found() -> None:
+    claims = committed_claims()
+    told = {name: fill_article(study.finding, claims) for name, study in studies().items()}
+    assert {name: each.left_out for name, each in told.items() if each.left_out} == {}
+    page = (ROOT / "docs" / "studies.md").read_text()
+    assert [name for name, each in told.items() if not each.text or each.text not in page] == []
 
 
 def test_numbers_of_the_open_question_are_those_of_its_rows() -> None:

@@ -140,6 +140,7 @@ STUDY = Study(
     name="toy",
     then=best,
     exhibits=shown,
+    finding="Not yet: the loss is {{toy.learns loss|.0f}} [[toy.learns undecided]].",
     claims=(
         Claim("toy.learns", "it learns", "0",
               {"loss": lambda t: median(t.where(epoch=19).values("value"))},

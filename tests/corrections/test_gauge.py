@@ -236,6 +236,60 @@ class TestColumns:
         torch.testing.assert_close(model(x), before)
 
 
+class Encoder(nn.Module):
+    """Blocks, a norm layer that may stand in the last of them, and what reads it."""
+
+    def __init__(self, *between: nn.Module, width: int = 4) -> None:
+        super().__init__()
+        layers = {"up_proj": nn.Linear(4, 6), "down_proj": nn.Linear(6, 4), "norm": nn.LayerNorm(4)}
+        self.blocks = nn.ModuleList([nn.ModuleDict(layers)])
+        for number, module in enumerate(between):
+            self.add_module(f"between{number}", module)
+        self.classifier = nn.Linear(width, 3)
+
+
+class TestHeadsBehindBlocks:
+    def test_the_last_norm_undoes_the_columns_of_what_reads_it(self) -> None:
+        library = pytest.importorskip("tiny_transformers", reason="transformers is not installed")
+        model, path = library.tiny("bert"), "cls.predictions.transform.dense"
+        norm = model.bert.encoder.layer[0].output.LayerNorm
+        assert placed(model)[f"{path}.weight"] == FreeSides(columns=False)
+        with torch.no_grad():
+            factors, shift = torch.rand(2, 16, dtype=torch.float64) + 0.5
+            norm.bias.copy_(shift)
+            before = model(TEXT).logits
+            model.get_submodule(path).weight *= factors
+            norm.weight /= factors
+            norm.bias /= factors
+        torch.testing.assert_close(model(TEXT).logits, before)
+
+    @pytest.mark.parametrize(
+        ("model", "is_bound"),
+        [
+            (Encoder(), True),
+            (Encoder(nn.Dropout(), nn.AdaptiveAvgPool1d(1)), True),
+            (Encoder(nn.LayerNorm(4)), True),
+            (Encoder(nn.GELU()), False),  # through which no scale passes
+            (Encoder(nn.Linear(4, 4)), False),
+            (Encoder(width=8), False),
+        ],
+    )
+    def test_nothing_else_may_stand_between(self, model, is_bound) -> None:
+        assert placed(model)["classifier.weight"].columns is not is_bound
+
+    def test_a_second_head_keeps_factors_that_the_gains_cannot_undo(self) -> None:
+        model = Encoder()
+        model.other = nn.Linear(4, 2)
+        assert placed(model)["other.weight"].columns
+
+    def test_a_module_of_a_norm_and_a_matrix_that_reads_it_is_told_by_widths(self) -> None:
+        merging = nn.ModuleDict({"reduction": nn.Linear(8, 4), "norm": nn.LayerNorm(8)})
+        writing = nn.ModuleDict({"project": nn.Linear(8, 4), "norm": nn.LayerNorm(4)})
+        sides = placed(nn.ModuleDict({"merging": merging, "writing": writing}))
+        assert not sides["merging.reduction.weight"].columns
+        assert sides["writing.project.weight"] == FreeSides()
+
+
 class Residual(nn.Module):
     """Convolutions and batch norms as attributes, as in ResNets, in one order or another."""
 

@@ -107,3 +107,72 @@ def test_changes_of_features_do_not_grow_with_the_width_under_mup() -> None:
         plain += mup._watched(model, width, loss, optimizer, 3)
     without = mup.growth_exponents(plain)
     assert without["2"] > exponents["2"] + 0.3 and without["4"] > exponents["4"] + 0.3
+
+
+class OwnParameters(nn.Module):
+    """Positions, experts and their biases as parameters of one module, as many models have them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.token = nn.Linear(3, width)
+        self.pos, self.cls_token = (nn.Parameter(torch.randn(*n, width)) for n in ((5,), (1, 1)))
+        self.experts = nn.Parameter(torch.randn(3, width, width) / width**0.5)
+        self.experts_bias = nn.Parameter(torch.zeros(3, width))
+        self.inside, self.head = nn.Identity(), nn.Linear(width, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.token(x) + self.pos + self.cls_token
+        written = torch.einsum("eoi,bti->bto", self.experts, hidden) + self.experts_bias.sum(0)
+        return self.head(self.inside(written.relu()))
+
+
+class TestParametersThatAreNoLayersWeight:
+    def test_tables_and_biases_are_inputs_and_stacks_are_hidden(self) -> None:
+        found = mup.growths(OwnParameters(32), OwnParameters(8))
+        kinds = {name: growth.kind for name, growth in found.items()}
+        assert {name for name, kind in kinds.items() if kind == "output"} == {"head.weight"}
+        assert {name for name, kind in kinds.items() if kind == "hidden"} == {"experts"}
+        added = ("pos", "cls_token", "experts_bias")
+        assert all(found[name] == mup.Growth(4.0, 1.0) for name in added)
+
+    def test_the_head_alone_is_scaled(self) -> None:
+        model, base, x = OwnParameters(32), OwnParameters(8), torch.randn(2, 5, 3)
+        plain, bias = model(x), model.head.bias
+        with mup.scale_outputs(model, base):
+            torch.testing.assert_close(model(x), (plain - bias) / 4 + bias)
+
+    def test_changes_of_features_do_not_grow_with_the_width(self) -> None:
+        draws = torch.Generator().manual_seed(0)
+        x, y = (torch.randn(16, 5, n, generator=draws) for n in (3, 2))
+        rows = mup.coordinate_check(
+            OwnParameters, [32, 64, 128, 256], lambda model: (model(x) - y).square().mean()
+        )
+        exponents = mup.growth_exponents(rows)
+        assert exponents["inside"] < 0.15 and exponents["head"] < 0.15
+
+    def test_a_gain_beside_a_weight_is_no_matrix(self) -> None:
+        wide, narrow = (nn.utils.parametrizations.weight_norm(nn.Linear(n, 3)) for n in (8, 4))
+        found = mup.growths(wide, narrow)
+        assert found["parametrizations.weight.original0"].kind == "fixed"
+        assert found["parametrizations.weight.original1"].kind == "output"
+        assert mup.output_scales(wide, narrow) == {"weight": 0.5}
+
+    def test_an_output_weight_beside_others_is_refused(self) -> None:
+        class Both(nn.Module):
+            def __init__(self, width: int) -> None:
+                super().__init__()
+                self.inner, self.outer = nn.Linear(3, width), nn.Parameter(torch.ones(2, width))
+
+        with pytest.raises(ValueError, match="outer is an output weight, and Both holds more"):
+            mup.scale_outputs(Both(8), Both(4))
+
+
+def test_a_tied_head_is_scaled_whichever_comes_first() -> None:
+    class HeadFirst(TiedModel):
+        def __init__(self, width: int) -> None:
+            super().__init__(width)
+            head = self._modules.pop("head")
+            self._modules = {"head": head, **self._modules}
+
+    for kind in (TiedModel, HeadFirst):
+        assert mup.output_scales(kind(32), kind(8)) == {"head.weight": 0.25}

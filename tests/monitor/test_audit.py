@@ -90,6 +90,33 @@ def test_no_optimizer_of_others_is_accused_or_changed(name: str) -> None:
     assert same(before, trace(model, optimizer))
 
 
+@pytest.mark.parametrize("steps_before", [0, 3])
+@pytest.mark.parametrize("bits", [32, 8])
+@pytest.mark.parametrize("kind", ["SGD", "AdamW", "Lion"])
+def test_the_names_that_bitsandbytes_shares_with_torch_are_not_accused(
+    kind: str, bits: int, steps_before: int
+) -> None:
+    library = pytest.importorskip("bitsandbytes", minversion="0.50", reason="it has a CPU since")
+    torch.manual_seed(0)
+    model = nn.Linear(64, 80)  # so large that it is kept in eight bits
+    momentum = {"momentum": 0.9} if kind == "SGD" else {}
+    make = getattr(library.optim, kind)
+    optimizer = make(model.parameters(), lr=1e-2, optim_bits=bits, **momentum)
+
+    def closure() -> None:
+        model(torch.randn(8, 64)).square().mean().backward()
+
+    for _ in range(steps_before):
+        closure()
+        optimizer.step()
+        optimizer.zero_grad()
+    result = audit(model, optimizer, closure)
+    assert result.passed, result
+    is_known = bits == 32 and not steps_before  # its state has names of its own
+    assert all(row.is_checked == is_known for row in result.rows)
+    assert ("2 of 2 parameters" if is_known else "no formula is known") in str(result)
+
+
 def test_what_float16_cannot_hold_is_no_sabotage() -> None:
     model, closure = mlp(torch.float16)
     assert audit(model, torch.optim.RAdam(model.parameters(), foreach=True), closure).passed

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kappascope.monitor.overview import Standing, extent, gapped, neediest, standings, verdict_of
-from kappascope.monitor.record import Alert, Run
+from kappascope.monitor.record import Alert, Run, Session
 from monitored_runs import MATRICES, write_example, written
 
 
@@ -54,6 +54,8 @@ def test_a_cut_and_damage_are_told(tmp_path: Path) -> None:
     segment.write_bytes(segment.read_bytes() + b"torn\n")
     run = written(tmp_path, {"kind": "start", "step": 100, "cut": "it was killed", "resumed": True})
     assert "Taken up again at step 100: it was killed." in told(run)
+    run.sessions.append(Session(150, 0.0, {}, "it was killed again"))
+    assert "Taken up again 2 times, last at step 150: it was killed again." in told(run)
     assert "1 line of the record did not fit" in told(run)
     assert run.step == 100 and max(step for column in run.columns.values() for step, _ in column)
 

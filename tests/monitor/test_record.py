@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from dataclasses import asdict
@@ -77,9 +78,12 @@ def test_a_killed_process_loses_nothing_it_had_written(tmp_path: Path) -> None:
 def test_a_folder_has_one_writer_at_a_time(tmp_path: Path) -> None:
     first = sole_writer(tmp_path / "run")
     assert first is not None
-    with pytest.raises(Refusal, match=f"process {os.getpid()} on .* records a run there"):
-        sole_writer(tmp_path / "run")
+    (tmp_path / "link").symlink_to("run")
+    for spelling in ("run", "link", "run/../run"):
+        with pytest.raises(Refusal, match=r"another monitor of this process .* \(close that one"):
+            sole_writer(tmp_path / spelling)
     first.close()
+    assert (tmp_path / "run" / "lock").read_bytes() == b""
     again = sole_writer(tmp_path / "run")
     assert again is not None
     again.close()
@@ -116,16 +120,100 @@ def test_a_killed_process_keeps_nobody_out_and_neither_does_a_child_that_outlive
             os.kill(child, signal.SIGKILL)
 
 
-def test_where_nothing_can_be_locked_nobody_is_kept_out(
+def test_a_folder_that_cannot_be_written_has_nothing_to_claim(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert sole_writer(tmp_path / "file" / "run") is None
+
+
+def test_where_a_file_system_has_no_locks_a_name_keeps_others_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def without(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    (tmp_path / "file").touch()
-    assert sole_writer(tmp_path / "file" / "run") is None
     monkeypatch.setattr(fcntl, "flock", without)
-    assert sole_writer(tmp_path) is None
+    first = sole_writer(tmp_path)
+    assert first is not None
+    with pytest.raises(Refusal, match=r"another monitor .* remove the file lock if it has ended"):
+        sole_writer(tmp_path)
+    first.close()
+    again = sole_writer(tmp_path)
+    assert again is not None
+    del again  # of a monitor that was never closed and is gone
+    here = socket.gethostname()
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    for name, keeps_out in [
+        ("process 1 on elsewhere", True),
+        (f"process {os.getppid()} on {here}", True),
+        (f"process {ended.pid} on {here}", False),
+        ("", False),
+    ]:
+        (tmp_path / "lock").write_text(name)
+        if keeps_out:
+            with pytest.raises(Refusal, match=f"{name} records a run there"):
+                sole_writer(tmp_path)
+        else:
+            claim = sole_writer(tmp_path)
+            assert claim is not None
+            claim.close()
+
+
+def test_a_child_that_was_forked_has_no_part_in_the_record(tmp_path: Path) -> None:
+    claim = sole_writer(tmp_path)
+    recorder = Recorder(tmp_path, claim)
+    recorder.write({"kind": "start", "step": 0})
+    if (child := os.fork()) == 0:
+        refused = False
+        try:
+            recorder.write({"kind": "end", "step": 9})
+        except Refusal:
+            refused = True
+        recorder.release()
+        os._exit(0 if refused else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (tmp_path / "lock").read_bytes()
+    with pytest.raises(Refusal, match="another monitor of this process"):
+        sole_writer(tmp_path)
+    recorder.write({"kind": "log", "step": 1, "values": {"loss": 1.0}})
+    recorder.release()
+    run = Run.read(tmp_path)
+    assert run.step == 1 and not run.is_closed
+
+
+def test_a_lock_that_was_removed_is_made_anew_unless_another_has_come(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, sole_writer(tmp_path))
+    recorder.write({"kind": "start", "step": 0})
+    (tmp_path / "lock").unlink()
+    recorder.write({"kind": "log", "step": 1, "values": {"loss": 1.0}})
+    with pytest.raises(Refusal, match="another monitor of this process"):
+        sole_writer(tmp_path)
+    (tmp_path / "lock").unlink()
+    other = Recorder(tmp_path, sole_writer(tmp_path))
+    other.write({"kind": "start", "step": 0})
+    other.write({"kind": "log", "step": 1, "values": {"loss": 2.0}})
+    for is_over in (False, True):
+        if is_over:
+            other.release()
+        with pytest.raises(Refusal, match="another monitor has come"):
+            recorder.write({"kind": "log", "step": 2, "values": {"loss": 1.0}})
+    recorder.release()
+    assert Run.read(tmp_path).logs == {"loss": [(1, 2.0)]}
+
+
+def test_a_run_whose_folder_is_moved_does_not_go_on_in_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kappascope.monitor.record.SEGMENT_BYTES", 100)
+    recorder = Recorder(tmp_path / "run", sole_writer(tmp_path / "run"))
+    recorder.write({"kind": "log", "step": 1, "values": {"loss": 1.0}})
+    (tmp_path / "run").rename(tmp_path / "moved")
+    recorder.write({"kind": "log", "step": 2, "values": {"loss": 1.0}})
+    other = Recorder(tmp_path / "run", sole_writer(tmp_path / "run"))
+    with pytest.raises(Refusal, match="its record was removed or moved"):
+        recorder.write({"kind": "log", "step": 3, "values": {"loss": 1.0}})
+    other.release()
+    assert Run.read(tmp_path / "moved").step == 2 and Run.read(tmp_path / "run").step == 0
 
 
 def test_a_run_is_followed_while_it_is_written(tmp_path: Path) -> None:

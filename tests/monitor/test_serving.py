@@ -3,6 +3,7 @@
 import http.client
 import json
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,22 @@ def test_the_document_tells_what_was_written_since(port: int, folder: Path) -> N
     recorder.close()
     status, after, _ = ask(port, "/run.json", **{"If-None-Match": headers["ETag"]})
     assert status == 200 and json.loads(after)["step"] == 220 and after != before
+
+
+def test_a_page_tells_whether_its_run_is_running(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder(folder)
+    recorder.write({"kind": "start", "step": 220, "time": time.time()})
+    recorder.write({"kind": "reading", "step": 220, "time": time.time(), "rows": {}})
+    recorder.close()
+    with served(Run.read(folder)) as address:
+        port = int(address.rstrip("/").rpartition(":")[2])
+        for path in ("/", "/run.json"):
+            assert b"running" in ask(port, path)[1]
+        monkeypatch.setattr("kappascope.monitor.overview.SILENT_SECONDS", 0.0)  # it was killed
+        for path in ("/", "/run.json"):
+            assert b"it goes on, or was killed" in ask(port, path)[1]
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,18 @@ import numpy as np
 import pytest
 
 from kappascope.lab.article import MARK, NUMBER, PICTURE
+from kappascope.lab.experiment import studies
 from kappascope.lab.heads import chance_log_kappa
 from kappascope.lab.table import Table
 from kappascope.paper.article import ARTICLE, SUMMARY
 from kappascope.paper.review import all_claims
 
 CLAIMS = {claim.id: claim for claim in all_claims()}
-TEMPLATES = {"article": ARTICLE.template, "summary": SUMMARY.template}
+TEMPLATES = {
+    "article": ARTICLE.template,
+    "summary": SUMMARY.template,
+    **{name: study.finding for name, study in studies().items()},
+}
 
 
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)

@@ -45,6 +45,19 @@ thread.join()
     assert printed(program) == "0\n"
 
 
+def test_nothing_is_loaded_while_a_model_is_examined() -> None:
+    # a child that is forked meanwhile would wait for what its parent loads
+    program = """
+work = kappascope.diagnose
+torch.manual_seed(0)
+moved = torch.nn.Sequential(torch.nn.Linear(9, 7), torch.nn.Linear(7, 5))
+before = set(sys.modules)
+work(model), work(model, reference=moved)
+print(sorted(set(sys.modules) - before))
+"""
+    assert printed(program) == "[]\n"
+
+
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="cached properties have no lock there")
 def test_a_child_does_not_wait_for_a_property_that_a_thread_of_its_parent_reads() -> None:
     program = """

@@ -85,8 +85,7 @@ def _follow(record: Run, once: bool) -> None:
 
 
 def _screen(record: Run, console: Console) -> RenderableType:
+    from kappascope.monitor.overview import seconds_of_silence
     from kappascope.monitor.terminal import run_screen
 
-    latest = max((reading.time for reading in record.readings), default=0.0)
-    silence = time.time() - latest if latest > 0 else 0.0
-    return run_screen(record, console.width, console.height - 1, silence)
+    return run_screen(record, console.width, console.height - 1, seconds_of_silence(record))

@@ -19,10 +19,10 @@ What stays is one number for some matrices: the scale of a matrix as a whole is 
 well (values and output, up and down, the gains of a norm layer and all that reads it).
 
 What a weight does, and which of its rows are whose, is what :func:`kappascope.matrices` says of it;
-neighbours are read off ``nn.Sequential`` and off the order of a module's children. A head that
-reads the last norm layer of an encoder from afar (a pooler, a classifier, the dense layer before a
-masked language model's logits) is not recognized: its columns keep factors, which the norm's gains
-repeat.
+neighbours are read off ``nn.Sequential`` and off the order of a module's children. The first layer
+after all blocks (a pooler, a classifier, the dense layer before a masked language model's logits)
+reads the norm layer that comes before it in the order of modules. Of several heads that read one
+norm layer it is the first that is left alone: the gains cannot undo the factors of the others.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from kappascope.model.kinds import language_heads
-from kappascope.model.names import family, layer
+from kappascope.model.names import depth, family, layer
 from kappascope.model.weights import LiveWeight
 
 READERS = {"query", "key", "value", "fused", "input", "latent", "up", "gate"}
@@ -49,6 +49,7 @@ PARTNERS = {"value", "up", "fused"}  # whose rows a writer's columns would repea
 # scaling passes through these unchanged
 HOMOGENEOUS = (nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.Identity, nn.Dropout, nn.Flatten, nn.MaxPool2d)
 TRANSPARENT = (nn.Dropout, nn.Identity, nn.Flatten)
+AVERAGING = (nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)  # per channel
 MATRIX = (nn.Linear, _ConvNd)
 # the parts that a norm layer beside them normalises, by the name of that layer without "norm"
 _NORMALISED = {"q": "query", "query": "query", "k": "key", "key": "key", "qk": ""}
@@ -97,7 +98,7 @@ def free_sides(model: nn.Module, weights: Sequence[LiveWeight]) -> dict[str, Fre
     modules = dict(model.named_modules())
     parts = [part for weight in weights for part in _parts(weight)]
     heads = set(language_heads([weight.unit.layer for weight in weights if weight.unit]))
-    neighbours = [*_neighbours(modules)]
+    neighbours = [*_neighbours(modules), *_behind_blocks(model)]
     columns = heads | {name for name, side in neighbours if side == "columns"}
     columns |= set(_bound_columns(modules, weights, parts))
     rows = heads | {name for name, side in neighbours if side == "rows"}
@@ -238,6 +239,12 @@ def _neighbours(modules: Modules) -> Iterator[tuple[str, str]]:
         for i, (name, before) in enumerate(layers):
             if isinstance(before, MATRIX) and _is_batch_normed(name, before, layers[i + 1 :]):
                 yield f"{stem}{name}.weight", "rows"
+        norms = [m for _, m in layers if _gains(m)]
+        matrices = [(name, m) for name, m in layers if isinstance(m, MATRIX)]
+        if len(norms) == len(matrices) == 1 and not isinstance(module, nn.Sequential):
+            (name, only), (norm,) = matrices[0], norms
+            if _reads(only, norm) and _outputs(only) != _gains(norm):  # as Swin merges patches
+                yield f"{stem}{name}.weight", "columns"
         if not isinstance(module, nn.Sequential):
             continue
         for (_, before), (name, after) in pairwise(layers):
@@ -249,9 +256,39 @@ def _neighbours(modules: Modules) -> Iterator[tuple[str, str]]:
                 yield f"{stem}{name}.weight", "columns"
 
 
+def _behind_blocks(model: nn.Module) -> Iterator[tuple[str, str]]:
+    """The columns of layers outside of blocks that come right after a norm layer of their width.
+
+    >>> blocks = nn.ModuleList([nn.Linear(4, 4)])
+    >>> layers = {"blocks": blocks, "norm": nn.LayerNorm(4), "head": nn.Linear(4, 2)}
+    >>> [*_behind_blocks(nn.ModuleDict(layers))]
+    [('head.weight', 'columns')]
+    """
+    last, is_behind = nn.Module(), False
+    for path, module in model.named_modules():
+        is_apart = isinstance(module, (*TRANSPARENT, *AVERAGING)) or "Rotary" in str(type(module))
+        if any(module.children()) or is_apart:
+            continue
+        is_outside = depth(path) is None
+        if isinstance(module, MATRIX) and is_outside and is_behind and _reads(module, last):
+            yield f"{path}.weight", "columns"
+        is_behind |= not is_outside
+        last = module
+
+
+def _reads(module: nn.Module, norm: nn.Module) -> bool:
+    """Whether a layer has as many inputs as a norm layer has gains."""
+    inputs = getattr(module, "in_channels", 0) or getattr(module, "in_features", 0)
+    return _gains(norm) == inputs > 0
+
+
+def _outputs(module: nn.Module) -> int:
+    return getattr(module, "out_channels", 0) or getattr(module, "out_features", 0)
+
+
 def _is_batch_normed(name: str, module: nn.Module, later: Sequence[tuple[str, nn.Module]]) -> bool:
     """Whether a batch norm follows: the next child, or a later one of the same number."""
-    outputs = getattr(module, "out_channels", 0) or getattr(module, "out_features", 0)
+    outputs = _outputs(module)
     number = re.sub(r"\D", "", name)
     return any(
         isinstance(norm, _BatchNorm)

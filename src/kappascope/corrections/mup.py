@@ -21,13 +21,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from math import prod
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from kappascope.model.weights import live_weights, unwrapped
+from kappascope.model.weights import LiveWeight, live_weights, unwrapped, why_not_multiplied
 
 Base: TypeAlias = nn.Module | Mapping[str, Sequence[int]]
 """A narrower model of the same architecture, or the shapes of its parameters by name."""
@@ -76,7 +77,7 @@ def growths(model: nn.Module, base: Base) -> dict[str, Growth]:
         shapes = {name: p.shape for name, p in unwrapped(base).named_parameters()}
     else:
         shapes = base
-    weights = {name: weight for weight in live_weights(model) for name, *_ in weight.uses}
+    weights = {id(leaf): weight for weight in live_weights(model) for leaf in weight.leaves}
     by_name = {}
     for name, parameter in model.named_parameters():
         if name not in shapes or len(shapes[name]) != parameter.ndim:
@@ -84,24 +85,20 @@ def growths(model: nn.Module, base: Base) -> dict[str, Growth]:
             came = tuple(shapes[name]) if name in shapes else "none"
             raise ValueError(f"expected {expected}; got {came}; build it by the same code")
         ratios = [a / b for a, b in zip(parameter.shape, shapes[name], strict=True)]
-        if parameter.ndim < 2:
-            by_name[name] = Growth(ratios[0] if ratios else 1.0, 1.0)
-            continue
-        outputs, inputs = (-2, -1) if parameter.ndim == 2 or name not in weights else (0, 1)
-        if _is_stored_in_out(weights.get(name)):
-            outputs, inputs = inputs, outputs
-        if any(isinstance(m, nn.Embedding) for _, m, _ in weights[name].uses[:1]):
-            outputs, inputs = inputs, outputs  # a table has a row for every input
-        by_name[name] = Growth(ratios[outputs], ratios[inputs])
+        by_name[name] = _growth(weights.get(id(parameter)), parameter, ratios)
     return by_name
 
 
-def _is_stored_in_out(weight: Any) -> bool:
-    """Whether a weight is stored (in, out), as GPT-2's and transposed convolutions are."""
-    if weight is None:
-        return False
-    module = weight.uses[0][1]
-    return type(module).__name__ == "Conv1D" or bool(getattr(module, "transposed", False))
+def _growth(weight: LiveWeight | None, parameter: Tensor, ratios: Sequence[float]) -> Growth:
+    """How a parameter grew, from the ratios of its dimensions to those of the base."""
+    is_itself = weight is not None and tuple(parameter.shape) == weight.shape
+    if weight is None or not is_itself or why_not_multiplied(weight) is not None:
+        return Growth(prod(ratios), 1.0)  # a number for every output, as biases and tables have
+    outputs, inputs = (
+        prod(ratio for ratio, its in zip(ratios, weight.layout.sides, strict=True) if its == side)
+        for side in ("rows", "columns")
+    )
+    return Growth(outputs, inputs)
 
 
 def parameter_groups(
@@ -123,20 +120,31 @@ def parameter_groups(
 
 
 def output_scales(model: nn.Module, base: Base) -> dict[str, float]:
-    """The factors of what output weights give: one over the ratio of their inputs.
+    """The factors of what output weights give, by the names of their uses: one over inputs' growth.
 
     >>> output_scales(nn.Linear(8, 3), nn.Linear(4, 3))
     {'weight': 0.5}
     """
-    by_name = growths(model, base).items()
-    return {name: 1 / growth.inputs for name, growth in by_name if growth.kind == "output"}
+    by_name = growths(model, base)
+    by_leaf = {id(p): by_name[name] for name, p in unwrapped(model).named_parameters()}
+    scales = {}
+    for weight in live_weights(unwrapped(model)):
+        leaf = next((p for p in weight.leaves if tuple(p.shape) == weight.shape), None)
+        growth = Growth(1.0, 1.0) if leaf is None else by_leaf[id(leaf)]
+        is_table = any(isinstance(module, nn.Embedding) for _, module, _ in weight.uses)
+        for name, module, _ in weight.uses:
+            is_output = growth.kind == ("input" if is_table else "output")
+            if is_output and not isinstance(module, nn.Embedding):
+                scales[name] = 1 / (growth.outputs if is_table else growth.inputs)
+    return scales
 
 
 def scale_outputs(model: nn.Module, base: Base) -> ExitStack:
     """Multiply the inputs of output layers by their scales in every forward pass, until closed.
 
     A tied embedding is an output layer where it is used as one. What is scaled is what goes into
-    the layer, so a bias counts in full.
+    the layer, so a bias counts in full. A module that holds other matrices beside an output weight
+    is refused, for what it takes need not go there.
 
     >>> layer, narrow = nn.Linear(8, 3), nn.Linear(4, 3)
     >>> plain = layer(2 * torch.ones(8))
@@ -144,19 +152,18 @@ def scale_outputs(model: nn.Module, base: Base) -> ExitStack:
     ...     torch.equal(layer(4 * torch.ones(8)), plain)
     True
     """
-    scales, undo = output_scales(model, base), ExitStack()
-    by_name = {weight.name: weight for weight in live_weights(unwrapped(model))}
-    inner = growths(model, base)
-    for weight in by_name.values():
-        for name, module, _ in weight.uses:
-            tied_head = not isinstance(module, nn.Embedding) and inner[weight.name].kind == "input"
-            scale = scales.get(weight.name)
-            if tied_head and name != weight.name and len(weight.uses) > 1:
-                scale = 1 / inner[weight.name].outputs
-            if scale is not None and not isinstance(module, nn.Embedding):
-                hook = module.register_forward_pre_hook(_scaling(scale))
-                undo.callback(hook.remove)
-    return undo
+    scales = output_scales(model, base)
+    uses = [use for weight in live_weights(unwrapped(model)) for use in weight.uses]
+    with ExitStack() as undo:
+        for name, module, _ in uses:
+            if name not in scales:
+                continue
+            if sum(its is module for _, its, _ in uses) > 1 or any(module.children()):
+                kind = type(module).__name__
+                problem = f"{name} is an output weight, and {kind} holds more than it"
+                raise ValueError(f"{problem}; give it a layer of its own, such as nn.Linear")
+            undo.callback(module.register_forward_pre_hook(_scaling(scales[name])).remove)
+        return undo.pop_all()
 
 
 def _scaling(scale: float) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:

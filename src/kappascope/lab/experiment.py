@@ -159,6 +159,7 @@ class Study(Experiment):
     seconds: float | Callable[[Setting], float] = 1.0  # of one trial, about
     then: Callable[[Table], Iterable[Setting]] | None = None
     exhibits: Callable[[Table], Iterable[Exhibit]] | None = None
+    finding: str = ""  # the answer in a few sentences, as a template of kappascope.lab.article
     downloads: tuple[str, ...] = ()  # what must be fetched, as kappascope.lab.downloads names it
 
     @property

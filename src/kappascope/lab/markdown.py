@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence, Set
 
 from kappascope.lab import report
+from kappascope.lab.article import fill_article
 from kappascope.lab.experiment import Study
 from kappascope.lab.report import Publication
 from kappascope.lab.verdicts import verdict_counts
@@ -37,19 +39,44 @@ def studies_page(publications: Sequence[Publication]) -> str:
     lines = [
         "# Real networks",
         "",
-        "`kappascope findings` writes this page from the trials of `kappascope study`. Brackets "
-        "hold 95 % intervals. A claim is judged by its interval, with Holm's correction over the "
-        "claims of its study. Fewer than eight seeds decide nothing. A rule is older than the "
-        "trials that it is judged on, unless the claim says that the rule was mended. Where a "
-        "pilot on other trials shaped a rule, the study says so.",
+        "The paper trains one linear layer, or a few. Does what it says of kappa, the condition "
+        "number κ, matter in networks that do something? Each study asks one question of such "
+        "networks.",
         "",
         verdict_counts(claims) if claims else "No claim was judged.",
+        "",
+    ]
+    if studies:
+        lines += ["## What was asked, and what was found", ""]
+    for publication, study in studies:
+        lines += _answer(publication, study)
+    lines += [
+        "## How to read this page",
+        "",
+        "Every study has its question, its tables, its figure, and its claims. A claim stands "
+        "with its verdict, its name, who made it (P: the paper, S: the slides, R: the review), and "
+        "what was measured. Brackets hold 95 % intervals. A claim is judged by its interval, with "
+        "Holm's correction over the claims of its study. Fewer than eight seeds decide nothing. A "
+        "rule is older than the trials that it is judged on, unless the claim says that the rule "
+        "was mended. Where a pilot on other trials shaped a rule, the study says so.",
+        "",
+        "`kappascope findings` writes this page from the trials of `kappascope study`.",
         "",
     ]
     drawn = {address for address, _ in study_pictures(publications)}
     for publication, study in studies:
         lines += _section(publication, study, drawn)
     return "\n".join(lines)
+
+
+def _answer(publication: Publication, study: Study) -> Iterator[str]:
+    """Write the first question of a study, and what it found or why that cannot be told."""
+    asked, *_ = report.paragraphs(study.question)
+    place = re.sub(r"[^a-z0-9]+", "-", study.title.lower()).strip("-")
+    found = fill_article(study.finding, publication.claims_of(study))
+    yield f"**[{study.title}](#{place}).** *{asked}*"
+    yield " ".join([found.text, *(f"Not told: {why}." for why in found.left_out)]).strip()
+    yield ""
 
 
 def _section(publication: Publication, study: Study, drawn: Set[str]) -> Iterator[str]:
@@ -64,7 +91,8 @@ def _section(publication: Publication, study: Study, drawn: Set[str]) -> Iterato
     yield from (f"`kappascope study {study.name}`: {trials} ({', '.join(machine)}).", "")
     parts = study.question.replace("``", "`").strip().split("\n\n")
     for part in parts[1:] or parts:
-        yield from (" ".join(part.split()), "")
+        yield from (" ".join(item.split()) for item in re.split(r"\n(?=- )", part))
+        yield ""
     for exhibit in report.exhibits(
         study, publication.results.everything.where(experiment=study.id)
     ):

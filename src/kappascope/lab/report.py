@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -434,8 +435,9 @@ def paragraphs(text: str) -> list[str]:
     >>> paragraphs("What does ``depth`` do? Layers learn together.")
     ['What does depth do?', 'Layers learn together.']
     """
-    parts = [" ".join(part.split()) for part in text.replace("``", "").strip().split("\n\n")]
-    if len(parts) > 1 and parts[0].startswith("Experiment"):
+    pieces = re.split(r"\n\n|\n- ", text.replace("``", "").strip())
+    parts = [" ".join(piece.split()).removeprefix("- ") for piece in pieces]
+    if len(parts) > 1 and parts[0].startswith(("Experiment", "Study")):
         del parts[0]
     question, mark, rest = parts[0].partition("? ")
     return [part for part in (question + mark.strip(), rest, *parts[1:]) if part]

@@ -14,6 +14,9 @@ from functools import cache, wraps
 from threading import RLock
 from typing import Any, ParamSpec, TypeVar
 
+import scipy.linalg  # noqa: F401 - only an OpenBLAS that is loaded can be found
+from threadpoolctl import ThreadpoolController
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -23,9 +26,6 @@ MOST_COLUMNS = 4096  # beyond, products of large blocks prevail, which threads d
 @cache
 def _libraries() -> tuple[Any, ...]:
     """Find every OpenBLAS that this process has loaded."""
-    import scipy.linalg  # noqa: F401 - only what is loaded can be found
-    from threadpoolctl import ThreadpoolController
-
     return tuple(ThreadpoolController().select(internal_api="openblas").lib_controllers)
 
 

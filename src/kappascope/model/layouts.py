@@ -154,6 +154,23 @@ class Layout:
         numbers = torch.arange(prod(sizes)).reshape(sizes)
         return [int(row) for row in numbers[dict(self.parts)[label]].flatten()]
 
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """What every dimension of the tensor itself counts: rows, columns or matrices of a stack.
+
+        >>> Layout.convolution((6, 4, 3, 3)).sides, Layout.transposed((4, 6)).sides
+        (('rows', 'columns', 'columns', 'columns'), ('columns', 'rows'))
+        """
+        shape = self.stored or self.grid
+        words = ["stack"] * self.stack + ["rows"] * (len(self.order) - self.stack - self.columns)
+        words += ["columns"] * self.columns
+        sides = []
+        for dimension in range(len(shape)):
+            offset = prod(shape[dimension + 1 :])  # of the next entry along this dimension
+            axes = (a for a, n in enumerate(self.grid) if offset // prod(self.grid[a + 1 :]) % n)
+            sides.append(words[self.order.index(next(axes, 0))])
+        return tuple(sides)
+
     def _permuted(self, tensor: Tensor) -> Tensor:
         return tensor.reshape(self.grid).permute(self.order).flatten(-self.columns)
 

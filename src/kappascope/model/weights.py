@@ -220,10 +220,19 @@ _LAYERS = (nn.Linear, _ConvNd, nn.RNNBase, nn.MultiheadAttention)  # maps, whate
 
 
 def why_no_map(weight: LiveWeight) -> str | None:
-    """Why what has the shape of a matrix is no map, to be taken only if it is named; or None.
+    """Why what has the shape of a matrix is to be taken only if it is named; or None.
 
     >>> why_no_map(live_weights(nn.Embedding(5, 4))[0])
     'an embedding is looked up, not multiplied'
+    """
+    return why_not_multiplied(weight) or _LEFT_ALONE.get(weight.kind)
+
+
+def why_not_multiplied(weight: LiveWeight) -> str | None:
+    """Why what has the shape of a matrix is no linear map at all; or None.
+
+    >>> why_not_multiplied(live_weights(nn.LayerNorm((2, 3)))[0])
+    'a norm layer scales entry by entry'
     """
     for _, module, attribute in weight.uses:
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
@@ -232,7 +241,7 @@ def why_no_map(weight: LiveWeight) -> str | None:
             return "a bias is added, not multiplied"
     is_layer = any(isinstance(module, _LAYERS) for _, module, _ in weight.uses)
     if is_layer or weight.kind in _LEFT_ALONE:
-        return _LEFT_ALONE.get(weight.kind)
+        return None
     for name, module, attribute in weight.uses:
         if re.search(r"Norm(\dd)?$", type(module).__name__):
             return "a norm layer scales entry by entry"

@@ -93,9 +93,10 @@ class Audit:
     def __str__(self) -> str:
         checked = [row for row in self.rows if row.is_checked]
         kept = sum(row.passed for row in checked)
+        moved = f"{kept} of {plural(len(checked), 'parameter')} moved as promised"
         lines = [
             f"audit of {' and '.join(self.optimizers)}: {'passed' if self.passed else 'FAILED'}, "
-            f"{kept} of {plural(len(checked), 'parameter')} moved as promised "
+            f"{moved if checked else 'no formula is known for any parameter,'} "
             f"in {plural(self.steps, 'step')}"
         ]
         lines += [f"  {row}" for row in self.failed]

@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NoReturn, TypeAlias, cast
+from typing import Any, NoReturn, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +43,16 @@ from kappascope.monitor.audit import STEPS as AUDIT_STEPS
 from kappascope.monitor.audit import Audit, Auditor, audit
 from kappascope.monitor.ghosts import Ghosts
 from kappascope.monitor.meter import Meter
-from kappascope.monitor.record import VERSION, Alert, Recorder, Run, is_run, sole_writer, table_of
+from kappascope.monitor.record import (
+    VERSION,
+    Alert,
+    Recorder,
+    Run,
+    WriteLock,
+    is_run,
+    sole_writer,
+    table_of,
+)
 from kappascope.monitor.report import write_run_page
 from kappascope.monitor.ring import Ring, StepNorms, of_all_shards
 from kappascope.monitor.source import Captured, Rule, StepTensors
@@ -161,7 +170,7 @@ class Monitor:
         self._optimizers: list[Optimizer] = []
         self._survey: Survey | None = None
         self._recorder: Recorder | None = None
-        self._claim: IO[bytes] | None = None
+        self._claim: WriteLock | None = None
         self._warned: set[str] = set()
         self._is_paused = False
         self._counts: list[int] = [0]
@@ -264,7 +273,7 @@ class Monitor:
         if self._ranks.is_first:
             with self._contained("the record cannot be begun"):  # others wait to be told of it
                 cut, last = self._earlier(step)
-                self._recorder = Recorder(self.folder)
+                self._recorder = Recorder(self.folder, self._claim)
         begun = step if step is not None else self._ranks.told(last)
         self._counts = [begun] * len(self._counts)
         self._calls = list(self._counts)
@@ -355,7 +364,7 @@ class Monitor:
             self._flush()
             self._write({"kind": "end", "step": self.step})
         if self._recorder is not None:
-            self._recorder.close()
+            self._recorder.release()
         if self._claim is not None:
             self._claim.close()
         self._recorder, self._claim, self._survey = None, None, None

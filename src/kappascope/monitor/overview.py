@@ -6,8 +6,8 @@ Page and terminal tell the same; neither needs torch, nor a model.
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -138,6 +138,12 @@ def extent(run: Run, silence: float = math.inf) -> str:
     return f"Step {run.step:,}; {readings} of {of}; {state(run, silence)}.{cost}"
 
 
+def seconds_of_silence(run: Run) -> float:
+    """The seconds since the last reading, as the clock of this machine has it."""
+    latest = max((reading.time for reading in run.readings), default=0.0)
+    return time.time() - latest if latest > 0 else 0.0
+
+
 def state(run: Run, silence: float) -> str:
     """Whether the last session was closed, as far as a record can tell."""
     if run.is_closed:
@@ -155,9 +161,9 @@ def verdict_of(run: Run, every: list[Standing]) -> list[str]:
         _alerted(run),
         *(sentence_of(ring["text"]) for ring in run.rings[-1:] if ring.get("text")),
         _lost(every),
+        _cut(run),
         _moved(every),
         _learned(run),
-        *_cuts(run),
         _damage(run),
     )
     return [sentence[:1].upper() + sentence[1:] for sentence in sentences if sentence]
@@ -232,9 +238,15 @@ def _learned(run: Run) -> str:
     return f"The logged {name} went from {number(first)} to {number(last)}."
 
 
-def _cuts(run: Run) -> Iterator[str]:
-    for session in run.sessions[1:]:
-        yield f"Taken up again at step {session.step:,}: {sentence_of(session.cut or 'resumed')}"
+def _cut(run: Run) -> str:
+    """Where the run was taken up again: the last time, for a preempted one has hundreds."""
+    if len(run.sessions) < 2:
+        return ""
+    session, many = run.sessions[-1], len(run.sessions) - 1
+    times = "" if many == 1 else f" {many:,} times, last"
+    return (
+        f"Taken up again{times} at step {session.step:,}: {sentence_of(session.cut or 'resumed')}"
+    )
 
 
 def _damage(run: Run) -> str:

@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from torch import Tensor
 from kappascope.matrix import spectra
 from kappascope.matrix.orthogonal import MUON, Coefficients, orthogonalized
 
+T = TypeVar("T", bound=Tensor | None)
 Settings: TypeAlias = Mapping[str, Any]
 
 
@@ -59,7 +60,7 @@ class State(dict[str, Any]):
         self.time: Any = self.pop("step", 0)
         self.undecided: Tensor | None = None
 
-    def kept(self, name: str, start: Tensor) -> Tensor:
+    def kept(self, name: str, start: T) -> Tensor | T:
         """What is remembered under a name, or what it starts from.
 
         >>> State().kept("exp_avg", torch.zeros(1))
@@ -171,6 +172,8 @@ def promise_of(optimizer: object, settings: Settings) -> Promise:
         raise Unpromised(f"{kinds[0].__name__} is no name that is known here")
     if settings.get("lr") is None:  # as transformers' Adafactor, which makes its own
         raise Unpromised("its settings have no lr")
+    if getattr(getattr(optimizer, "args", None), "optim_bits", 32) < 32:  # bitsandbytes'
+        raise Unpromised("what it keeps in 8 bits is rounded in a way that is not known here")
     if variants := [key for key in VARIANTS if settings.get(key)]:
         raise Unpromised(f"what {', '.join(variants)} makes of {promise.name} is not known here")
     return promise
@@ -195,10 +198,10 @@ def _mixed(old: Tensor, new: Tensor, share: float) -> Tensor:
 
 @_promised_by("SGD")
 def _sgd(s: Settings, state: State, weight: Tensor, g: Tensor) -> Candidates:
-    mu = s.get("momentum", 0.0)
+    mu = s["momentum"] if "momentum" in s else s.get("betas", (0.0,))[0]  # as bitsandbytes has it
     if not mu:
         return {"": Candidate(-s["lr"] * g)}
-    old = state.get("momentum_buffer")
+    old = state.kept("momentum_buffer", None)
     buffer = g if old is None else mu * old + (1 - s.get("dampening", 0.0)) * g
     state["momentum_buffer"] = buffer
     return {"": Candidate(-s["lr"] * (g + mu * buffer if s.get("nesterov") else buffer))}

@@ -62,7 +62,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import IO, Any
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 from kappascope.refusal import Refusal
 from kappascope.system.files import refuse_link, unwritable
@@ -185,33 +185,95 @@ class Column:
 # --- writing --------------------------------------------------------------------------------------
 
 
-def sole_writer(folder: Path) -> IO[bytes] | None:
-    """Be the only one that writes a folder, until the file that is given back is closed.
+class WriteLock:
+    """The right of one monitor to write a folder, until it is closed or its process has ended.
 
-    A process that ends, however it ends, has let go. None where there is nothing to lock: a folder
-    that cannot be written, which its record will tell, or a file system without locks.
+    It is a lock on the file ``lock``, in which the process has its name. Where a file system has no
+    locks the name alone keeps others out, and it goes when the claim is closed.
+    """
+
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        self.path, self._file = path, file
+        _CLAIMS.add(file)
+        self.close = finalize(self, _unclaim, file, os.getpid())
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether the lock has no name any more, so that it keeps nobody out."""
+        return self._file.closed or not os.fstat(self._file.fileno()).st_nlink
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the file of this name is the one that is locked: a folder may be moved."""
+        with suppress(OSError, ValueError):
+            return os.path.samestat(self.path.stat(), os.fstat(self._file.fileno()))
+        return False
+
+
+def sole_writer(folder: Path) -> WriteLock | None:
+    """Claim a folder for one monitor; while another one writes it, refuse.
+
+    None where there is nothing to lock: a folder that cannot be written, which its record will
+    tell.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    path = folder / "lock"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = os.fdopen(os.open(folder / "lock", flags, 0o644), "r+b", buffering=0)
+        file = os.fdopen(os.open(path, flags, 0o644), "r+b", buffering=0)
     except OSError:
         return None
+    owner = file.read(200).decode(errors="replace").strip()
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        with file:
-            owner = file.read(200).decode(errors="replace").strip() or "another process"
-        advice = "close that monitor or end that process, or name another folder"
-        raise Refusal(2, str(folder), f"{owner} records a run there", advice) from None
-    except OSError:
-        file.close()
-        return None
+    except OSError as error:
+        is_locked = isinstance(error, BlockingIOError)
+        if is_locked or (owner and not _has_ended(owner)):
+            file.close()
+            raise _taken(folder, owner, is_locked) from None
     with suppress(OSError):  # a full disk: the lock holds without a name
-        file.truncate()
-        file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
-    _CLAIMS.add(file)
-    return file
+        file.truncate(0)
+        file.seek(0)
+        file.write(_this_process().encode())
+    return WriteLock(path, file)
+
+
+def _this_process() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def _has_ended(owner: str) -> bool:
+    """Whether a process of this machine, by the name it left, is no more."""
+    match = re.fullmatch(r"process (\d+) on (.+)", owner)
+    if match is None or match[2] != socket.gethostname():
+        return False
+    try:
+        os.kill(int(match[1]), 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _taken(folder: Path, owner: str, is_locked: bool) -> Refusal:
+    """Say who writes a folder, and what lets another one in."""
+    if owner == _this_process():
+        wrong, advice = "another monitor of this process records a run there", "close that one"
+    else:
+        wrong = f"{owner or 'another process'} records a run there"
+        advice = "close that monitor or end that process"
+    if not is_locked:
+        advice += ", remove the file lock if it has ended"
+    return Refusal(2, str(folder), wrong, f"{advice}, or name another folder")
+
+
+def _unclaim(file: IO[bytes], process: int) -> None:
+    """Take the name out of a lock and let go of it; a child that was forked leaves the name."""
+    with suppress(OSError, ValueError):
+        if os.getpid() == process:
+            file.truncate(0)
+    file.close()
 
 
 def _forked() -> None:
@@ -226,6 +288,10 @@ os.register_at_fork(after_in_child=_forked)
 class Recorder:
     """Add entries to the record of a run, each of them whole or recognizably torn.
 
+    With a ``claim`` it writes only while the folder is its own: a lock that was removed is made
+    anew, but a folder that another one has taken since is left to that one. A child that was forked
+    has no part in the record.
+
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
     ...     recorder = Recorder(Path(folder))
@@ -235,8 +301,8 @@ class Recorder:
     [Row(step=0, matrix='w', quantity='sigma_max', value=2.0, index=None)]
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, claim: WriteLock | None = None) -> None:
+        self.folder, self._claim, self._process = folder, claim, os.getpid()
         self._file: int | None = None
         self._size = 0
         try:
@@ -247,7 +313,12 @@ class Recorder:
 
     def write(self, entry: Entry) -> None:
         """Append one entry; what a full disk tears is followed by a new segment."""
+        if os.getpid() != self._process:
+            wrong = "the process that this one was forked from records a run there"
+            raise Refusal(2, str(self.folder), wrong, "attach a monitor to another folder")
         is_gone = self._file is not None and not os.fstat(self._file).st_nlink  # and nobody told
+        if self._claim is not None and self._claim.is_removed:
+            self._claim_again(is_gone)
         if self._file is None or is_gone or self._size > SEGMENT_BYTES:
             self._open()
         line = sealed(entry)
@@ -267,8 +338,27 @@ class Recorder:
             os.close(self._file)
             self._file = None
 
+    def release(self) -> None:
+        """Let go of the folder, too: another monitor may record there."""
+        self.close()
+        if self._claim is not None:
+            self._claim.close()
+
+    def _claim_again(self, is_gone: bool) -> None:
+        """Make a lock anew that was removed, if the record is still there and nobody else came."""
+        assert self._claim is not None
+        if is_gone or self._claim.path.exists():
+            raise self._lost()
+        self._claim = sole_writer(self.folder) or self._claim
+
+    def _lost(self) -> Refusal:
+        wrong = "its record was removed or moved, or another monitor has come"
+        return Refusal(2, str(self.folder), wrong, "nothing more is recorded; name another folder")
+
     def _open(self) -> None:
         self.close()
+        if self._claim is not None and not self._claim.is_here:
+            raise self._lost()
         numbers = [number for number, _ in _segments(self.folder)]
         path = self.folder / f"segment-{max(numbers, default=0) + 1:06d}.jsonl"
         refuse_link(path)

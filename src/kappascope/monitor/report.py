@@ -25,6 +25,7 @@ from kappascope.monitor.overview import (
     loss_name,
     neediest,
     percent,
+    seconds_of_silence,
     standings,
     verdict_of,
 )
@@ -126,7 +127,7 @@ def write_run_page(folder: str | Path, path: str | Path) -> Path:
 
 def run_page(run: Run, connects: str = "'none'", seconds: float = 0.0) -> str:
     """The page of a run; one that follows it asks for the document again every so many seconds."""
-    document = run_document(run)
+    document = run_document(run, seconds_of_silence(run) if seconds else math.inf)
     return fill(
         "run",
         connects=connects,
@@ -137,8 +138,11 @@ def run_page(run: Run, connects: str = "'none'", seconds: float = 0.0) -> str:
     )
 
 
-def run_document(run: Run) -> dict[str, Any]:
-    """All that the page of a run shows, as values of strict JSON."""
+def run_document(run: Run, silence: float = math.inf) -> dict[str, Any]:
+    """All that the page of a run shows, as values of strict JSON.
+
+    ``silence`` is in seconds, where a page follows the run.
+    """
     every = standings(run)
     shared = _Steps()
     by_matrix: dict[str, Columns] = defaultdict(dict)
@@ -151,7 +155,7 @@ def run_document(run: Run) -> dict[str, Any]:
     return {
         "title": legible(run.model or "a run"),
         "folder": legible(str(run.folder)),
-        "extent": extent(run),
+        "extent": extent(run, silence),
         "verdict": [legible(sentence) for sentence in verdict_of(run, every)],
         "step": run.step,
         "closed": run.is_closed,
@@ -352,7 +356,11 @@ def _provenance(run: Run) -> dict[str, Any]:
         "record": str(run.folder),
         "model": run.model,
         "sessions": [f"{when:%Y-%m-%d %H:%M:%S} UTC" for when in began],
-        "options": {name: value for name, value in options.items() if value is not None},
+        "options": {
+            name: ", ".join(map(str, value)) if isinstance(value, list) else value
+            for name, value in options.items()
+            if value is not None
+        },
         "optimizer": [", ".join(f"{k} {v}" for k, v in group.items()) for group in groups],
         "seconds of reading": f"{sum(reading.seconds for reading in run.readings):.3g}",
         "lines left out": run.damaged,

@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread
 from typing import Any, cast
 
+from kappascope.monitor.overview import seconds_of_silence, state
 from kappascope.monitor.record import Run
 from kappascope.monitor.report import run_document, run_page
 from kappascope.refusal import Refusal
@@ -75,7 +76,7 @@ class _Content:
     def __init__(self, run: Run) -> None:
         self.run = run
         self._lock = Lock()
-        self._document: bytes | None = None
+        self._document, self._state = b"", ""
 
     def page(self) -> bytes:
         with self._lock:
@@ -84,8 +85,10 @@ class _Content:
 
     def document(self) -> bytes:
         with self._lock:
-            if self.run.refresh() or self._document is None:
-                self._document = strict(run_document(self.run))
+            is_new, silence = self.run.refresh() > 0, seconds_of_silence(self.run)
+            if is_new or self._state != state(self.run, silence):  # which silence changes, too
+                self._state = state(self.run, silence)
+                self._document = strict(run_document(self.run, silence))
             return self._document
 
 

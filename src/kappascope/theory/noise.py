@@ -35,10 +35,10 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
+import scipy  # its filters load when first used: nobody who diagnoses waits for them
 import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
-from scipy.signal import lfilter
 from torch import Tensor
 
 from kappascope.matrix.covariance import covariance_root
@@ -280,9 +280,9 @@ def _adam_square(weights_bytes: bytes, first: int, beta_1: float, beta_2: float)
     while samples * count < ADAM_SAMPLES or samples < 8:
         square = random.standard_normal((chunk, count)) ** 2
         state = np.zeros((chunk, 1)) if begin == 0 else np.full((chunk, 1), beta_2)
-        v, _ = lfilter([1 - beta_2], [1, -beta_2], square, zi=state)
+        v, _ = scipy.signal.lfilter([1 - beta_2], [1, -beta_2], square, zi=state)
         divided = scale / np.sqrt(v / first_moment_bias)
-        done = lfilter([1 - beta_1], [1, -beta_1], divided[:, ::-1])[:, ::-1]
+        done = scipy.signal.lfilter([1 - beta_1], [1, -beta_1], divided[:, ::-1])[:, ::-1]
         total += float((square * done**2).sum())
         samples += chunk
     return total / samples

@@ -316,14 +316,14 @@ let limit = ROWS_AT_ONCE;
 
 const spark = (matrix) => {
   const points = matrix.series.condition_number ? pairs(matrix.series.condition_number).filter(([, y]) => finite(y) && y > 0) : [];
-  if (points.length < 2) return make("td", { "data-label": "κ over time" }, "–");
+  if (points.length < 2) return make("td", { "data-label": "κ over time", class: "none" }, "–");
   const across = axis(span(), 1, 119, false), up = axis(ends(points.map(([, y]) => y)), 23, 3, true);
   const picture = make("svg", { viewBox: "0 0 120 26", class: "spark", "aria-hidden": "true" });
   picture.append(make("path", { class: "curve", d: trace(points, across, up, true) }));
   return make("td", { "data-label": "κ over time" }, picture);
 };
 
-const amount = (label, number, text) => make("td", { class: "number", "data-label": label, "data-value": finite(number) ? number : "" }, text);
+const amount = (label, number, text) => make("td", { class: text && text !== "–" ? "number" : "number none", "data-label": label, "data-value": finite(number) ? number : "" }, text);
 const latest = (matrix, quantity) => matrix.series[quantity]?.[1].at(-1);
 
 const lines = () => {

@@ -150,11 +150,13 @@ def kappa_tells(word: str, outcome: str, sentence: str) -> Claim:
             "largest_within": most.within,
         },
         expect={"across": Above(TELLING), "within": Above(TELLING)},
-        explain="Rank correlation of mean log kappa, the norms given: {across:.2f} across "
-        "{across.n} settings, {within:.2f} between the seeds of one setting ({within.n} networks); "
-        "without the norms {plain_across:.2f} and {plain_within:.2f}; of the largest kappa, the "
-        f"norms given, {{largest_across:.2f}} and {{largest_within:.2f}}. Telling begins at "
-        f"{TELLING}; interactions would not be seen.",
+        explain="With the norms held fixed, the rank correlation with mean log kappa is "
+        "{across:.2f} across {across.n} settings and {within:.2f} between the seeds of one "
+        "setting ({within.n} networks). With the norms not held fixed it is "
+        "{plain_across:.2f} and {plain_within:.2f}. With the largest kappa in place of the "
+        "mean, and the norms held fixed, it is {largest_across:.2f} and "
+        f"{{largest_within:.2f}}. Telling begins at {TELLING}. A rank correlation does not see "
+        "interactions.",
         answers=REVIEW,
     )
 
@@ -191,10 +193,10 @@ CLAIMS = (
         # first judged across settings alone, where it holds; now as strictly as kappa is
         measures=NORMS_FIRST,
         expect=dict.fromkeys(NORMS_FIRST, Above(TELLING)),
-        explain="Kappa given, its rank correlation across {noise_across.n} settings is "
-        "{noise_across:.2f} with the harm of noise and {calibration_across:.2f} with the "
-        "calibration error; between the seeds of one setting {noise_within:.2f} and "
-        "{calibration_within:.2f}.",
+        explain="With kappa held fixed, the rank correlation of the spectral norm across "
+        "{noise_across.n} settings is {noise_across:.2f} with the harm of noise and "
+        "{calibration_across:.2f} with the calibration error. Between the seeds of one setting it "
+        "is {noise_within:.2f} and {calibration_within:.2f}.",
         answers=REVIEW,
     ),
     Claim(
@@ -207,9 +209,10 @@ CLAIMS = (
             "within": largest([each.within for each in BEYOND_NORMS]),
         },
         expect={"across": Above(TELLING), "within": Above(TELLING)},
-        explain="The largest rank correlation of one of them, the norms given, is {across:.2f} in "
-        "size across {across.n} settings and {within:.2f} between the seeds of one setting; the "
-        f"intervals cover for all {len(BEYOND_NORMS)} at once.",
+        explain="With the norms held fixed, the largest rank correlation of one of these "
+        "components is {across:.2f} in size across {across.n} settings and {within:.2f} "
+        f"between the seeds of one setting. The intervals cover for all {len(BEYOND_NORMS)} "
+        "correlations at once.",
         answers=REVIEW,
     ),
     Claim(
@@ -224,11 +227,11 @@ CLAIMS = (
             "blank_if_square": lambda rows: unwritten(rows.where(width=64)),
         },
         expect={"start": Below(TELLING), "blank": Below(1.1)},
-        explain="Between the seeds of one setting it has a rank correlation of {start:.2f} with "
-        "its value at the start ({start.n} networks). The weights of the three blank pixels touch "
-        "no training loss, yet change it by a factor of {blank:.3g} in the median setting. Where "
-        "the matrix is square, at width 64, these are {start_if_square:.2f} and "
-        "{blank_if_square:.3g}.",
+        explain="Between the seeds of one setting kappa has a rank correlation of {start:.2f} "
+        "with its value at the start ({start.n} networks). The weights of the three blank pixels "
+        "touch no training loss, yet they change kappa by a factor of {blank:.3g} in the median "
+        "setting. Where the matrix is square, at width 64, the correlation is "
+        "{start_if_square:.2f} and the factor is {blank_if_square:.3g}.",
         answers=REVIEW,
     ),
 )

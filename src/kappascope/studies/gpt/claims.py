@@ -41,13 +41,13 @@ from kappascope.theory import GaussianNull
 
 HIDDEN = ("query", "key", "value", "output", "up", "down")  # kinds of matrices in the blocks
 SEEDS_BEFORE = (
-    "Trained anew with eight seeds in place of five and with penalties whose steps are bounded; "
-    "the rule is as it was."
+    "The arms were trained anew, with eight seeds in place of five and with penalties whose steps "
+    "are bounded. The rule is as it was."
 )
 SEEN = Mended(
     "not asked",
-    "First put when an earlier run of five seeds had been seen; judged on eight that were trained "
-    "after the rule, five of them with the seeds of that run.",
+    "The claim was first put after an earlier run of five seeds had been seen. It is judged on "
+    "eight runs that were trained after the rule, five of them with the seeds of that run.",
 )
 
 
@@ -217,9 +217,9 @@ def lowers_loss(correction: str, sentence: str, source: str) -> Claim:
             "muon": loss_change("Muon", correction),
         },
         expect={"adamw": Below(0), "muon": Below(0)},
-        explain="At its best rate the loss is {adamw:+.4f} nats a character different from AdamW's "
-        "alone at its own best, and {muon:+.4f} from Muon's (paired seeds, n = {adamw.n}; "
-        "Student's intervals).",
+        explain="With the correction at its best rate, the loss differs by {adamw:+.4f} nats a "
+        "character from that of AdamW alone at its own best rate, and by {muon:+.4f} from that of "
+        "Muon alone (paired seeds, n = {adamw.n}; Student's intervals).",
         mended=Mended("undecided", SEEDS_BEFORE),
         answers=("Section 4, layer types",),
     )
@@ -241,11 +241,11 @@ CLAIMS = (
             "large": loss_change("AdamW", "hybrid", "confirm"),
         },
         expect={"small": Below(0), "large": Below(0)},
-        explain="At its best rate it changes the loss of AdamW alone at its own best by "
-        "{small:+.4f} nats a character in the small model and by {large:+.4f} in the larger one "
-        "(paired seeds, n = {small.n} and {large.n}; Student's intervals). In a first run of "
-        "five seeds, with a penalty of an earlier version, it had been -0.0072 [-0.0099, -0.0045] "
-        "and -0.0049 [-0.0083, -0.0016].",
+        explain="With Hybrid at its best rate, the loss differs from that of AdamW alone at its "
+        "own best rate by {small:+.4f} nats a character in the small model and by {large:+.4f} in "
+        "the larger one (paired seeds, n = {small.n} and {large.n}; Student's intervals). In a "
+        "first run of five seeds, with an earlier version of the penalty, the differences were "
+        "-0.0072 [-0.0099, -0.0045] and -0.0049 [-0.0083, -0.0016].",
         mended=SEEN,
         answers=("Section 4, layer types",),
     ),
@@ -259,13 +259,13 @@ CLAIMS = (
         },
         expect={"penalty": Below(0), "hybrid": Below(0), "bound": Below(0)},
         explain="Under AdamW the largest log kappa of the blocks changes by {penalty:+.2f} with "
-        "the penalty, by {hybrid:+.2f} with Hybrid and by {bound:+.2f} with the bound "
-        "(medians over n = {penalty.n} seeds), each at its own best rate; by {multipliers:+.2f} "
-        "with multipliers, and by {muon:+.2f} with Muon in place of AdamW.",
+        "the penalty, by {hybrid:+.2f} with Hybrid and by {bound:+.2f} with the bound (medians "
+        "over n = {penalty.n} seeds, every arm at its own best rate). It changes by "
+        "{multipliers:+.2f} with multipliers, and by {muon:+.2f} with Muon in place of AdamW.",
         mended=Mended(
             "holds",
-            "The largest kappa is skewed: its median with the exact interval replaces a mean with "
-            "Student's; eight seeds in place of five.",
+            "The largest kappa is skewed. So its median with the exact interval replaces its mean "
+            "with Student's interval. There are eight seeds in place of five.",
         ),
         answers=("Section 4, layer types",),
     ),
@@ -285,17 +285,19 @@ CLAIMS = (
         expect={
             f"{optimizer}_{kind}": Above(10) for optimizer in ("adamw", "muon") for kind in PRODUCTS
         },
-        explain="Of what a head compares (QK) and writes (OV), which no change of basis inside the "
-        "head touches, the median kappa is this multiple of that of products of random factors: "
-        "with AdamW {adamw_QK:.1f} and {adamw_OV:.1f}, with Muon {muon_QK:.1f} and {muon_OV:.1f} "
-        "(best rates, n = {adamw_QK.n} seeds). Over the rates of tuning QK's goes from "
-        "{adamw_rates.low:.1f} to {adamw_rates.high:.0f} with AdamW and from {muon_rates.low:.1f} "
-        "to {muon_rates.high:.1f} with Muon (one seed). The square matrices alone: "
-        "{adamw_square:.1f} and {muon_square:.1f} times Gaussian ones.",
+        explain="QK is what a head compares and OV is what it writes; no change of basis inside "
+        "the head touches either. The median kappa of such a product is this multiple of that of "
+        "products of random factors: with AdamW {adamw_QK:.1f} for QK and {adamw_OV:.1f} for OV, "
+        "with Muon {muon_QK:.1f} and {muon_OV:.1f} (best rates, n = {adamw_QK.n} seeds). Over the "
+        "rates of tuning the multiple of QK goes from {adamw_rates.low:.1f} to "
+        "{adamw_rates.high:.0f} with AdamW and from {muon_rates.low:.1f} to {muon_rates.high:.1f} "
+        "with Muon (one seed). The square matrices alone have {adamw_square:.1f} times (AdamW) "
+        "and {muon_square:.1f} times (Muon) the kappa of Gaussian ones.",
         mended=Mended(
             "fails",
-            "The square matrices of a head, whose shape it can trade, were judged, under AdamW "
-            "alone; now the products QK and OV are, under both optimizers.",
+            "Before, the rule judged the square matrices of a head, under AdamW alone. A head can "
+            "shift shape from one of them to another. Now the rule judges the products QK and OV, "
+            "under both optimizers.",
         ),
         answers=("W1(b)",),
     ),
@@ -310,8 +312,9 @@ CLAIMS = (
             "large": head_multiple("QK", "AdamW", "confirm"),
         },
         expect={"excess": Above(math.log(10))},
-        explain="Its kappa is {small:.1f} times theirs (n = {small.n} seeds); in the larger model, "
-        "after fewer steps at half the rate, {large:.1f} times.",
+        explain="The kappa of QK is {small:.1f} times that of products of random factors (n = "
+        "{small.n} seeds). In the larger model, after fewer steps at half the rate, it is "
+        "{large:.1f} times.",
         mended=SEEN,
         answers=("W1(b)",),
     ),
@@ -321,8 +324,8 @@ CLAIMS = (
         "R W1(b), Q1",
         measures={kind: heads_compared(kind) for kind in PRODUCTS},
         expect=dict.fromkeys(PRODUCTS, Below(0)),
-        explain="Seed by seed log kappa of the median head differs by {QK:+.2f} for QK and by "
-        "{OV:+.2f} for OV (n = {QK.n}).",
+        explain="Seed by seed, log kappa of the median head under Muon differs from that under "
+        "AdamW by {QK:+.2f} for QK and by {OV:+.2f} for OV (n = {QK.n}).",
         mended=SEEN,
         answers=("W1(b)",),
     ),
@@ -332,10 +335,11 @@ CLAIMS = (
         "S (prognosis)",
         measures={name: predicted_by(name) for name in ("kappa", "gradient", "loss")},
         expect={"kappa": Above(0.5)},
-        explain="Windows of 10 steps before a spike are told from others of the same run, in a "
-        "share of pairs, {kappa:.2f} by the rise of log kappa, {gradient:.2f} by the gradient "
-        "norm, {loss:.2f} by the rise of the loss (0.5 is guessing; n = {kappa.n} seeds with "
-        "spikes, of runs at rates that are too high, most of which never learned much).",
+        explain="A pair is a window of 10 steps before a spike and another window of the same "
+        "run. The share of pairs that are told apart is {kappa:.2f} by the rise of log kappa, "
+        "{gradient:.2f} by the gradient norm and {loss:.2f} by the rise of the loss, where 0.5 is "
+        "guessing (n = {kappa.n} seeds with spikes). The runs have rates that are too high, and "
+        "most of them never learned much.",
         mended=Mended("undecided", SEEDS_BEFORE),
         answers=("W1(b)",),
     ),
@@ -352,10 +356,11 @@ CLAIMS = (
             "warm_spiked": share_with("spikes", warm=True),
         },
         expect={"highest": Below(0), "final": Below(0)},
-        explain="At 8 times the best rates the highest log kappa of a run changes by "
-        "{highest:+.2f} with warmup, and the loss of the last 20 steps by {final:+.3f} (medians of "
-        "{highest.n} seeds); of the runs without warmup {cold_diverged:.2f} diverge and "
-        "{cold_spiked:.2f} spike, with it {warm_diverged:.2f} and {warm_spiked:.2f}.",
+        explain="At 8 times the best rates, warmup changes the highest log kappa of a run by "
+        "{highest:+.2f} and the loss of the last 20 steps by {final:+.3f} (medians of {highest.n} "
+        "seeds). Without warmup a share of {cold_diverged:.2f} of the runs diverges and "
+        "{cold_spiked:.2f} spikes; with warmup these shares are {warm_diverged:.2f} and "
+        "{warm_spiked:.2f}.",
         mended=Mended("undecided", SEEDS_BEFORE),
         answers=("W1(b)",),
     ),
@@ -370,8 +375,9 @@ CLAIMS = (
             "muon": loss_change("Muon", "alone", "confirm", base="AdamW"),
         },
         expect={"best": Below(0)},
-        explain="With 4 layers of width 128 its loss differs by {best:+.4f} from AdamW's alone "
-        "(n = {best.n} seeds), Hybrid's by {hybrid:+.4f}, and Muon's alone by {muon:+.4f}.",
+        explain="With 4 layers of width 128, the loss with that correction differs by {best:+.4f} "
+        "from that of AdamW alone (n = {best.n} seeds). The loss with Hybrid differs by "
+        "{hybrid:+.4f}, and that of Muon alone by {muon:+.4f}.",
         mended=Mended("holds", SEEDS_BEFORE),
         answers=("W1(b)",),
     ),

@@ -186,14 +186,15 @@ FULL_RUN_CLAIMS = (
             "feed_forward": median_over_matrices("null_z", kind=WIDE),
         },
         expect={"attention": Above(2), "feed_forward": Above(2)},
-        explain="Matrices of attention, nearly all square, lie {attention:.2g} deviations above "
-        "(median of {attention.n}), where chance alone gives a large kappa; those of the "
-        "feed-forward layers, whose kappa is small, {feed_forward:.2g} (median of "
-        "{feed_forward.n}). Pooled, the median of {every.n} lies {every:.2g} above.",
+        explain="Matrices of attention are nearly all square, and chance alone gives these a "
+        "large kappa. They lie {attention:.2g} deviations above the mean (median of "
+        "{attention.n}). Chance gives feed-forward matrices a small kappa. They lie "
+        "{feed_forward:.2g} deviations above (median of {feed_forward.n}). Pooled, the median of "
+        "{every.n} matrices lies {every:.2g} above.",
         mended=Mended(
             "undecided",
-            "Matrices of both kinds were pooled, which hid that each kind is decided; now both "
-            "must be far above chance.",
+            "Before, matrices of both kinds were pooled, which hid that each kind is decided. Now "
+            "both must be far above chance.",
         ),
         answers=(*CHECKPOINTS, *PRETRAINED),
     ),
@@ -207,7 +208,8 @@ FULL_RUN_CLAIMS = (
         explain="They lie {feed_forward:.2g} deviations above (median of {feed_forward.n} matrices "
         "of five networks).",
         mended=Mended(
-            "undecided", "The part of pretrained.severe that its pooled median hid; seen before."
+            "undecided",
+            "The pooled median of pretrained.severe hid this part. It was seen before it was put.",
         ),
         answers=(*CHECKPOINTS, *PRETRAINED),
     ),
@@ -234,7 +236,7 @@ FULL_RUN_CLAIMS = (
         "P 4.7, 5.1; S",
         measures={"correlation": depth_correlation},
         expect={"correlation": Above(0)},
-        explain="Within the matrices of one kind and network kappa and depth have a rank "
+        explain="Among the matrices of one kind and network, kappa and depth have a rank "
         "correlation of {correlation:.2f} (n = {correlation.n}).",
         answers=CHECKPOINTS,
     ),
@@ -245,9 +247,9 @@ FULL_RUN_CLAIMS = (
         "R Q7; P 5.1",
         measures={"ratio": heads_over_random},
         expect={"ratio": Above(1)},
-        explain="The median product has {ratio:.3g} times their kappa (n = {ratio.n} heads, QK and "
-        "OV). Gains of the norms before them are not folded in, and the Llama's QK is that of "
-        "equal positions.",
+        explain="The median product has {ratio:.3g} times the kappa of products of random factors "
+        "(n = {ratio.n} heads, QK and OV). Gains of the norm layers before the products are not "
+        "folded in. The Llama's QK is that of equal positions.",
         answers=CHECKPOINTS,
     ),
     Claim(
@@ -262,10 +264,10 @@ FULL_RUN_CLAIMS = (
             "energy_spoken": energy_of_smallest("energy_spoken"),
         },
         expect={"every": Above(0.01)},
-        explain="It is higher by a share of {every:.2g} (n = {every.n} sets of texts); with the "
-        "embedding left whole by {layers:.2g}. The smallest tenth of the embedding holds a share "
-        "of {energy.value:.2g} of its energy, but of {energy_spoken.value:.2g} over the tokens "
-        "that are spoken: most never are.",
+        explain="The loss is higher by a share of {every:.2g} (n = {every.n} sets of texts), and "
+        "by {layers:.2g} if the embedding is left whole. The smallest tenth of the embedding's "
+        "values holds a share of {energy.value:.2g} of its energy. Over the tokens that are "
+        "spoken it holds {energy_spoken.value:.2g}: most tokens never are.",
         answers=PRETRAINED,
     ),
     Claim(
@@ -280,9 +282,9 @@ FULL_RUN_CLAIMS = (
             "minilm_layers": cost_ratio("smallest", "bulk", BERT, "layers"),
         },
         expect={"llama": Below(1)},
-        explain="It costs the Llama {llama:.3g} times what a tenth about the median costs "
-        "(n = {llama.n}), MiniLM {minilm:.3g} times; in their layers, the embedding left whole, "
-        "{llama_layers:.3g} and {minilm_layers:.3g} times.",
+        explain="To remove it costs the Llama {llama:.3g} times what it costs to remove a tenth "
+        "about the median (n = {llama.n}), and MiniLM {minilm:.3g} times. In the layers alone, "
+        "with the embedding left whole, it is {llama_layers:.3g} and {minilm_layers:.3g} times.",
         answers=PRETRAINED,
     ),
     Claim(
@@ -299,10 +301,11 @@ FULL_RUN_CLAIMS = (
             "minilm_noise": cost_ratio("smallest", f"noise {EQUAL}", BERT, "layers"),
         },
         expect={"llama": Above(1)},
-        explain="They cost the Llama {llama:.3g} times what bulk values of equal energy cost "
-        "(n = {llama.n}), MiniLM {minilm:.3g} times; in their layers, the embedding left whole, "
-        "{llama_layers:.3g} and {minilm_layers:.3g} times, and there {llama_noise:.3g} and "
-        "{minilm_noise:.3g} times what random noise of equal energy costs.",
+        explain="To remove them costs the Llama {llama:.3g} times what it costs to remove bulk "
+        "values of equal energy (n = {llama.n}), and MiniLM {minilm:.3g} times. In the layers "
+        "alone, with the embedding left whole, it is {llama_layers:.3g} and {minilm_layers:.3g} "
+        "times, and {llama_noise:.3g} and {minilm_noise:.3g} times what random noise of equal "
+        "energy costs.",
         answers=PRETRAINED,
     ),
     Claim(
@@ -317,10 +320,10 @@ FULL_RUN_CLAIMS = (
             "int4": share("kappa_rounded", 0.01, "error", change="int4 by row"),
         },
         expect={"bf16": Above(0.5)},
-        explain="It does of a share of {bf16:.2f} (n = {bf16.n} matrices): of "
-        "{resolved.value:.2f} of the {resolved.n} whose kappa bf16 is said to resolve, of "
-        "{unresolved.value:.2f} of the {unresolved.n} others. Int8 with a scale a row does of "
-        "{int8:.2f}, int4 of {int4:.2f}.",
+        explain="Bf16 changes the kappa of a share of {bf16:.2f} by that much (n = {bf16.n} "
+        "matrices). The share is {resolved.value:.2f} of the {resolved.n} whose kappa bf16 is "
+        "said to resolve, and {unresolved.value:.2f} of the {unresolved.n} others. With int8 and "
+        "one scale for each row the share is {int8:.2f}, with int4 {int4:.2f}.",
         answers=PRETRAINED,
     ),
     Claim(
@@ -330,7 +333,8 @@ FULL_RUN_CLAIMS = (
         "kappascope's own",
         measures={"covered": share("covered", 0.5, "value")},
         expect={"covered": Above(0.95)},
-        explain="It does for a share of {covered:.3f} of the matrices (n = {covered.n}).",
+        explain="The interval contains it for a share of {covered:.3f} of the matrices (n = "
+        "{covered.n}).",
         answers=PRETRAINED,
     ),
     Claim(
@@ -345,8 +349,9 @@ FULL_RUN_CLAIMS = (
             "int4": median_cost("int4 by row", share=0.0),
         },
         expect={"by_row": Below(0.01)},
-        explain="The Llama's loss rises by a share of {by_row:.2g} (n = {by_row.n}); with bf16 "
-        "{bf16:.2g}, with one scale a matrix {int8:.2g}, with int4 {int4:.2g}.",
+        explain="The Llama's loss rises by a share of {by_row:.2g} (n = {by_row.n}). It rises by "
+        "{bf16:.2g} with bf16, by {int8:.2g} with int8 and one scale for each matrix, and by "
+        "{int4:.2g} with int4.",
         answers=PRETRAINED,
     ),
     Claim(
@@ -363,10 +368,11 @@ FULL_RUN_CLAIMS = (
             "minilm_energy": cost_correlation("energy", BERT),
         },
         expect={"llama": Above(0), "minilm": Above(0)},
-        explain="Kappa and the cost of rounding that matrix to int8 have a rank correlation of "
-        "{llama:.2f} (n = {llama.n}) in the Llama, {minilm:.2f} (n = {minilm.n}) in MiniLM; among "
-        "matrices of one kind {llama_kind:.2f} and {minilm_kind:.2f}. With the energy of the "
-        "rounding in place of kappa it is {llama_energy:.2f} and {minilm_energy:.2f}.",
+        explain="The kappa of a matrix and the cost of rounding it to int8 have a rank "
+        "correlation of {llama:.2f} (n = {llama.n}) in the Llama and {minilm:.2f} (n = "
+        "{minilm.n}) in MiniLM. Among matrices of one kind it is {llama_kind:.2f} and "
+        "{minilm_kind:.2f}. With the energy of the rounding in place of kappa it is "
+        "{llama_energy:.2f} and {minilm_energy:.2f}.",
         answers=PRETRAINED,
     ),
 )

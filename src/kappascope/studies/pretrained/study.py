@@ -1,16 +1,17 @@
 """Study of pretrained checkpoints.
 
 Are the weights that people trained as badly conditioned as the paper fears, by kind of layer and by
-depth? Does the bottom of their spectra, on which kappa hangs, matter: what does a language model
-lose without its smallest singular values, or without others of the same number or energy? And what
-does rounding to bf16, int8 and int4 do to kappa, and to what the networks answer?
+depth? Kappa depends on the bottom of the spectrum. Does the bottom matter: what does a language
+model lose without its smallest singular values, or without others of the same number or energy? And
+what does rounding to bf16, int8 and int4 do to kappa, and to what the networks answer?
 
-A Llama of 15 M parameters trained on children's stories (stories15M) is measured by its loss, a
-sentence encoder (MiniLM) by where it puts sentences; an ALBERT and two convolutional networks lend
-their spectra (in the gallery, dashed lines are those of chance). The Llama reads stories that it
-tells itself, one set a seed: the loss it is then expected to lose by a change is the divergence of
-its distributions from the intact ones, which is summed over all words and not sampled. It also
-reads Shakespeare, who is far from what it knows.
+There are five networks. A Llama of 15 M parameters that was trained on children's stories
+(stories15M) is measured by its loss. A sentence encoder (MiniLM) is measured by where it puts
+sentences. An ALBERT and two convolutional networks lend their spectra. (In the gallery, dashed
+lines are those of chance.) The Llama reads stories that it tells itself, one set for each seed. By
+how much a change then raises its expected loss is the divergence of its distributions from the
+intact ones, which is summed over all words and not sampled. The Llama also reads Shakespeare, who
+is far from its training texts.
 """
 
 from __future__ import annotations
@@ -225,6 +226,16 @@ STUDY = Study(
     title="Pretrained checkpoints",
     section="review W1(c), Q7",
     question=__doc__,
+    finding=(
+        "Feed-forward matrices are: they lie {{pretrained.severe feed_forward|.0f|interval}} "
+        "deviations of chance above the mean [[pretrained.feed-forward holds]]. Matrices of "
+        "attention are not, with {{pretrained.severe attention|.2f|interval}} deviations "
+        "[[pretrained.severe fails]], and deeper layers are not shown to be worse "
+        "[[pretrained.depth-grows undecided]]. The smallest singular values matter: at equal "
+        "energy, removing them costs the Llama {{pretrained.bottom-energy llama|.0f|interval}} "
+        "times what removing values of the bulk costs [[pretrained.bottom-energy holds]]. A "
+        "larger κ does not go with more harm by rounding [[pretrained.kappa-predicts fails]]."
+    ),
     grid=(
         *grid(model=MODELS, part=("spectra",)),
         *grid(model=tuple(EVALUATIONS), part=("whole", "kinds", "single")),

@@ -125,10 +125,11 @@ def optimizers_compared(
         source,
         measures=measures,
         expect={start: expect for start, _ in COMPARED_AT},
-        explain=f"At one loss the error under {names[0]} is this multiple of {names[1]}'s: "
-        f"{{fresh:.2f}} (fresh start, loss {EARLY:g}), medians {{fresh_ours.value:.2g}} and "
-        f"{{fresh_theirs.value:.2g}}, n = {{fresh.n}}; {{near:.2f}} (near start, loss {LATE:g}), "
-        "medians {near_ours.value:.2g} and {near_theirs.value:.2g}, n = {near.n}.",
+        explain=f"From a fresh start, at a loss of {EARLY:g}, the error under {names[0]} is "
+        f"{{fresh:.2f}} times that under {names[1]} (medians {{fresh_ours.value:.2g}} and "
+        "{fresh_theirs.value:.2g}, n = {fresh.n}). From a start near the teacher, at a loss "
+        f"of {LATE:g}, it is {{near:.2f}} times (medians {{near_ours.value:.2g}} and "
+        "{near_theirs.value:.2g}, n = {near.n}).",
         answers=REVIEW,
     )
 
@@ -142,9 +143,9 @@ CLAIMS = (
         "R W1(a); P 4.7, 5.1",
         measures={"ratios": component_ratio("condition_number", COLUMN_NORMS)},
         expect={"ratios": Above(1)},
-        explain="Student by student, kappa's relative error is this multiple of that of the column "
-        "norms, the only ones that mean something in every architecture once its symmetries are "
-        "fixed: {ratios:.4g} (n = {ratios.n}).",
+        explain="Student by student, kappa's relative error is this multiple of that of the "
+        "column norms: {ratios:.4g} (n = {ratios.n}). Column norms are the only ones that mean "
+        "something in every architecture once its symmetries are fixed.",
         answers=REVIEW,
     ),
     Claim(
@@ -154,9 +155,9 @@ CLAIMS = (
         measures={"ratios": component_ratio(LOG_KAPPA, OVERALL)},
         expect={"ratios": Above(1)},
         explain="Student by student, the error of log kappa is this multiple of the overall error "
-        "after matching: {ratios:.3g} (n = {ratios.n}). That is not one answer: from fresh starts, "
-        "at the higher loss, it is a little more than the overall error, and near the teacher, at "
-        "the lower one, half of it.",
+        "after matching: {ratios:.3g} (n = {ratios.n}). That is not one answer. From fresh "
+        "starts, at the higher loss, log kappa is off by a little more than the matrix as a "
+        "whole. Near the teacher, at the lower loss, it is off by half as much.",
         answers=REVIEW,
     ),
     Claim(
@@ -167,8 +168,8 @@ CLAIMS = (
         "P 4.9, 6(3); R W1(a)",
         measures={"remaining": {name: remaining_ratio(name) for name in OPTIMIZERS}},
         expect={"remaining": Above(2)},
-        explain="What is left of log kappa's error is this multiple of what is left of the overall "
-        "one (starts near the teacher): {remaining:.4g} (n = {remaining.n}).",
+        explain="What is left of log kappa's error is this multiple of what is left of the "
+        "overall error (starts near the teacher): {remaining:.4g} (n = {remaining.n}).",
         answers=REVIEW,
     ),
     optimizers_compared(
@@ -193,10 +194,10 @@ CLAIMS = (
             "outer": architecture_ratio(DEEP, {"depth": 2}, matrix=("first", "last")),
         },
         expect={"every_matrix": Above(1)},
-        explain="Of 3-layer students it is {every_matrix:.2f} times that of 2-layer ones, plain "
-        f"and LayerNorm, from near starts under Adam at a loss of {LATE:g} (ratio of medians, "
-        "n = {every_matrix.n} or more); on the first and the last matrix alone, which both have, "
-        "{outer:.2f} times.",
+        explain="The error of 3-layer students is {every_matrix:.2f} times that of 2-layer "
+        f"ones, plain and LayerNorm, from near starts under Adam at a loss of {LATE:g} (ratio of "
+        "medians, n = {every_matrix.n} or more). On the first and the last matrix alone, which "
+        "both have, it is {outer:.2f} times.",
         answers=REVIEW,
     ),
     Claim(
@@ -210,9 +211,10 @@ CLAIMS = (
             ),
         },
         expect={"layernorm": Below(1)},
-        explain="With LayerNorm it is {layernorm:.2f} times that of plain networks (near starts, "
-        f"Adam, loss {LATE:g}, n = {{layernorm.n}} or more), kappa being that of its matrices "
-        "without the mean row; with a residual {residual:.2f} times that of plain 3-layer ones.",
+        explain="With LayerNorm the error is {layernorm:.2f} times that of plain networks "
+        f"(near starts, Adam, loss {LATE:g}, n = {{layernorm.n}} or more); kappa is that of the "
+        "matrices without the mean row. With a residual the error is {residual:.2f} times that "
+        "of plain 3-layer networks.",
         answers=REVIEW,
     ),
     Claim(
@@ -223,8 +225,8 @@ CLAIMS = (
         measures={"share": share_at_teacher},
         # 0.9 before pilots showed that too few arrive for an interval that narrow
         expect={"share": Above(0.5)},
-        explain="Of {share.n} that arrive under Adam the share within an overall error of "
-        f"{AT_TEACHER:g} is {{share:.2f}}.",
+        explain="Of {share.n} students that arrive under Adam, the share within an overall "
+        f"error of {AT_TEACHER:g} is {{share:.2f}}.",
         answers=REVIEW,
     ),
 )

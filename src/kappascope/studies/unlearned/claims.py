@@ -456,7 +456,7 @@ CLAIMS = (
             "sgd": by_kind(("SGD",), ("query", "key"), GROUPS["norm"]),
         },
         expect={"gaps": Above(MARGIN)},
-        explain="The gap to the ghosts, in natural logarithms, is {gaps:+.2f}; under SGD "
+        explain="The gap to the ghosts, in natural logarithms, is {gaps:+.2f}. Under SGD it is "
         "{sgd:+.2f} (n = {gaps.n} seeds).",
         answers=ANSWERS,
     ),
@@ -470,8 +470,8 @@ CLAIMS = (
             "others": by_kind(("Muon", "SGD"), ("value", "output", "up", "down"), GROUPS["norm"]),
         },
         expect={"gaps": Below(0)},
-        explain="The gap to the ghosts, in natural logarithms, is {gaps:+.2f}; under the others "
-        "{others:+.2f} (n = {gaps.n} seeds).",
+        explain="The gap to the ghosts, in natural logarithms, is {gaps:+.2f}. Under the other "
+        "optimizers it is {others:+.2f} (n = {gaps.n} seeds).",
         answers=ANSWERS,
     ),
     Claim(
@@ -531,8 +531,8 @@ CLAIMS = (
             "kappa": {o: gap(o, ("log_kappa",)) for o in ("Muon", "SGD")},
         },
         expect={"lower": Below(-MARGIN), "kappa": Above(0)},
-        explain="The mean gap of the lower end to the ghosts is {lower:+.2f}, that of log kappa "
-        "{kappa:+.2f} (n = {lower.n} seeds).",
+        explain="The mean gap of the lower end to the ghosts is {lower:+.2f}. The mean gap of log "
+        "kappa is {kappa:+.2f} (n = {lower.n} seeds).",
         answers=("W1(b)", "W9(d)"),
     ),
     Claim(
@@ -543,19 +543,20 @@ CLAIMS = (
         "Velikanov et al. 2026",
         measures={"slopes": slopes_of(OPTIMIZERS, "decays")},
         expect={"slopes": ONE_FOR_ONE},
-        explain="The slope of the trained part on its ghosts' is {slopes:.2f} (n = {slopes.n} "
-        "seeds).",
+        explain="The slope of the trained part on that of its ghosts is {slopes:.2f} (n = "
+        "{slopes.n} seeds).",
         answers=("W1(b)", "W9(d)"),
     ),
     Claim(
         "unlearned.rate",
-        "The learning rate does so, too: if it changes, norm, top, median and lower end change "
-        "as much as in their ghosts (copies trained on noise alone), under AdamW and Muon.",
+        "The learning rate, too, sets every part of the spectrum by way of noise: if the rate "
+        "changes, norm, top, median and lower end change as much as in their ghosts (copies "
+        "trained on noise alone), under AdamW and Muon.",
         "Velikanov et al. 2026",
         measures={"slopes": slopes_of(LEARNERS, "rates")},
         expect={"slopes": ONE_FOR_ONE},
-        explain="The slope of the trained part on its ghosts' is {slopes:.2f} (n = {slopes.n} "
-        "seeds).",
+        explain="The slope of the trained part on that of its ghosts is {slopes:.2f} (n = "
+        "{slopes.n} seeds).",
         answers=ANSWERS,
     ),
     Claim(
@@ -565,7 +566,7 @@ CLAIMS = (
         "Velikanov et al. 2026",
         measures={"powers": slopes_of(LEARNERS, "products", "rate")},
         expect={"powers": ONE_FOR_ONE},
-        explain="It grows with the power {powers:.2f} of the rate (n = {powers.n} seeds).",
+        explain="Each part grows with this power of the rate: {powers:.2f} (n = {powers.n} seeds).",
         answers=ANSWERS,
     ),
     Claim(
@@ -579,8 +580,8 @@ CLAIMS = (
         }
         | {"bottom": {o: gap(o, GROUPS["bottom"], null="shaped", of="ghost") for o in OPTIMIZERS}},
         expect={o.lower(): WITHIN for o in LEARNERS},
-        explain="Ghosts less prediction, in natural logarithms: AdamW {adamw:+.2f}; Muon "
-        "{muon:+.2f}; the lower end {bottom:+.2f} (n = {adamw.n} seeds).",
+        explain="Ghosts less prediction, in natural logarithms: under AdamW {adamw:+.2f}; under "
+        "Muon {muon:+.2f}; at the lower end {bottom:+.2f} (n = {adamw.n} seeds).",
         answers=ANSWERS,
     ),
     Claim(
@@ -600,8 +601,8 @@ CLAIMS = (
         "P 4.9; R W9",
         measures={o.lower(): by_group(o, tuple(GROUPS), null="start") for o in LEARNERS},
         expect={o.lower(): Above(math.log(2)) for o in LEARNERS},
-        explain="Trained less start, in natural logarithms: AdamW {adamw:+.2f}; Muon {muon:+.2f} "
-        "(n = {adamw.n} seeds).",
+        explain="Trained less start, in natural logarithms: under AdamW {adamw:+.2f}; under Muon "
+        "{muon:+.2f} (n = {adamw.n} seeds).",
         answers=ANSWERS,
     ),
     Claim(
@@ -623,8 +624,8 @@ CLAIMS = (
         "P 4.9; R W9",
         measures={"cosines": {o: gap(o, ("alignment",)) for o in OPTIMIZERS}},
         expect={"cosines": Above(0.05)},
-        explain="The cosine with the start exceeds the ghosts' by {cosines:.2f} (n = {cosines.n} "
-        "seeds).",
+        explain="The cosine with the start exceeds that of the ghosts by {cosines:.2f} (n = "
+        "{cosines.n} seeds).",
         answers=ANSWERS,
     ),
     Claim(
@@ -642,8 +643,8 @@ CLAIMS = (
             "memory": {o: memory(o, GROUPS["norm"], "value") for o in OPTIMIZERS},
         },
         expect={"excess": WITHIN},
-        explain="A start of twice the size leaves a norm that is larger by the power {memory:.2f}; "
-        "beyond the ghosts' that is {excess:+.2f} (n = {excess.n} seeds).",
+        explain="The norm grows with the size of the start with the power {memory:.2f}. The power "
+        "less that of the ghosts is {excess:+.2f} (n = {excess.n} seeds).",
         answers=ANSWERS,
     ),
     Claim(
@@ -664,8 +665,9 @@ CLAIMS = (
             },
         },
         expect={"pairs": WITHIN},
-        explain="The difference of the two over the sum of their sizes is {pairs:+.2f}; for up and "
-        "down {perceptron:+.2f}; under AdamW {adamw:+.2f} (n = {pairs.n} seeds).",
+        explain="The difference of what the two gain, over the sum of the two sizes, is "
+        "{pairs:+.2f}. For up and down it is {perceptron:+.2f}. Under AdamW it is {adamw:+.2f} "
+        "(n = {pairs.n} seeds).",
         answers=ANSWERS,
     ),
     Claim(
@@ -681,8 +683,8 @@ CLAIMS = (
             "sgd": {f"({kind})": balanced("SGD", "radial", (kind,)) for kind in MATRICES},
         },
         expect={"above": Below(0), "below": Above(0)},
-        explain="With the logarithm of the size it changes by {above:+.4f}, {below:+.4f} nats a "
-        "character; under SGD {sgd:+.4f} (n = {above.n} seeds).",
+        explain="With the logarithm of the size the loss changes by {above:+.4f}, {below:+.4f} "
+        "nats a character. Under SGD it changes by {sgd:+.4f} (n = {above.n} seeds).",
         answers=ANSWERS,
     ),
     Claim(
@@ -691,8 +693,8 @@ CLAIMS = (
         "Velikanov et al. 2026",
         measures={"levels": levels("AdamW", "norm", (0.25, 0.5, 4.0))},
         expect={"levels": Above(0)},
-        explain="Held at a multiple of where it was, the loss differs by {levels:+.4f} nats a "
-        "character from that held at one (paired seeds, n = {levels.n}).",
+        explain="With the norm held at a multiple of what it was, the loss differs from that at a "
+        "multiple of one by {levels:+.4f} (nats a character, paired seeds, n = {levels.n}).",
         answers=ANSWERS,
     ),
     Claim(
@@ -701,8 +703,8 @@ CLAIMS = (
         "Velikanov et al. 2026",
         measures={"levels": levels("AdamW", "norm", (2.0,))},
         expect={"levels": Below(0)},
-        explain="Held at a multiple of where it was, the loss differs by {levels:+.4f} nats a "
-        "character from that held at one (paired seeds, n = {levels.n}).",
+        explain="With the norm held at a multiple of what it was, the loss differs from that at a "
+        "multiple of one by {levels:+.4f} (nats a character, paired seeds, n = {levels.n}).",
         answers=ANSWERS,
     ),
     Claim(
@@ -714,8 +716,9 @@ CLAIMS = (
             "near": levels("Muon", "norm", (0.5, 2.0)),
         },
         expect={"levels": Above(0)},
-        explain="Held at a multiple of where it was, the loss differs by {levels:+.4f}, "
-        "{near:+.4f} nats a character from that held at one (paired seeds, n = {levels.n}).",
+        explain="With the norm held at a multiple of what it was, the loss differs from that at a "
+        "multiple of one by {levels:+.4f}, {near:+.4f} (nats a character, paired seeds, n = "
+        "{levels.n}).",
         answers=ANSWERS,
     ),
     Claim(
@@ -728,8 +731,9 @@ CLAIMS = (
             "far": levels("AdamW", "tail", (0.25, 4.0)),
         },
         expect={"levels": Between(-SMALL_LOSS, SMALL_LOSS)},
-        explain="Held at a multiple of where it was, the loss differs by {levels:+.4f}, {far:+.4f} "
-        "nats a character from that held at one (paired seeds, n = {levels.n}).",
+        explain="With each value of the lower half held at a multiple of what it was, the loss "
+        "differs from that at a multiple of one by {levels:+.4f}, {far:+.4f} (nats a character, "
+        "paired seeds, n = {levels.n}).",
         answers=ANSWERS,
     ),
     Claim(
@@ -745,9 +749,9 @@ CLAIMS = (
             "muon": levels("Muon", "shape", (0.5, 2.0)),
         },
         expect={"flatter": Below(0), "steeper": Above(0)},
-        explain="With singular values at a power of what they were, the loss differs by "
-        "{flatter:+.4f}, {steeper:+.4f}, {flat:+.4f}, under Muon {muon:+.4f} nats a character from "
-        "that at a power of one (paired seeds, n = {flatter.n}).",
+        explain="With the singular values held at a power of what they were, the loss differs "
+        "from that at a power of one by {flatter:+.4f}, {steeper:+.4f}, {flat:+.4f}, and under "
+        "Muon by {muon:+.4f} (nats a character, paired seeds, n = {flatter.n}).",
         answers=ANSWERS,
     ),
     Claim(
@@ -762,9 +766,9 @@ CLAIMS = (
             "muon": levels("Muon", "share", (4.0,)),
         },
         expect={"levels": Below(0)},
-        explain="Held at a multiple of where it was, the loss differs by {levels:+.4f}, "
-        "{others:+.4f}, under Muon {muon:+.4f} nats a character from that held at one (paired "
-        "seeds, n = {levels.n}).",
+        explain="With the relative size of the lower half held at a multiple of what it was, the "
+        "loss differs from that at a multiple of one by {levels:+.4f}, {others:+.4f}, and under "
+        "Muon by {muon:+.4f} (nats a character, paired seeds, n = {levels.n}).",
         answers=ANSWERS,
     ),
     *(
@@ -791,10 +795,10 @@ CLAIMS = (
         measures={group: variance_ratio(GROUPS[group]) for group in GROUPS}
         | {"heads": variance_ratio(("log_sigma_1",), ("QK",))},
         expect={"norm": Above(0), "top": Above(0), "bulk": Above(0)},
-        explain="The log of the variance that settings cause over that which texts cause is "
+        explain="The logarithm of the variance that settings cause over that which texts cause is "
         "{norm:+.2f} for the norm, {top:+.2f} for the top, {bulk:+.2f} for the bulk and "
-        "{bottom:+.2f} for the bottom of the spectrum; for what heads compare {heads:+.2f} "
-        "(n = {norm.n} seeds).",
+        "{bottom:+.2f} for the bottom of the spectrum. For the largest singular value of QK it is "
+        "{heads:+.2f} (n = {norm.n} seeds).",
         answers=ANSWERS,
     ),
     Claim(
@@ -804,8 +808,8 @@ CLAIMS = (
         "R W2; Yang et al. 2021",
         measures={name: growth_with_width(name) for name in ("standard", "mup")},
         expect={"standard": Below(0), "mup": Below(0)},
-        explain="With each doubling of the width the mean distance from the ghosts changes by "
-        "{standard:+.3f}, under muP by {mup:+.3f} (n = {standard.n} seeds).",
+        explain="With each doubling of the width the mean distance of singular values from their "
+        "ghosts changes by {standard:+.3f}, under muP by {mup:+.3f} (n = {standard.n} seeds).",
         answers=ANSWERS,
     ),
     Claim(
@@ -818,8 +822,8 @@ CLAIMS = (
             for scaling in ("mup", "standard")
         },
         expect={"mup": WITHIN},
-        explain="At 256 it departs from that by {mup:+.2f}; under standard scaling by "
-        "{standard:+.2f} (n = {mup.n} seeds).",
+        explain="At 256 the gap departs from that mean by {mup:+.2f}. Under standard scaling it "
+        "departs by {standard:+.2f} (n = {mup.n} seeds).",
         answers=ANSWERS,
     ),
     Claim(
@@ -829,7 +833,8 @@ CLAIMS = (
         "R W1(c), Q7",
         measures={"every": file_gap("shaped", GROUPS["bulk"])},
         expect={"every": WITHIN},
-        explain="It lies {every:+.2f} from it, in natural logarithms (n = {every.n} matrices).",
+        explain="The bulk lies {every:+.2f} from that of noise, in natural logarithms (n = "
+        "{every.n} matrices).",
         answers=FILES,
     ),
     Claim(
@@ -839,7 +844,8 @@ CLAIMS = (
         "R W1(c), Q7",
         measures={"every": file_gap("shaped", ("log_sigma_1",))},
         expect={"every": Above(MARGIN)},
-        explain="It lies {every:+.2f} above it, in natural logarithms (n = {every.n} matrices).",
+        explain="The largest singular value lies {every:+.2f} above that of noise, in natural "
+        "logarithms (n = {every.n} matrices).",
         answers=FILES,
     ),
     Claim(
@@ -852,8 +858,8 @@ CLAIMS = (
             "start": file_gap("start", GROUPS["norm"], model="stories15m"),
         },
         expect={"norm": Between(-KAPPA_MARGIN, KAPPA_MARGIN)},
-        explain="They lie {norm:+.2f} from the law of noise and decay, and {start:+.2f} from the "
-        "start, in natural logarithms (n = {norm.n} matrices).",
+        explain="The norms lie {norm:+.2f} from the law of noise and decay, and {start:+.2f} from "
+        "the start, in natural logarithms (n = {norm.n} matrices).",
         answers=FILES,
     ),
 )

@@ -120,7 +120,8 @@ def kind_table(rows: Table) -> Exhibit:
         "How far parts end from their ghosts, by kind of layer, at the centre of the grid",
         ("kind", "part", *OPTIMIZERS),
         tuple(lines),
-        f"Natural logarithms, {SEEDS}; noise: within {MARGIN}, learned: wholly outside.",
+        f"Trained less ghosts, in natural logarithms: {SEEDS}. Noise: the interval lies within "
+        f"{MARGIN}. Learned: the interval lies wholly outside.",
     )
 
 
@@ -139,7 +140,7 @@ def decay_table(rows: Table) -> Exhibit:
         "The gap of norms, by decay",
         ("kind", "optimizer", *(f"sum {each}" for each in SUMS)),
         tuple(lines),
-        f"Natural logarithms, {SEEDS}; columns: the sum of rate times decay over the run.",
+        f"Natural logarithms: {SEEDS}. Columns: the sum of rate times decay over the run.",
     )
 
 
@@ -155,8 +156,9 @@ def share_table(rows: Table) -> Exhibit:
         "The learned share: matrices whose part is beyond noise, by kind of layer",
         ("kind", "part", *OPTIMIZERS),
         tuple(lines),
-        "At the centre of the grid. Beyond noise: a false discovery rate of 5 % against the ghosts "
-        "by Student's law, over all matrices of the part, and more than ten per cent away.",
+        "At the centre of the grid. A part is beyond noise if it is more than ten per cent away "
+        "from its ghosts, and if Student's law tells it from them at a false discovery rate of 5 % "
+        "over all matrices of the part.",
     )
 
 
@@ -201,8 +203,9 @@ def law_table(rows: Table) -> Exhibit:
             "ghosts less H2", "law",
         ),
         tuple(lines),
-        f"At the centre of the grid; natural logarithms, {SEEDS}. H1: what decay leaves of the "
-        "start. H2: noise with the covariances of gradients. H3: neither, by more than a tenth.",
+        f"At the centre of the grid, in natural logarithms: {SEEDS}. H1: the part is what decay "
+        "leaves of the start. H2: it is noise with the covariances of gradients. H3: it is more "
+        "than a tenth from both.",
     )  # fmt: skip
 
 
@@ -227,8 +230,8 @@ def law_by_kind_table(rows: Table) -> Exhibit:
         "Which law for which part of which matrix",
         ("kind", "part", *OPTIMIZERS),
         tuple(lines),
-        "H2 or H1 where the part lies within a tenth of its prediction, H3 where it surely lies "
-        "within a tenth of neither; with it, trained less noise as measured (H2).",
+        "H2 or H1: the part lies within a tenth of that prediction. H3: it surely lies within a "
+        "tenth of neither. The number is the trained part less the noise of H2.",
     )
 
 
@@ -253,7 +256,7 @@ def slope_table(rows: Table) -> Exhibit:
             "power of the rate, at one product with decay",
         ),
         tuple(lines),
-        f"Slopes on logarithmic scales, matrix by matrix, {SEEDS}; one is what noise alone does.",
+        f"Slopes on logarithmic scales, matrix by matrix: {SEEDS}. Noise alone has a slope of 1.",
     )  # fmt: skip
 
 
@@ -269,8 +272,8 @@ def memory_table(rows: Table) -> Exhibit:
         "What remembers the size of its start",
         ("optimizer", "part", "trained", "ghosts"),
         tuple(lines),
-        f"The power with which a part grows with the start, where rate times decay sums to one: 1 "
-        f"is all of it, 0 none; {SEEDS}.",
+        "The power with which a part grows with the size of the start, where rate times decay "
+        f"sums to one: {SEEDS}. At 1 all of the size is remembered, at 0 nothing.",
     )
 
 
@@ -292,7 +295,7 @@ def loss_table(rows: Table) -> Exhibit:
         "The validation loss, by decay",
         ("optimizer", *(f"sum {each}" for each in SUMS)),
         tuple(lines),
-        f"Nats a character, {SEEDS}; columns: the sum of rate times decay over the run.",
+        f"Nats a character: {SEEDS}. Columns: the sum of rate times decay over the run.",
     )
 
 
@@ -324,8 +327,8 @@ def holding_table(rows: Table) -> Exhibit:
         "Does it matter: the loss of holding a part at another level, or of freeing it",
         ("optimizer", "arm", "loss difference", "seeds"),
         tuple(lines),
-        "Nats a character, paired seeds, 95 % intervals; against the same part held at one, or "
-        "against the optimizer alone.",
+        "Nats a character, from paired seeds, with 95 % intervals. The difference is from the same "
+        "part held at one, or from the optimizer alone.",
     )
 
 
@@ -346,8 +349,8 @@ def data_table(rows: Table) -> Exhibit:
         "Data against settings: shares of the variance of parts at equal loss",
         ("part", "settings", "text", "both together", "seed and rest"),
         tuple(lines),
-        "Of all runs' variance about each matrix's mean; texts: prose, code, Markov, shuffled; "
-        "settings: pairs of rate and decay. Shares are corrected for chance.",
+        "Shares of the variance of all runs about the mean of each matrix. Texts: prose, code, "
+        "Markov, shuffled. Settings: pairs of rate and decay. Shares are corrected for chance.",
     )
 
 
@@ -390,7 +393,8 @@ def power_table(rows: Table) -> Exhibit:
         "The power of the rate, at one product with decay, by kind of layer",
         ("optimizer", "kind", "norm", "its ghosts", "median sigma", "its ghosts "),
         tuple(lines),
-        f"With the gain of the norm before it folded in; {SEEDS}. White noise has 1.",
+        f"The gain of a norm layer is folded into the matrix behind it: {SEEDS}. White noise has "
+        "a power of 1.",
     )
 
 
@@ -413,7 +417,8 @@ def text_table(rows: Table) -> Exhibit:
         "The validation loss of texts, at settings of equal loss",
         ("text", *(f"rate {rate:g}" for rate in rates)),
         tuple(lines),
-        f"Nats a character, AdamW, {SEEDS}; decays were chosen on the pilot's seeds and prose.",
+        f"Nats a character under AdamW: {SEEDS}. The decays were chosen on the pilot's seeds, on "
+        "prose.",
     )
 
 
@@ -433,8 +438,9 @@ def balance_table(rows: Table) -> Exhibit:
         "The balance of norms, against all ghosts in closed form",
         ("optimizer", "kind", *(f"sum {total}" for total in SUMS[1:]), "loss by log size"),
         tuple(line for line in lines if set(line[2:]) != {NONE}),
-        "The log of the norm less that of the ghosts' root mean square, at three decays; and how "
-        f"the held-out loss changes with the log of the matrix's size, at sum 5; {SEEDS}.",
+        "The logarithm of the norm less that of the ghosts' root mean square, at three decays: "
+        f"{SEEDS}. The last column: how the held-out loss changes with the logarithm of the "
+        "matrix's size, at sum 5.",
     )
 
 
@@ -461,7 +467,7 @@ def width_table(rows: Table) -> Exhibit:
         "The mean distance of singular values from their ghosts, by width",
         ("scaling", *(f"width {width}" for width in widths)),
         tuple(lines),
-        f"Natural logarithms, AdamW, {SEEDS}.",
+        f"Natural logarithms under AdamW: {SEEDS}.",
     )
 
 
@@ -495,7 +501,7 @@ def width_by_kind_table(rows: Table) -> Exhibit:
             for about, each in found.items()
             if each
         ),
-        f"Natural logarithms, AdamW, {SEEDS}.",
+        f"Natural logarithms under AdamW: {SEEDS}.",
     )
 
 
