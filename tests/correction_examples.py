@@ -83,6 +83,12 @@ PENALTIES = (
 )  # they reach a weight through what makes it
 
 
+def wide() -> nn.Module:
+    """Large enough for penalties and bounds to track singular vectors."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 100), nn.Linear(100, 100), nn.Linear(100, 120))
+
+
 class Tied(nn.Module):
     """One weight in two layers, and an embedding that is the head."""
 

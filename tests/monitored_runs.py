@@ -2,8 +2,9 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
-from kappascope.monitor.record import VERSION, Recorder
+from kappascope.monitor.record import VERSION, Recorder, Run
 
 MATRICES = {
     f"h.{depth}.{name}.weight": {"kind": kind, "depth": depth, "shape": shape, "dtype": "float32"}
@@ -15,6 +16,15 @@ MATRICES = {
     ]
 }
 INDICES = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+def written(folder: Path, *entries: dict[str, Any]) -> Run:
+    """A record of these entries, at step 0 unless they say another."""
+    recorder = Recorder(folder)
+    for entry in entries:
+        recorder.write({"step": 0, **entry})
+    recorder.close()
+    return Run.read(folder)
 
 
 def reading(step: int, depth: int) -> dict[str, object]:

@@ -18,6 +18,7 @@ from kappascope.clinic.examination import Examination, Spread
 from kappascope.clinic.examine import PLOT_BARS, PLOT_POINTS, THRESHOLDS, examine, outlying
 from kappascope.clinic.terminal import lines, matrix_table
 from kappascope.matrix import spectra
+from kappascope.matrix.components import component
 from kappascope.matrix.spectra import ldexp
 from kappascope.system.files import strict
 from kappascope.theory import GaussianNull
@@ -140,6 +141,15 @@ def test_errors_against_a_reference_are_those_of_the_components(spectrum) -> Non
             assert found[name] is None
         else:
             assert found[name] == pytest.approx(float(error), rel=1e-6), name
+
+
+def test_a_component_that_vitals_do_not_have_is_compared_all_the_same(monkeypatch) -> None:
+    monkeypatch.setattr(Components, "names", Components.names)  # and put back
+    largest = component(lambda self: self.matrix.double().abs().amax((-2, -1)))
+    monkeypatch.setattr(Components, "largest_entry", largest, raising=False)
+    largest.__set_name__(Components, "largest_entry")
+    found = examine("w", 2 * torch.eye(4), reference=torch.eye(4)).errors
+    assert found["largest_entry"] == found["frobenius_norm"] == 1.0
 
 
 def test_a_reference_of_another_shape_gives_a_reason() -> None:

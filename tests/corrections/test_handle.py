@@ -26,6 +26,7 @@ from correction_examples import (
     named,
     perceptron,
     steps,
+    wide,
 )
 from kappascope.corrections import (
     Hybrid,
@@ -340,12 +341,6 @@ def assert_same(found: object, expected: object) -> None:
     for at, value in one.items():
         is_tensor = isinstance(value, Tensor)
         assert torch.equal(value, other[at]) if is_tensor else value == other[at], at
-
-
-def wide() -> nn.Module:
-    """Large enough for penalties and bounds to track singular vectors."""
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 100), nn.Linear(100, 100), nn.Linear(100, 120))
 
 
 def leaves(value: object, at: tuple = ()):

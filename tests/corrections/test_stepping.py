@@ -7,7 +7,6 @@ from contextlib import suppress
 
 import pytest
 import torch
-from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from correction_examples import (
@@ -21,6 +20,7 @@ from correction_examples import (
     perceptron,
     steps,
     steps_on,
+    wide,
 )
 from kappascope.corrections import (
     Hybrid,
@@ -424,12 +424,6 @@ def test_compiled_it_is_the_same_and_compiled_once(correction) -> None:
         steps(compiled, second)
     torch.testing.assert_close(fast.state_dict(), plain.state_dict(), rtol=1e-5, atol=1e-5)
     assert counter.frame_count <= 2
-
-
-def wide() -> nn.Module:
-    """Large enough for penalties and bounds to track singular vectors."""
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 100), nn.Linear(100, 100), nn.Linear(100, 120))
 
 
 @every

@@ -5,20 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from kappascope.monitor.overview import Standing, extent, gapped, neediest, standings, verdict_of
-from kappascope.monitor.record import Alert, Recorder, Run, Session
-from monitored_runs import MATRICES, write_example
+from kappascope.monitor.record import Alert, Run, Session
+from monitored_runs import MATRICES, write_example, written
 
 
 def told(run: Run) -> str:
     return " ".join(verdict_of(run, standings(run)))
-
-
-def read(folder: Path, *entries: dict[str, object]) -> Run:
-    recorder = Recorder(folder)
-    for entry in entries:
-        recorder.write({"step": 0, **entry})
-    recorder.close()
-    return Run.read(folder)
 
 
 def test_the_verdict_tells_alerts_losses_moves_and_the_loss(tmp_path: Path) -> None:
@@ -36,7 +28,7 @@ def test_the_verdict_tells_alerts_losses_moves_and_the_loss(tmp_path: Path) -> N
 
 def test_a_quiet_run_says_so(tmp_path: Path) -> None:
     rows = {"w": {"condition_number": 3.0, "swallowed": 0.001}}
-    run = read(tmp_path, {"kind": "reading", "rows": rows})
+    run = written(tmp_path, {"kind": "reading", "rows": rows})
     assert told(run) == (
         "No alert in 1 reading. Hardly an update was swallowed: 0.1 % of the entries at most."
     )
@@ -46,13 +38,13 @@ def test_a_quiet_run_says_so(tmp_path: Path) -> None:
 def test_an_entry_of_a_short_gain_is_not_what_most_lose(tmp_path: Path) -> None:
     facts = {"gain": {"kind": "vector", "shape": [64]}, "w": {"kind": "up", "shape": [64, 64]}}
     rows = {"gain": {"swallowed": 1 / 64}, "w": {"swallowed": 0.0001}}
-    run = read(tmp_path, {"kind": "start", "matrices": facts}, {"kind": "reading", "rows": rows})
+    run = written(tmp_path, {"kind": "start", "matrices": facts}, {"kind": "reading", "rows": rows})
     assert "swallowed: 0.01 % of the entries at most, single entries of short gains" in told(run)
 
 
 def test_several_alerts_are_counted_by_name(tmp_path: Path) -> None:
     one = {"kind": "alert", "matrix": "w", "text": "it moved", "name": "a"}
-    run = read(tmp_path, one, one, {**one, "name": "b"})
+    run = written(tmp_path, one, one, {**one, "name": "b"})
     assert told(run).startswith("3 alerts (a 2, b 1), the first at step 0: it moved.")
 
 
@@ -60,7 +52,7 @@ def test_a_cut_and_damage_are_told(tmp_path: Path) -> None:
     write_example(tmp_path, closed=False)
     (segment,) = tmp_path.iterdir()
     segment.write_bytes(segment.read_bytes() + b"torn\n")
-    run = read(tmp_path, {"kind": "start", "step": 100, "cut": "it was killed", "resumed": True})
+    run = written(tmp_path, {"kind": "start", "step": 100, "cut": "it was killed", "resumed": True})
     assert "Taken up again at step 100: it was killed." in told(run)
     run.sessions.append(Session(150, 0.0, {}, "it was killed again"))
     assert "Taken up again 2 times, last at step 150: it was killed again." in told(run)
@@ -90,7 +82,7 @@ def test_one_entry_of_a_short_gain_is_no_swallowed_update() -> None:
 
 def test_a_reading_with_entries_that_are_not_finite_is_a_gap(tmp_path: Path) -> None:
     kappas = [{"w": {"condition_number": 2.0}}, {"w": {"non_finite": 3.0}}]
-    run = read(
+    run = written(
         tmp_path,
         *({"kind": "reading", "step": 10 * k, "rows": rows} for k, rows in enumerate(kappas)),
     )
@@ -101,7 +93,7 @@ def test_a_reading_with_entries_that_are_not_finite_is_a_gap(tmp_path: Path) -> 
 
 
 def test_parameters_beside_the_matrices_are_vectors(tmp_path: Path) -> None:
-    run = read(
+    run = written(
         tmp_path,
         {"kind": "start", "matrices": MATRICES},
         {"kind": "reading", "rows": {"ln.weight": {"swallowed": 1.0}}},

@@ -15,20 +15,12 @@ from hypothesis import strategies as st
 from tests.lab.test_report import HOSTILE, Elements, Visit, browser
 
 from kappascope.monitor import report
-from kappascope.monitor.record import Recorder, Run
+from kappascope.monitor.record import Run
 from kappascope.monitor.report import envelope, run_document, run_page, write_run_page
 from kappascope.refusal import Refusal
-from monitored_runs import MATRICES, reading, write_example
+from monitored_runs import MATRICES, reading, write_example, written
 
 __all__ = ["browser"]  # a fixture
-
-
-def written(folder: Path, *entries: dict[str, Any]) -> Run:
-    recorder = Recorder(folder)
-    for entry in entries:
-        recorder.write({"step": 0, **entry})
-    recorder.close()
-    return Run.read(folder)
 
 
 def started(**more: Any) -> dict[str, Any]:

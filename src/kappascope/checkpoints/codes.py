@@ -77,7 +77,7 @@ class CodedLocation:
 
     @property
     def bytes(self) -> int:
-        """What its decoded numbers take up side by side."""
+        """Bytes of its decoded numbers, without gaps."""
         return prod(self.shape) * self.dtype.itemsize
 
     def read(self) -> Tensor:

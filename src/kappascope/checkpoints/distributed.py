@@ -78,7 +78,7 @@ class ChunkedLocation:
 
     @property
     def bytes(self) -> int:
-        """What its numbers take up side by side."""
+        """Bytes of its numbers, without gaps."""
         return prod(self.shape) * self.dtype.itemsize
 
     def fault(self) -> str | None:

@@ -209,7 +209,7 @@ def _single(name: str) -> CheckpointFiles:
 
 
 def _is_checkpoint(name: str) -> bool:
-    """By its name; not what a trainer keeps beside it."""
+    """Tell by its name whether a file is a checkpoint, and not what a trainer keeps beside it."""
     if re.fullmatch(_OTHER, name):
         return False
     return bool(re.fullmatch("|".join((*_KINDS, _DISTRIBUTED)), name))

@@ -348,7 +348,7 @@ class RotatedRows(Code):
 
     @property
     def name(self) -> str:
-        """Nothing: the numbers themselves are not coded."""
+        """An empty name: the numbers themselves are not coded."""
         return ""
 
     def decode(self, *stored: Tensor) -> Tensor:

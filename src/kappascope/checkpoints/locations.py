@@ -245,7 +245,7 @@ class TensorLocation:
 
     @property
     def bytes(self) -> int:
-        """What its numbers take up side by side."""
+        """Bytes of its numbers, without gaps."""
         return prod(self.shape) * self.dtype.itemsize
 
     def read(self) -> Tensor:
@@ -281,7 +281,7 @@ class StitchedLocation:
 
     @property
     def bytes(self) -> int:
-        """What its numbers take up side by side."""
+        """Bytes of its numbers, without gaps."""
         return prod(self.shape) * self.dtype.itemsize
 
     def read(self) -> Tensor:

@@ -230,7 +230,7 @@ def _checkpoint(path: Path, folder: Path, held: FileContents, form: str) -> Chec
 
 @contextmanager
 def _refusing(path: Path) -> Iterator[None]:
-    """Says of which file it is that something is wrong."""
+    """Turn what goes wrong inside into a refusal that names the file."""
     given = str(path) if str(path).isprintable() else ascii(str(path))
     try:
         yield
@@ -269,7 +269,7 @@ def _load(real: Path, path: Path) -> tuple[FileContents, str]:
 
 
 def _oldest(file: CheckpointFile) -> FileContents:
-    """Return a file whose beginning is of no known format: the oldest pickles begin in any way."""
+    """Return what a file of no known beginning holds: the oldest pickles begin in any way."""
     text = file.read(0, HEAD).isascii()
     try:
         return torchfiles.legacy(file)

@@ -119,7 +119,7 @@ class VariableLength(Code):
 
     @property
     def name(self) -> str:
-        """Nothing: the numbers are stored as they are, in another form."""
+        """An empty name: the numbers are stored as they are, in another form."""
         return ""
 
     def decode(self, *stored: Tensor) -> Tensor:

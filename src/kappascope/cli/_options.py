@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -49,3 +50,14 @@ EngineName = Annotated[
         help="Work on this machine or on a Ray cluster.",
     ),
 ]
+Jobs = Annotated[int, typer.Option(min=1, max=1024, help="The number of processes.")]
+MemoryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--memory",
+        metavar="SIZE",
+        help="The memory that each process may use, like 8G. By default what it needs.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and no table.")]
+Html = Annotated[Path | None, typer.Option("--html", help="Write the page to this HTML file.")]

@@ -13,7 +13,16 @@ import typer
 
 from kappascope.checkpoints.paths import refuse_unreadable
 from kappascope.cli._errors import refusal_of
-from kappascope.cli._options import Debug, EngineName, Keep, ShardOption
+from kappascope.cli._options import (
+    AsJson,
+    Debug,
+    EngineName,
+    Html,
+    Jobs,
+    Keep,
+    MemoryOption,
+    ShardOption,
+)
 from kappascope.cli._terminal import (
     announce,
     draw,
@@ -108,10 +117,8 @@ def diagnose(
             min=1, help="The number of steps that the optimizer made from the reference on."
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document and no table.")
-    ] = False,
-    html: Annotated[Path | None, typer.Option(help="Write the page to this HTML file.")] = None,
+    as_json: AsJson = False,
+    html: Html = None,
     table: Annotated[
         Path | None, typer.Option(help="Write one row per matrix to this file, .parquet or .csv.")
     ] = None,
@@ -151,14 +158,8 @@ def diagnose(
         Severity | None,
         typer.Option(help="Exit with code 1 if a finding has this severity or a graver one."),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, max=1024, help="The number of processes.")] = CORES,
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="The memory that each process may use, like 8G. By default what it needs.",
-        ),
-    ] = None,
+    jobs: Jobs = CORES,
+    memory: MemoryOption = None,
     engine: EngineName = "local",
     shard: ShardOption = None,
     out: Keep = None,

@@ -10,7 +10,7 @@ import typer
 
 from kappascope.checkpoints.paths import refuse_unreadable
 from kappascope.cli._errors import refusal_of
-from kappascope.cli._options import Debug
+from kappascope.cli._options import AsJson, Debug, Jobs, MemoryOption
 from kappascope.cli._terminal import draw, loading, progress, refuse_lost_folder, tell, waiting
 from kappascope.clinic import MODULES
 from kappascope.refusal import Refusal
@@ -51,9 +51,7 @@ def diff(
             metavar="NEW=OLD", help="The text NEW in names of B stands for OLD in names of A."
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document and no table.")
-    ] = False,
+    as_json: AsJson = False,
     fail_on: Annotated[
         Literal["rounding", "rearranged", "trained", "added", "replaced", "missing", "damaged"]
         | None,
@@ -61,14 +59,8 @@ def diff(
             help="Exit with code 1 if the verdict on a layer is this one or a graver one."
         ),
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, max=1024, help="The number of processes.")] = CORES,
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="The memory that each process may use, like 8G. By default what it needs.",
-        ),
-    ] = None,
+    jobs: Jobs = CORES,
+    memory: MemoryOption = None,
     debug: Debug = False,
 ) -> None:
     """Say of every layer whether it is the same, rounded, rearranged, trained or damaged.

@@ -10,7 +10,15 @@ import typer
 
 from kappascope.checkpoints.paths import refuse_unreadable
 from kappascope.cli._errors import refusal_of
-from kappascope.cli._options import Debug, EngineName, Keep, ShardOption
+from kappascope.cli._options import (
+    Debug,
+    EngineName,
+    Html,
+    Jobs,
+    Keep,
+    MemoryOption,
+    ShardOption,
+)
 from kappascope.cli._terminal import draw, loading, refuse_lost_folder, say, tell, waiting
 from kappascope.cli.diagnose import (
     examined,
@@ -38,18 +46,12 @@ def survey(
     ],
     *,
     atlas: Annotated[Path | None, typer.Option(help="Write the atlas to this JSON file.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write the page to this HTML file.")] = None,
+    html: Html = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the atlas as JSON and no table.")
     ] = False,
-    jobs: Annotated[int, typer.Option(min=1, max=1024, help="The number of processes.")] = CORES,
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="The memory that each process may use, like 8G. By default what it needs.",
-        ),
-    ] = None,
+    jobs: Jobs = CORES,
+    memory: MemoryOption = None,
     engine: EngineName = "local",
     shard: ShardOption = None,
     out: Keep = None,

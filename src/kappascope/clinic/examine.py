@@ -494,13 +494,13 @@ def _errors(
 
 
 def _as_components(matrix: Tensor, vitals: spectra.Vitals) -> Components:
-    """Return components that need no second factorization.
+    """Return components that need no second factorization, but for those that vitals do not have.
 
     Singular values are NaN where unknown.
     """
-    result = Components(matrix)
+    result, own = Components(matrix), Components(matrix)
     for name in Components.names:
-        value = getattr(vitals, name)
+        value = getattr(vitals, name) if hasattr(vitals, name) else getattr(own, name)
         known = torch.nan if value is None else value
         vars(result)[name] = torch.as_tensor(known, dtype=torch.float64)
     if vitals.singular_values is None:

@@ -266,9 +266,10 @@ def _trained(quantity: str, row: Examination, model: Measurements) -> TrainedRan
 def _beyond(
     quantity: str, size: float, evidence: str, row: Examination, model: Measurements
 ) -> Symptom | None:
-    """Observe what is larger than in all trained matrices of the kind, or than a size without.
+    """Observe a quantity that is larger than in all trained matrices of the kind.
 
-    And of that what one more model would rarely have, or what has the size.
+    It is told if it also reaches a ``size``, or if one more model would rarely have as much.
+    Where no trained matrices are known, the ``size`` alone decides.
     """
     value, known = QUANTITIES[quantity](row), _trained(quantity, row, model)
     if value is None or model.is_fresh:

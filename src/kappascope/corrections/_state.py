@@ -109,7 +109,7 @@ def placeholder(form: Any) -> Any:
 
 
 def copied(value: Any) -> Any:
-    """The same state in tensors of its own, which nothing else moves on.
+    """Copy a state, nested or not, into tensors of its own, which training does not change.
 
     >>> copied({"rows": torch.ones(1).expand(3)})["rows"].stride()
     (1,)

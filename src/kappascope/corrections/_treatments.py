@@ -41,7 +41,7 @@ class OptimizerStep:
 
     @property
     def gradient_scale(self) -> float:
-        """How many times the gradient of the loss the optimizer expects to be handed.
+        """The factor between the gradient that the optimizer expects and that of the loss.
 
         A fused optimizer takes what a scaler has not unscaled, and one that maximizes takes the
         gradient of what is to rise.
@@ -168,7 +168,7 @@ def is_surely_finite(x: Tensor) -> bool:
 
 
 def _chosen(flag: Tensor, yes: Tensor, no: Tensor) -> Tensor:
-    """One of two tensors by a flag for which nobody waits; where() takes twice the time."""
+    """Select one of two tensors by a flag on its device; where() takes twice the time."""
     return torch.index_select(torch.stack([no, yes]), 0, flag.long().view(1))[0]
 
 

@@ -97,11 +97,7 @@ def extreme_triplets(
         return _by_inverse_iteration(matrix)
     if memory is None or matrix.ndim > 2 or min(matrix.shape) <= SVD_UP_TO:
         return _by_svd(matrix)
-    # squares are taken: neither they nor their sums may overflow, or vanish
-    scale = 1.0 if 0.1 < float(torch.linalg.vector_norm(matrix)) < 1e6 else _largest(matrix)
-    if not math.isfinite(scale):  # before the memory takes it up
-        raise spectra.LinAlgError("a matrix that is not finite has no singular values")
-    matrix = matrix.detach() if scale == 1.0 else matrix.detach() / scale
+    matrix, scale = _squarable(matrix)
     if matrix.shape[0] >= matrix.shape[1]:
         tracked = _track(matrix, memory)
         return ExtremeTriplets(tracked.left, tracked.values * scale, tracked.right)
@@ -127,6 +123,17 @@ def memory_form(matrix: Float[Tensor, "*stack out in"]) -> State:
     if matrix.shape[0] == matrix.shape[1]:
         counts |= {"pivots": torch.arange(1, size + 1, dtype=torch.int32), "flipped": False}
     return form | counts
+
+
+def _squarable(matrix: Float[Tensor, "out in"]) -> tuple[Float[Tensor, "out in"], float]:
+    """Return a matrix over a number, so that squares neither overflow nor vanish, and that number.
+
+    Refused if it is not finite, before a memory takes it up.
+    """
+    scale = 1.0 if 0.1 < float(torch.linalg.vector_norm(matrix)) < 1e6 else _largest(matrix)
+    if not math.isfinite(scale):
+        raise spectra.LinAlgError("a matrix that is not finite has no singular values")
+    return matrix.detach() if scale == 1.0 else matrix.detach() / scale, scale
 
 
 def _largest(matrix: Float[Tensor, "out in"]) -> float:
@@ -187,10 +194,7 @@ def largest_triplet(
     """
     if memory is None or matrix.ndim > 2 or min(matrix.shape) <= SVD_UP_TO:
         return _first_of_svd(matrix)
-    scale = 1.0 if 0.1 < float(torch.linalg.vector_norm(matrix)) < 1e6 else _largest(matrix)
-    if not math.isfinite(scale):  # before the memory takes it up
-        raise spectra.LinAlgError("a matrix that is not finite has no singular values")
-    a = matrix.detach() if scale == 1.0 else matrix.detach() / scale
+    a, scale = _squarable(matrix)
     tall = a if a.shape[0] >= a.shape[1] else a.mT
     block = memory["top"].to(a) if "top" in memory else _random_blocks(tall)["top"]
     for _ in range(MAX_POWER_STEPS):

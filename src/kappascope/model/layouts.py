@@ -276,7 +276,7 @@ class Surroundings:
     def is_kernel(self) -> bool:
         """Whether the tensor is the kernel of a convolution, or acts like one: (out, in, ...).
 
-        So does any ``weight`` of more than two dimensions that is no stack of experts. A module of
+        Any ``weight`` of more than two dimensions that is no stack of experts does. A module of
         a class of one's own may hold a stack of matrices (..., out, in) instead: three dimensions
         are one unless the class speaks of a convolution.
         """
@@ -450,7 +450,8 @@ def _joined_heads(tensor: Surroundings) -> Layout | None:
 def _interleaved_heads(tensor: Surroundings) -> Layout | None:
     """q, k and v of one head (or of the heads that share a key) together, then of the next.
 
-    So store GPT-NeoX, BLOOM, Falcon, Megatron, InternLM2 and DeBERTa. Only a config tells how many.
+    GPT-NeoX, BLOOM, Falcon, Megatron, InternLM2 and DeBERTa store them so. Only a config tells the
+    number of heads.
     """
     leaf, types = tensor.leaf, tensor.config.types
     rows, columns = tensor.shape

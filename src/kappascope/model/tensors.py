@@ -303,7 +303,7 @@ def objection(value: object) -> Reason | None:
 
 
 def _no_tensor(value: object) -> Reason:
-    """An array of another library may well be a weight."""
+    """Say why it is not read; an array of another library may well be a weight."""
     reason, dimensions = f"not a tensor ({type(value).__name__})", getattr(value, "ndim", 0)
     is_array = isinstance(dimensions, int) and dimensions > 1
     return unreadable(reason) if is_array else no_weight(reason)
@@ -420,7 +420,7 @@ def _is_code(stored: Stored, key: str) -> bool:
 
 
 def needs_scales(stored: Stored) -> Reason | None:
-    """Eight bits are often to be multiplied, block by block, with scales stored beside them.
+    """Say by which scales, stored beside them, codes of eight bits are to be multiplied, if any.
 
     >>> eight = torch.ones(2, 2).to(torch.float8_e4m3fn)
     >>> tensors = stored_tensors({"w": eight, "w_scale": torch.ones(())})

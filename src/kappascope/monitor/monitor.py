@@ -582,7 +582,7 @@ class Monitor:
             return  # somebody came later, and may add to them: not what is used; see _after
         began = time.perf_counter()
         with self._contained("gradients were not seen"):
-            if not any(callable(v) for v in (*given[1], *given[2].values())):
+            if not _has_closure(given):
                 self._capture_gradients(k, captured)
         self._spent += time.perf_counter() - began
 
@@ -602,7 +602,7 @@ class Monitor:
             return
         began = time.perf_counter()
         with self._contained("a step was not recorded"):
-            self._finish(k, given[0], any(callable(v) for v in (*given[1], *given[2].values())))
+            self._finish(k, given[0], _has_closure(given))
         self._spent += time.perf_counter() - began
 
     def _finish(self, k: int, optimizer: Optimizer, has_closure: bool) -> None:
@@ -998,6 +998,12 @@ def _added(monitor: weakref.ref[Monitor], item: Item, k: int, parameter: Tensor)
     """Tell a monitor of a micro-batch; autograd would keep one that is held here for ever."""
     if (watching := monitor()) is not None:
         watching._added(item, k, parameter)
+
+
+def _has_closure(given: tuple[Any, ...]) -> bool:
+    """Whether a step, of which a hook is given the optimizer and the arguments, has a closure."""
+    _, positional, named = given
+    return any(callable(value) for value in (*positional, *named.values()))
 
 
 def _sink(given: Sink | str) -> Sink:

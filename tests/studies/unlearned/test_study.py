@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 import torch
 
+from kappascope.lab.heads import PRODUCTS
 from kappascope.lab.resume import ResumePoint
 from kappascope.lab.table import Table
 from kappascope.studies.gpt.model import Corpus
 from kappascope.studies.unlearned import study
-from kappascope.studies.unlearned.claims import MATRICES, PRODUCTS
+from kappascope.studies.unlearned.claims import MATRICES
 from short_runs import run
 
 
