@@ -138,15 +138,10 @@ def _gradient(parameter: Tensor) -> Tensor:
 def _norms(tensors: list[Tensor]) -> Tensor:
     """The norms of some tensors, in float32 at least and on the device of the first."""
     local = [own_shard(t) for t in tensors]
-    if all(t.device.type == "cpu" and t.dtype == torch.float32 for t in local):
-        # every step waits for this: the BLAS takes half the time of torch's norm
-        norms = torch.stack([torch.dot(flat, flat) for flat in (t.reshape(-1) for t in local)])
-        norms = norms.sqrt_()
-    else:
-        dtype = reduce(torch.promote_types, (t.dtype for t in local), torch.float32)
-        single = torch._foreach_norm(local, 2, dtype=dtype)  # which refuses to narrow one
-        device = single[0].device
-        norms = torch.stack([norm.to(device, non_blocking=True) for norm in single])
+    dtype = reduce(torch.promote_types, (t.dtype for t in local), torch.float32)
+    single = torch._foreach_norm(local, 2, dtype=dtype)  # which refuses to narrow one
+    device = single[0].device
+    norms = torch.stack([norm.to(device, non_blocking=True) for norm in single])
     shards = [shard_count(t) for t in tensors]
     return norms if set(shards) == {1} else norms * norms.new_tensor(shards).sqrt()
 
