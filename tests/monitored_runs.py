@@ -93,7 +93,7 @@ def write_example(folder: Path, steps: int = 200, every: int = 20, closed: bool 
     recorder.write({"kind": "alert", "step": min(60, steps), **alert})
     norms = {name: [4.0, 4.1, 9.9] for name in MATRICES}
     ring = {"steps": [steps - 2, steps - 1, steps], "norms": norms, "gradients": norms}
-    told = "first to move: h.1.mlp.fc1.weight, 40 steps before the loss"
+    told = "the gradient of h.1.mlp.fc1.weight left its usual size first: 40 steps before the loss"
     recorder.write({"kind": "ring", "step": steps, **ring, "text": told})
     if closed:
         recorder.write({"kind": "end", "step": steps})

@@ -286,7 +286,7 @@ def test_the_shape_of_a_made_weight_is_that_of_what_is_made(layer) -> None:
     with OrthogonalPenalty().attach(layer, optimizer):
         optimizer.step()
     assert not torch.equal(layer.weight, before)
-    with pytest.raises(ValueError, match="its making has no inverse for every matrix"):
+    with pytest.raises(ValueError, match="has no inverse for every matrix"):
         SingularValueBound().attach(layer, optimizer)
 
 

@@ -268,7 +268,9 @@ def test_an_unknown_optimizer_is_not_accused_and_the_result_says_so() -> None:
     kind = named("Neverheard", HandAdam, has_bias_correction=False)
     result = audit(model, kind(model.parameters()), closure)
     assert result.passed and not any(row.is_checked for row in result.rows)
-    assert "only invariants were checked (Neverheard is no name that is known here)" in str(result)
+    assert "only invariants were checked (Neverheard is no optimizer that is known here)" in str(
+        result
+    )
 
 
 @pytest.mark.parametrize("betas", [{}, {"betas": (0.9, 0.99, 0.999)}, {"betas": 0.9}])

@@ -17,7 +17,8 @@ def test_the_verdict_tells_alerts_losses_moves_and_the_loss(tmp_path: Path) -> N
     run = Run.read(write_example(tmp_path))
     verdict = verdict_of(run, standings(run))
     assert verdict[0].startswith("1 alert, at step 60: h.1.mlp.fc1.weight: 31 %")
-    assert "First to move: h.1.mlp.fc1.weight, 40 steps before the loss." in verdict
+    first = "The gradient of h.1.mlp.fc1.weight left its usual size first"
+    assert f"{first}: 40 steps before the loss." in verdict
     assert any("10 % of the entries of" in one and "3 of 6" in one for one in verdict)
     assert any("κ from 10.0 to 30.0" in one for one in verdict)
     assert "The logged loss went from 3.00 to 2.00." in verdict

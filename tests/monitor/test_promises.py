@@ -94,7 +94,7 @@ def test_a_name_is_known(name: str, promised: str) -> None:
 @pytest.mark.parametrize("name", ["AdaMuon", "MuonClip", "StableAdamW", "SGDP", "AdaMax", "adam"])
 def test_a_variant_of_another_name_promises_nothing(name: str) -> None:
     optimizer = named(name)
-    with pytest.raises(Unpromised, match=f"{name} is no name that is known here"):
+    with pytest.raises(Unpromised, match=f"{name} is no optimizer that is known here"):
         promise_of(optimizer, settings_of(optimizer))
 
 

@@ -36,7 +36,7 @@ def test_of_several_optimizers_it_has_every_step_once_and_a_pause_is_no_move() -
             ring.add(step, {"v": _with_gradient(1.0)})
     entry = ring.entry(29)
     assert entry["steps"] == list(range(30)) and entry["norms"]["v"][:4] == [2.0, None, None, 2.0]
-    assert entry["text"] == "first to move: the gradient of w at step 25"
+    assert entry["text"] == "the gradient of w left its usual size first: at step 25"
 
 
 def _with_gradient(size: float) -> torch.Tensor:
@@ -53,4 +53,4 @@ def test_nothing_moved_where_nothing_left_its_usual_size() -> None:
 def test_gradients_that_are_not_finite_have_moved() -> None:
     series = {"w": [1.0] * 10 + [float("nan")] * 2, "v": [1.0] * 12}
     told = first_to_move(list(range(12)), series, {})
-    assert told == "first to move: the gradient of w at step 10"
+    assert told == "the gradient of w left its usual size first: at step 10"

@@ -48,7 +48,7 @@ def test_a_run_that_was_heard_of_lately_is_running(tmp_path: Path) -> None:
     run = Run.read(write_example(tmp_path, closed=False))
     assert "running" in drawn(run, 80, 30)[0]
     text = " ".join(line.strip() for line in drawn(run, 80, 30, silence=90.0)[:2])
-    assert "no end was written since 2023-11-14 22:16 UTC: it goes on, or was killed." in text
+    assert "no end was written since 2023-11-14 22:16 UTC: the run goes on, or was killed." in text
 
 
 @pytest.mark.parametrize("width", [60, 80])

@@ -124,7 +124,7 @@ def _known(diagnosis: Diagnosis) -> Iterator[Fact]:
         types = sorted({row.storage or row.dtype for row in unknown})
         many = f"{len(unknown)} of {len(rows)}"
         yield Fact(
-            f"κ of {many} cannot be known: the matrices are stored in {', '.join(types)}.",
+            f"The stored digits ({', '.join(types)}) do not determine κ of {many}.",
             unknown[0],
         )
     wide = [row for row in rows if row.stable_rank is not None]

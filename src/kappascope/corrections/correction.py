@@ -274,11 +274,11 @@ def why_not_written(weight: LiveWeight) -> str | None:
 
     >>> from kappascope.model.weights import live_weights
     >>> why_not_written(live_weights(nn.utils.parametrizations.orthogonal(nn.Linear(2, 2)))[0])
-    'it is made of other tensors, and its making has no inverse for every matrix'
+    'a parametrization makes it, which has no inverse for every matrix'
     """
     if weight.writable():
         return None
-    return "it is made of other tensors, and its making has no inverse for every matrix"
+    return "a parametrization makes it, which has no inverse for every matrix"
 
 
 def has_zero_matrix(weight: LiveWeight) -> bool:

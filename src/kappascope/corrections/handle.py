@@ -171,7 +171,7 @@ class Handle:
         Traceback (most recent call last):
         ValueError: expected the state to be a dictionary with 'private', 'steps', 'treatments', ...
         """
-        self._refuse_closed("nothing goes on; attach again and load then")
+        self._refuse_closed("attach the correction again, then load its state")
         check_state(self._attachments, state)
         load_state(self._attachments, state)
 

@@ -72,7 +72,11 @@ class Multipliers(Correction):
         if (reason := why_not_merged(weight)) is not None:
             return reason
         is_free = self._sides(weight, model) is not None
-        return None if is_free else "it is best left alone; gauge=True takes it"
+        return (
+            None
+            if is_free
+            else "other parameters can undo its factors; gauge=True takes it all the same"
+        )
 
     def treatments(self, weight: LiveWeight, model: AnalysedModel) -> Iterator[Treatment]:
         """Train factors of the sides that are free, if one is."""

@@ -516,7 +516,7 @@ class Auditor:
             return
         came = "a gradient, and no optimizer that has it"
         if is_of_another:
-            came += ", though one has a copy: it was made before the model was copied or made anew"
+            came += "; one has a copy of it, and was made before the model was copied or made anew"
         for name, step in self._orphans.items():
             expected = "a step of some optimizer, or requires_grad=False"
             yield _fact(name, expected, came, step)

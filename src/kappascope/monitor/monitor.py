@@ -895,7 +895,7 @@ class Monitor:
         ]
         if not names:
             return []
-        what = "a gradient comes, and no optimizer steps it: pass it to one, or freeze it"
+        what = "it has a gradient and no optimizer steps it: pass it to one, or freeze it"
         text = f"{first_few(names)}: {what} (step {step:,})"
         return list(self._watch.once(step, "not-stepped", names[0], text))
 

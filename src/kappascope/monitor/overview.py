@@ -152,7 +152,7 @@ def state(run: Run, silence: float) -> str:
         return "running"
     latest = max((reading.time for reading in run.readings), default=0.0)
     since = f" since {datetime.fromtimestamp(latest, UTC):%Y-%m-%d %H:%M} UTC" if latest else ""
-    return f"no end was written{since}: it goes on, or was killed"
+    return f"no end was written{since}: the run goes on, or was killed"
 
 
 def verdict_of(run: Run, every: list[Standing]) -> list[str]:

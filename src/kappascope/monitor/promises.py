@@ -169,7 +169,7 @@ def promise_of(optimizer: object, settings: Settings) -> Promise:
     candidates = [kinds[0], *(kind for kind in kinds if kind.__module__.startswith("torch.optim"))]
     promise = next(filter(None, (_named(kind.__name__) for kind in candidates)), None)
     if promise is None:
-        raise Unpromised(f"{kinds[0].__name__} is no name that is known here")
+        raise Unpromised(f"{kinds[0].__name__} is no optimizer that is known here")
     if settings.get("lr") is None:  # as transformers' Adafactor, which makes its own
         raise Unpromised("its settings have no lr")
     if getattr(getattr(optimizer, "args", None), "optim_bits", 32) < 32:  # bitsandbytes'

@@ -153,7 +153,7 @@ def first_to_move(
 
     >>> series = {"w": [1.0] * 6 + [9.0] * 4, "v": [1.0] * 8 + [9.0] * 2}
     >>> first_to_move(list(range(10)), series, {s: 1.0 if s < 9 else 8.0 for s in range(10)})
-    'first to move: the gradient of w at step 6, 3 steps before the loss'
+    'the gradient of w left its usual size first: at step 6, 3 steps before the loss'
     """
     if len(steps) < MIN_STEPS:
         return ""
@@ -161,7 +161,7 @@ def first_to_move(
     if not moved:
         return ""
     name = min(moved, key=lambda each: moved[each])
-    text = f"first to move: the gradient of {name} at step {moved[name]:,}"
+    text = f"the gradient of {name} left its usual size first: at step {moved[name]:,}"
     logged = sorted(losses)
     loss_moved = _left(logged, [losses[s] for s in logged]) if len(logged) >= MIN_STEPS else None
     if loss_moved is not None and loss_moved > moved[name]:

@@ -76,10 +76,11 @@ def correlations(
             (name, *(cell(component, outcome) for component in components))
             for outcome, name in OUTCOME_NAMES.items()
         ),
-        "Rank correlations of the outcome with the mean logarithm over the matrices, with 95 % "
-        f"intervals. Held fixed: training loss{', shape' * (kind == 'across settings')}"
-        f"{', norms' * bool(given)}. A star: the correlation differs from zero, with all "
-        f"{CORRELATIONS} of the tables tested together. Less is better for every outcome.",
+        "Rank correlations of the outcome with the mean logarithm of the component over the "
+        "matrices, with 95 % intervals. Held fixed: training loss"
+        f"{', shape' * (kind == 'across settings')}{', norms' * bool(given)}. A star: the "
+        f"correlation differs from zero when all {CORRELATIONS} correlations of the table are "
+        "tested together. Less is better for every outcome.",
     )
 
 

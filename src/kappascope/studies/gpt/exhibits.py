@@ -151,8 +151,8 @@ def correlation(rows: Table) -> str:
     both, adamw, muon = (kappa_with_loss(rows, group) for group in groups)
     return (
         f"Over the ten arms the rank correlation of the median log kappa with the loss is "
-        f"{both:.2f}, over AdamW's five {adamw:.2f}, over Muon's {muon:.2f}. Arms are no "
-        "sample, so these correlations decide nothing. "
+        f"{both:.2f}, over AdamW's five {adamw:.2f}, over Muon's {muon:.2f}. The "
+        "arms are no random sample, so these correlations decide nothing. "
     )
 
 
@@ -243,7 +243,8 @@ def confirmation(rows: Table) -> Exhibit:
     note = (
         f"{first['layers']} layers of width {first['width']}, {first['steps']} steps, "
         f"{seeds} seeds. Rates are half of the small model's best ones, because the width is "
-        "doubled. Arms: Hybrid, the other correction that tuned best under AdamW, and Muon alone."
+        "doubled. Arms: Hybrid, the correction other than Hybrid that tuned best under AdamW, and "
+        "Muon alone."
     )
     columns = ("arm", "rate", "validation loss", "against AdamW alone")
     return Exhibit("A larger model", columns, tuple(lines), note)
@@ -278,10 +279,10 @@ def instability(rows: Table) -> Exhibit:
     areas = {name: predicted_by(key)(rows) for key, name in PREDICTORS.items()}
     shares = [f"{area:.2f} {name}" if area.n else "no spikes" for name, area in areas.items()]
     note = (
-        "Rates are 8 times the best one, and 1. They do not decay. Final loss and highest kappa "
-        "are medians over runs. What foretells a spike within 20 steps? Each pair has a window "
-        "before a spike and another window of the same run. The share of pairs that a quantity "
-        f"tells apart, where 0.5 is guesswork: {', '.join(shares)}."
+        "One rate is 8 times the best one, the other is 1. Neither decays. Final loss and highest "
+        "kappa are medians over runs. What foretells a spike within 20 steps? Each pair has a "
+        "window before a spike and another window of the same run. The share of pairs that a "
+        f"quantity tells apart, where 0.5 is guesswork: {', '.join(shares)}."
     )
     return Exhibit("Rates that are too high", columns, lines, note)
 
