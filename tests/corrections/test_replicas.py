@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -133,6 +134,34 @@ def resumed_rank(number: int, place: str) -> None:
     os._exit(0)
 
 
+def spoiled_rank(number: int, place: str) -> None:
+    """One of two processes, in which gradients differ: one of each is broken in one of them."""
+    import torch.distributed as dist
+
+    wait = timedelta(seconds=60)  # for who withholds alone would wait for ever
+    meeting = f"file://{place}"
+    dist.init_process_group("gloo", init_method=meeting, rank=number, world_size=2, timeout=wait)
+    for correction in REMEMBERING:
+        torch.manual_seed(0)
+        model = perceptron()
+        optimizer = AdamW(model.parameters(), lr=0.01)
+        parallel = nn.parallel.DistributedDataParallel(model)
+        handle = correction.attach(parallel, optimizer)
+        for step in range(4):
+            optimizer.zero_grad()
+            parallel(torch.ones(8, 4)).square().mean().backward()
+            if step == 2:
+                model[2 * number].weight.grad[0, 0] = torch.nan
+            optimizer.step()
+        weights = torch.cat([model[i].weight.detach().flatten() for i in (0, 2)])
+        both = [torch.zeros_like(weights) for _ in range(2)]
+        dist.all_gather(both, weights)
+        if not torch.equal(*both) or handle.refused != {"0.weight": 1, "2.weight": 1}:
+            raise AssertionError(f"{correction} followed what is not finite: {handle.refused}")
+    dist.barrier()
+    os._exit(0)
+
+
 class Whole(nn.Module):
     """A model that is called as one, as FSDP expects it."""
 
@@ -205,6 +234,12 @@ def test_two_processes_stay_equal_with_one_thread_and_two(tmp_path: Path) -> Non
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
 def test_two_processes_go_on_from_what_the_first_has_saved(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(resumed_rank, args=(str(tmp_path / "meeting"),), nprocs=2)
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+@pytest.mark.filterwarnings("ignore:a step of")
+def test_a_gradient_that_one_process_has_broken_is_followed_by_none(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(spoiled_rank, args=(str(tmp_path / "meeting"),), nprocs=2)
 
 
 @dataclass

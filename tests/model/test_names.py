@@ -27,7 +27,10 @@ KINDS = {
     "router": ["block_sparse_moe.gate.weight", "mlp.router.weight", "mlp.gate.weight"],
     "recurrent": ["rnn.weight_ih_l0_reverse", "weight_hh"],
     "state": ["mixer.A_log", "mixer.x_proj.weight"],
-    "adapter": ["self_attn.q_proj.lora_A.weight", "q_proj.lora_B.default.weight"],
+    "adapter": [
+        *("self_attn.q_proj.lora_A.weight", "q_proj.lora_B.default.weight"),
+        *("q_proj.oft_R.default.weight", "fc.boft_s.default", "fc.hra_u.default"),
+    ],
     "other": ["pooler.dense.weight", "features.3.weight", "", "0.weight",
               "visual_projection.weight"],
 }  # fmt: skip

@@ -13,7 +13,7 @@ import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from kappascope.corrections._treatments import (
     Treatment,
 )
 from kappascope.corrections.gauge import FreeSides
-from kappascope.corrections.optimizers import group_index
+from kappascope.corrections.optimizers import group_index, learning_rate
 from kappascope.matrix import spectra
 from kappascope.model.layouts import Layout
 from kappascope.model.sharded import (
@@ -682,7 +682,7 @@ class FactorOptimizer:
     def _options(self, own: Mapping[str, Any], rate: float) -> dict[str, Any]:
         """Learning rate and momentum of factors, from what the group of their weights has now."""
         followed = own if self.leader is self.owner else self.leader.param_groups[0]
-        options = {"lr": rate * float(followed["lr"])}
+        options: dict[str, Any] = {"lr": rate * cast(float, learning_rate(followed))}
         if isinstance(self.owner, SGD):
             return options | {key: own[key] for key in ("momentum", "dampening", "nesterov")}
         return options | {"betas": _betas(own.get("betas"))}

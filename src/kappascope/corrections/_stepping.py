@@ -261,8 +261,14 @@ class StepHooks:
             step.replicas.send(g for t in step.factored for g in t.pending)
             made = [t.leaf.grad for t in step.factored if not t.module.is_elementwise]
             step.replicas.send(gradient for gradient in made if gradient is not None)
-        suspects = {leaf for leaf in last if not answers["finite", leaf]}
-        self._withhold(step, {leaf for leaf in suspects if not last[leaf].has_finite_gradient()})
+        suspects = [leaf for leaf in last if not answers["finite", leaf]]  # in all processes alike
+        finite = [last[leaf].has_finite_gradient() for leaf in suspects]
+        if suspects and step.replicas is not None:  # whoever withholds alone waits for the others
+            flags = torch.tensor(finite, device=suspects[0].device)
+            finite = step.replicas.all_agree(flags).tolist()
+        self._withhold(
+            step, {leaf for leaf, good in zip(suspects, finite, strict=True) if not good}
+        )
 
     def _note_gradients(self, step: _Step) -> None:
         """Let factors have their gradients, from what was pulled back."""

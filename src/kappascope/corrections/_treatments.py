@@ -15,11 +15,14 @@ import torch
 from torch import Tensor
 
 from kappascope.corrections import _state
+from kappascope.corrections.optimizers import learning_rate
 from kappascope.matrix import spectra
 from kappascope.model.sharded import agreed, is_sharded, own_shard, whole
 from kappascope.model.weights import LiveWeight, precise
 
 State: TypeAlias = dict[str, Any]
+
+RATE_IF_UNKNOWN = 1e-3  # AdamW's own default
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,9 @@ class OptimizerStep:
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate of the weight's parameter group."""
-        return float(self.group["lr"])
+        """The learning rate of the weight's parameter group; ``RATE_IF_UNKNOWN`` if it has none."""
+        rate = learning_rate(self.group)
+        return RATE_IF_UNKNOWN if rate is None else rate
 
     @property
     def gradient_scale(self) -> float:
@@ -332,7 +336,6 @@ class Rewrite(Treatment):
         return {"rewrites": self.count}
 
 
-RATE_IF_UNKNOWN = 1e-3  # AdamW's own default
 MAX_HALVINGS = 30  # of a step through what makes a weight, before it is given up
 
 
@@ -370,11 +373,11 @@ class DecoupledStep(Treatment):
 
     def after(self, step: OptimizerStep) -> bool:
         """Move the weight when it is time; False if it would not be finite."""
-        memory, rate = self.memory, step.group.get("lr")
+        memory = self.memory
         if memory["wait"]:
             memory["wait"] -= 1
             return True
-        rate = self.every * float(RATE_IF_UNKNOWN if rate is None else rate)
+        rate = self.every * step.learning_rate
         matrix = self.weight.matrix()
         wide = precise(matrix)
         try:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
+from numbers import Real
 from types import MethodType
 from typing import Any
 
@@ -57,10 +58,20 @@ def understood_optimizers(optimizer: object) -> list[Optimizer]:
         came = _kind(optimizer)
         raise TypeError(f"expected an optimizer or a list of some; got {came}{advice}")
     for each in optimizers:
+        if _is_stepped_in_two(each):
+            name = type(each).__name__
+            problem = f"{name} steps in two, and its base_optimizer takes the one that trains"
+            raise TypeError(f"{problem}; attach to that: attach(model, optimizer.base_optimizer)")
         if not hasattr(each, "_optimizer_step_post_hooks"):  # as Optimizer.__init__ makes them
             problem = f"{type(each).__name__} runs no hooks, as it never called Optimizer.__init__"
             raise TypeError(f"{problem}; attach to the optimizer inside of it")
     return optimizers
+
+
+def _is_stepped_in_two(optimizer: Any) -> bool:
+    """Whether it is one of SAM's kind, whose user calls no ``step`` at all in its usual loop."""
+    has_both = all(hasattr(optimizer, name) for name in ("first_step", "second_step"))
+    return has_both and isinstance(getattr(optimizer, "base_optimizer", None), Optimizer)
 
 
 def _kind(thing: object) -> str:
@@ -81,6 +92,21 @@ def group_index(optimizer: Optimizer, leaf: Tensor) -> int | None:
     """
     groups = enumerate(optimizer.param_groups)
     return next((i for i, group in groups if id(leaf) in map(id, group["params"])), None)
+
+
+def learning_rate(group: Mapping[str, Any]) -> float | None:
+    """The learning rate that a parameter group is stepped with, if its optimizer tells one.
+
+    One that estimates its own (D-Adaptation, Prodigy) keeps the estimate as ``d``, and "lr", one by
+    default, is a multiple of that.
+
+    >>> learning_rate({"lr": 0.1}), learning_rate({"lr": 1.0, "d": 1e-6}), learning_rate({})
+    (0.1, 1e-06, None)
+    """
+    rate, estimate = group.get("lr"), group.get("d", 1.0)
+    if rate is None:
+        return None
+    return float(rate) * (float(estimate) if isinstance(estimate, Real | Tensor) else 1.0)
 
 
 def has_steps_within(optimizer: Optimizer) -> bool:

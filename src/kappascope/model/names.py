@@ -28,7 +28,9 @@ _KINDS = {"joined": "fused", "out": "output"}
 
 # Matched at the end of a path, before its last name alone is looked at.
 _ENDS = {
-    "adapter": r"(^|\.)(lora|hada|lokr)_\w+(\.\w+)?",
+    # of LoRA and its kin, and of what else the peft library puts beside a layer
+    "adapter": r"(^|\.)((de|g|gra|tiny|uni|vb|rand|poly_|supertuning_)?lora|hada|lokr|b?oft|psoft|"
+    r"hira|hra|miss|adamss|peanut|p?vera|c3a|fourierft|waveft|shira|ia3|lily|deft)_\w+(\.\w+)?",
     "router": r"(^|\.)(router|shared_expert_gate|ffn_gate_inp)(\.\w+)?|"
     r"(moe|mlp|feed_forward|ffn)\.gate(\.wg)?",
     "expert": r"(^|\.)((local_)?experts|expert_\w+)(\.\w+)*|(^|\.)ffn_\w+_exps",

@@ -214,7 +214,7 @@ def name_test(where: Where, names: Sequence[str]) -> Callable[[str], bool]:
 
 _LEFT_ALONE = {
     "router": "a router chooses experts, and its scale says how sharply",
-    "adapter": "an adapter is one of two factors, small by design and merged in the end",
+    "adapter": "an adapter is a part of a change, small by design and merged in the end",
 }
 _LAYERS = (nn.Linear, _ConvNd, nn.RNNBase, nn.MultiheadAttention)  # maps, whatever their names
 
