@@ -669,9 +669,9 @@ class TestManners:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             train(model, optimizer, batches(4))
-        texts = [str(each.message) for each in told]
-        assert len(texts) == len(set(texts)) == 2  # of each of the two matrices
-        assert "broken on purpose" in texts[0] and "training goes on" in texts[0]
+        (text,) = [str(each.message) for each in told]  # a large model has hundreds of matrices
+        assert text.startswith("kappascope's monitor: 0.weight could not be measured")
+        assert "broken on purpose" in text and "training goes on" in text
         monitor.close()
 
     def test_strict_raises(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
