@@ -306,7 +306,7 @@ class Monitor:
         end = "was closed at" if earlier.is_closed else "was cut after"
         cut = f"the record before {end} step {last:,}"
         kept = (a for a in earlier.alerts if step is None or a.step <= step)
-        self._watch.told |= {(alert.name, alert.matrix) for alert in kept}
+        self._watch.told |= {(a.name, matrix) for a in kept for matrix in (a.matrix, *a.others)}
         if step is not None and step < last:
             cut += f"; what it has after step {step:,} is superseded"
         return cut, last
@@ -876,6 +876,7 @@ class Monitor:
                     "matrix": alert.matrix,
                     "text": alert.text,
                 }
+                | ({"others": list(alert.others)} if alert.others else {})
             )
             if self.on_alert is not None:
                 with self._contained("on_alert raised"):

@@ -32,7 +32,8 @@ Every entry has a ``kind`` and a ``step``, the number of finished steps of the o
 ``log``
     ``values`` by name: what the user logged, as a loss.
 ``alert``
-    ``name`` (a word for the kind of trouble), ``matrix`` (or ""), ``text``, a sentence.
+    ``name`` (a word for the kind of trouble), ``matrix`` (or ""), ``text``, a sentence; ``others``
+    are further matrices in the same trouble.
 ``ring``
     ``steps`` and ``norms`` by matrix: the Frobenius norm after each of the last steps, kept in
     memory and written when something breaks. ``gradients`` likewise, and ``text``: who moved first.
@@ -100,6 +101,8 @@ class Row:
 class Alert:
     """Something a user should know, in words; ``name`` is its kind, ``matrix`` may be empty.
 
+    ``others`` are the matrices that are in the same trouble at the same step.
+
     >>> Alert(40, "dead-row", "fc.weight", "fc.weight: row 3 is zero since step 40").name
     'dead-row'
     """
@@ -108,6 +111,7 @@ class Alert:
     name: str
     matrix: str
     text: str
+    others: tuple[str, ...] = ()
 
     @property
     def sentence(self) -> str:
@@ -517,7 +521,9 @@ class Run:
             case "matrices":
                 self.matrices |= entry["matrices"]
             case "alert":
-                self.alerts.append(Alert(step, entry["name"], entry["matrix"], entry["text"]))
+                others = tuple(entry.get("others", ()))
+                alert = Alert(step, entry["name"], entry["matrix"], entry["text"], others)
+                self.alerts.append(alert)
             case "log":
                 for name, value in entry["values"].items():
                     self.logs.setdefault(name, []).append((step, _number(value)))
