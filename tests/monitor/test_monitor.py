@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kappascope import Monitor, corrections
 from kappascope.monitor import monitor as module
 from kappascope.monitor import source
+from kappascope.monitor.overview import standings
 from kappascope.monitor.record import Alert, Run
 from kappascope.refusal import Refusal
 from monitored_training import (
@@ -669,9 +670,9 @@ class TestManners:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             train(model, optimizer, batches(4))
-        texts = [str(each.message) for each in told]
-        assert len(texts) == len(set(texts)) == 2  # of each of the two matrices
-        assert "broken on purpose" in texts[0] and "training goes on" in texts[0]
+        (text,) = [str(each.message) for each in told]  # a large model has hundreds of matrices
+        assert text.startswith("kappascope's monitor: 0.weight could not be measured")
+        assert "broken on purpose" in text and "training goes on" in text
         monitor.close()
 
     def test_strict_raises(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -868,6 +869,21 @@ class TestResuming:
         monitor.log(loss=math.nan)
         monitor.close()
         assert [alert.step for alert in told] == [2, 1]
+
+    def test_what_was_told_of_several_matrices_is_not_told_again_by_a_session_that_goes_on(
+        self, tmp_path: Path
+    ) -> None:
+        told: list[Alert] = []
+        for _ in range(2):
+            _, _, monitor = linear(tmp_path / "run", every=1, on_alert=told.append)
+            ill = {name: {"non_finite": 1.0} for name in ("0.weight", "2.weight")}
+            monitor._alert(monitor._watch.reading(0, ill))
+            monitor.close()
+        (alert,) = told
+        assert (alert.matrix, alert.others) == ("0.weight", ("2.weight",))
+        run = Run.read(tmp_path / "run")
+        assert run.alerts == [alert]
+        assert [each.name for each in standings(run) if each.alerts] == ["0.weight", "2.weight"]
 
     def test_a_folder_that_another_monitor_writes_is_refused_before_anything_is_attached(
         self, tmp_path: Path

@@ -159,6 +159,22 @@ def test_where_a_file_system_has_no_locks_a_name_keeps_others_out(
             claim.close()
 
 
+def test_of_two_that_begin_at_once_without_locks_the_one_whose_name_stays_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    def other_comes(_: float) -> None:
+        (tmp_path / "lock").write_text("process 7 on elsewhere")
+
+    monkeypatch.setattr(fcntl, "flock", without)
+    monkeypatch.setattr("kappascope.monitor.record.time.sleep", other_comes)
+    with pytest.raises(Refusal, match="process 7 on elsewhere records a run there"):
+        sole_writer(tmp_path)
+    assert (tmp_path / "lock").read_text() == "process 7 on elsewhere"
+
+
 def test_a_child_that_was_forked_has_no_part_in_the_record(tmp_path: Path) -> None:
     claim = sole_writer(tmp_path)
     recorder = Recorder(tmp_path, claim)

@@ -1,5 +1,7 @@
 """Which matrices are watched."""
 
+import pytest
+import torch
 from torch import nn
 from torch.optim import SGD
 
@@ -44,3 +46,11 @@ def test_parameters_in_two_optimizers_are_named() -> None:
     model = nn.Linear(3, 3)
     several = [SGD(model.parameters(), lr=0.1), SGD([model.bias], lr=0.1)]
     assert stepped_twice(watched(model), several) == ["bias"]
+
+
+def test_a_lazy_layer_is_refused_until_it_has_weights() -> None:
+    model = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 3))
+    with pytest.raises(ValueError, match=r"0\.weight.*: a lazy layer .*pass a batch"):
+        watched(model)
+    model(torch.ones(2, 5))
+    assert len(watched(model).items) == 2

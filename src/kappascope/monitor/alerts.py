@@ -87,9 +87,9 @@ class Watch:
                     new.setdefault(name, []).append(alert)
             _remember(readings, past)
         for alerts in new.values():
-            first = alerts[0]
-            names = first_few([alert.matrix for alert in alerts])
-            yield replace(first, text=f"{names}: {first.text} (step {step:,})")
+            first, *others = (alert.matrix for alert in alerts)
+            text = f"{first_few([first, *others])}: {alerts[0].text} (step {step:,})"
+            yield replace(alerts[0], text=text, others=tuple(others))
 
 
 def _remember(readings: Readings, past: _Past) -> None:

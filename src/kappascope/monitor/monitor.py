@@ -306,7 +306,7 @@ class Monitor:
         end = "was closed at" if earlier.is_closed else "was cut after"
         cut = f"the record before {end} step {last:,}"
         kept = (a for a in earlier.alerts if step is None or a.step <= step)
-        self._watch.told |= {(alert.name, alert.matrix) for alert in kept}
+        self._watch.told |= {(a.name, matrix) for a in kept for matrix in (a.matrix, *a.others)}
         if step is not None and step < last:
             cut += f"; what it has after step {step:,} is superseded"
         return cut, last
@@ -781,7 +781,7 @@ class Monitor:
             held = source.gathered(item) if sharded else source
             if item not in mine:
                 continue
-            with self._contained(f"{item.name} could not be measured"), _undisturbed():
+            with self._contained("could not be measured", item.name), _undisturbed():
                 readings |= self._meter.measured(item, held, step)
                 weight = self._survey.parameter(item)
                 if self._ghosts and captured is not None and weight is not None:
@@ -876,6 +876,7 @@ class Monitor:
                     "matrix": alert.matrix,
                     "text": alert.text,
                 }
+                | ({"others": list(alert.others)} if alert.others else {})
             )
             if self.on_alert is not None:
                 with self._contained("on_alert raised"):
@@ -981,17 +982,21 @@ class Monitor:
                     sink.histograms(step, spectra_by_kind)
 
     @contextmanager
-    def _contained(self, what: str) -> Iterator[None]:
-        """Turn an error of ours into one warning: training goes on, unless ``strict``."""
+    def _contained(self, what: str, matrix: str = "") -> Iterator[None]:
+        """Turn an error of ours into one warning: training goes on, unless ``strict``.
+
+        What fails for one ``matrix`` may fail for hundreds: the first of a kind of error is named.
+        """
         try:
             yield
         except Exception as error:
             if self.strict:
                 raise
-            if what not in self._warned:
-                self._warned.add(what)
-                text = f"kappascope's monitor: {what}: {error_text(error)}; training goes on"
-                _warn(text)
+            told = f"{what}: {type(error).__name__}" if matrix else what
+            if told not in self._warned:
+                self._warned.add(told)
+                what = f"{matrix} {what}".lstrip()
+                _warn(f"kappascope's monitor: {what}: {error_text(error)}; training goes on")
 
 
 def _added(monitor: weakref.ref[Monitor], item: Item, k: int, parameter: Tensor) -> None:

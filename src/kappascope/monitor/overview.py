@@ -77,7 +77,8 @@ def standings(run: Run) -> list[Standing]:
     named = dict.fromkeys([*run.matrices, *(matrix for matrix, _, _ in run.columns if matrix)])
     by_matrix: dict[str, list[Alert]] = {}
     for alert in run.alerts:
-        by_matrix.setdefault(alert.matrix, []).append(alert)
+        for matrix in (alert.matrix, *alert.others):
+            by_matrix.setdefault(matrix, []).append(alert)
     return [_standing(run, name, tuple(by_matrix.get(name, ()))) for name in named]
 
 

@@ -32,7 +32,8 @@ Every entry has a ``kind`` and a ``step``, the number of finished steps of the o
 ``log``
     ``values`` by name: what the user logged, as a loss.
 ``alert``
-    ``name`` (a word for the kind of trouble), ``matrix`` (or ""), ``text``, a sentence.
+    ``name`` (a word for the kind of trouble), ``matrix`` (or ""), ``text``, a sentence; ``others``
+    are further matrices in the same trouble.
 ``ring``
     ``steps`` and ``norms`` by matrix: the Frobenius norm after each of the last steps, kept in
     memory and written when something breaks. ``gradients`` likewise, and ``text``: who moved first.
@@ -55,6 +56,7 @@ import math
 import os
 import re
 import socket
+import time
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
@@ -70,6 +72,9 @@ from kappascope.system.files import refuse_link, unwritable
 VERSION = 1
 SEGMENT_BYTES = 2**23  # after which another is begun: a reader holds one at a time
 SEAL_DIGITS = 16  # of sha256: damage is recognized, forgery is not what it is for
+NAMING_SECONDS = (
+    0.2  # for another that began just now to write its name, where nothing can be locked
+)
 _NAME = re.compile(r"segment-(\d{6,})\.jsonl")
 _CLAIMS: WeakSet[IO[bytes]] = WeakSet()
 _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -100,6 +105,8 @@ class Row:
 class Alert:
     """Something a user should know, in words; ``name`` is its kind, ``matrix`` may be empty.
 
+    ``others`` are the matrices that are in the same trouble at the same step.
+
     >>> Alert(40, "dead-row", "fc.weight", "fc.weight: row 3 is zero since step 40").name
     'dead-row'
     """
@@ -108,6 +115,7 @@ class Alert:
     name: str
     matrix: str
     text: str
+    others: tuple[str, ...] = ()
 
     @property
     def sentence(self) -> str:
@@ -224,17 +232,24 @@ def sole_writer(folder: Path) -> WriteLock | None:
     except OSError:
         return None
     owner = file.read(200).decode(errors="replace").strip()
+    has_locks = True
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        is_locked = isinstance(error, BlockingIOError)
-        if is_locked or (owner and not _has_ended(owner)):
+        has_locks = isinstance(error, BlockingIOError)
+        if has_locks or (owner and not _has_ended(owner)):
             file.close()
-            raise _taken(folder, owner, is_locked) from None
+            raise _taken(folder, owner, has_locks) from None
     with suppress(OSError):  # a full disk: the lock holds without a name
         file.truncate(0)
         file.seek(0)
         file.write(_this_process().encode())
+    if not has_locks:
+        time.sleep(NAMING_SECONDS)
+        file.seek(0)
+        if (owner := file.read(200).decode(errors="replace")) not in ("", _this_process()):
+            file.close()
+            raise _taken(folder, owner, has_locks)
     return WriteLock(path, file)
 
 
@@ -256,14 +271,14 @@ def _has_ended(owner: str) -> bool:
     return False
 
 
-def _taken(folder: Path, owner: str, is_locked: bool) -> Refusal:
+def _taken(folder: Path, owner: str, has_locks: bool) -> Refusal:
     """Say who writes a folder, and what lets another one in."""
     if owner == _this_process():
         wrong, advice = "another monitor of this process records a run there", "close that one"
     else:
         wrong = f"{owner or 'another process'} records a run there"
         advice = "close that monitor or end that process"
-    if not is_locked:
+    if not has_locks:
         advice += ", remove the file lock if it has ended"
     return Refusal(2, str(folder), wrong, f"{advice}, or name another folder")
 
@@ -517,7 +532,9 @@ class Run:
             case "matrices":
                 self.matrices |= entry["matrices"]
             case "alert":
-                self.alerts.append(Alert(step, entry["name"], entry["matrix"], entry["text"]))
+                others = tuple(entry.get("others", ()))
+                alert = Alert(step, entry["name"], entry["matrix"], entry["text"], others)
+                self.alerts.append(alert)
             case "log":
                 for name, value in entry["values"].items():
                     self.logs.setdefault(name, []).append((step, _number(value)))

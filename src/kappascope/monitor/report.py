@@ -160,7 +160,12 @@ def run_document(run: Run, silence: float = math.inf) -> dict[str, Any]:
         "step": run.step,
         "closed": run.is_closed,
         "alerts": [
-            [alert.step, legible(alert.name), place.get(alert.matrix, -1), legible(alert.sentence)]
+            [
+                alert.step,
+                legible(alert.name),
+                [place[name] for name in (alert.matrix, *alert.others) if name in place],
+                legible(alert.sentence),
+            ]
             for alert in run.alerts
         ],
         "cuts": [[s.step, legible(s.cut or "resumed")] for s in run.sessions[1:]],

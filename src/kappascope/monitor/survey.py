@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from kappascope.model.attention import Attention, attention
@@ -16,6 +17,7 @@ from kappascope.model.matrices import Logical, Plan, Unit, plan
 from kappascope.model.sharded import is_sharded
 from kappascope.model.tensors import Path, reader, stripped
 from kappascope.model.weights import Where, live_weights, name_test, unwrapped, why_no_map
+from kappascope.text import first_few
 
 K = TypeVar("K")
 
@@ -109,6 +111,10 @@ def watched(model: nn.Module, where: Where = None, exclude: Where = None) -> Sur
     (['1.weight'], {'1.bias': 'one-dimensional', '0.weight': 'an embedding is looked up, ...'})
     """
     model = unwrapped(model)
+    lazy = [name for name, p in model.named_parameters() if is_lazy(p)]
+    if lazy:
+        advice = "pass a batch through the model before the monitor is attached"
+        raise ValueError(f"{first_few(lazy)}: a lazy layer has no weights yet; {advice}")
     whole_plan = _plan(model)
     names = [part.name for unit in whole_plan.units for part in unit.parts]
     layers, headless = attention(whole_plan)

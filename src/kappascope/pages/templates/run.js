@@ -194,7 +194,7 @@ const kinds = () => {
     home.children[k].style.setProperty("--each", Math.min(0.18, 0.6 / curves.length)); // bands lie on one another
     home.children[k].classList.toggle("crowded", curves.length > 16);
     const places = new Set(curves.map(({ place }) => place));
-    chart(home.children[k], `${kind} (${curves.length})`, curves, { high: 210, up, alerts: data.alerts.filter(([, , place]) => places.has(place)), pick: ({ place }) => open(place) });
+    chart(home.children[k], `${kind} (${curves.length})`, curves, { high: 210, up, alerts: data.alerts.filter(([, , those]) => those.some((place) => places.has(place))), pick: ({ place }) => open(place) });
   });
   if (!groups.size) home.append(make("p", { class: "absent" }, "No matrix was read yet."));
   find("#kinds .ramp").hidden = !(last > first);
@@ -216,11 +216,11 @@ const one = () => {
   const home = find("#matrix > .charts");
   home.replaceChildren();
   if (!matrix) return;
-  const alerts = data.alerts.filter((alert) => alert[2] === place);
+  const alerts = data.alerts.filter((alert) => alert[2].includes(place));
   find("#matrix h3").replaceChildren(make("bdi", {}, matrix.name));
   find("#matrix .facts").textContent = [matrix.kind, matrix.depth === null ? "" : `layer ${matrix.depth}`, matrix.shape, matrix.dtype,
     matrix.kappa === "–" ? "" : `κ ${matrix.kappa}`, matrix.swallowed === "–" ? "" : `swallowed ${matrix.swallowed}`].filter(Boolean).join(" · ");
-  find("#matrix .own").replaceChildren(...alerts.map(([step, name, , text]) => telling([step, name, -1, text])));
+  find("#matrix .own").replaceChildren(...alerts.map(([step, name, , text]) => telling([step, name, [], text])));
   const charts = data.charts.map((each) => ({ ...each, own: each.quantities.filter((quantity) => matrix.series[quantity]) })).filter(({ own }) => own.length);
   home.append(...charts.map(() => make("div"))); // all of them, for the width of each
   charts.forEach(({ title, note, own }, place) => {
@@ -232,9 +232,9 @@ const one = () => {
   for (const button of all("[data-turn]")) button.disabled = !data.matrices[place + Number(button.dataset.turn)];
 };
 
-const telling = ([step, name, place, text]) => make("li", {}, make("span", { class: "badge" }, name.replaceAll("-", " ")), " ",
+const telling = ([step, name, [place], text]) => make("li", {}, make("span", { class: "badge" }, name.replaceAll("-", " ")), " ",
   make("span", { class: "when" }, `step ${counted(step)}`), ` ${text}`,
-  ...(place >= 0 ? [" ", make("button", { type: "button", class: "link", "data-open": place }, "show")] : []));
+  ...(place !== undefined ? [" ", make("button", { type: "button", class: "link", "data-open": place }, "show")] : []));
 
 // A heat map of the entries of a vector: index across the height, steps along the width
 
@@ -268,7 +268,7 @@ const signal = () => {
     if (labelled) picture.append(make("text", { x: size.left - 6, y: top + rowHigh / 2 + 4, "text-anchor": "end" }, which(index)));
   });
   for (const [kind, d] of cells) picture.append(make("path", { class: `cell ${kind}`, d }));
-  marks(picture, data.alerts.filter(([, , place]) => data.matrices[place] === matrix), across, size);
+  marks(picture, data.alerts.filter(([, , those]) => those.some((place) => data.matrices[place] === matrix)), across, size);
   const signed = lines.some(([, points]) => points.some(([, y]) => y < 0));
   const keys = Array.from({ length: 4 }, (_, k) => [`${k ? `÷ ${power(k)}` : brief(most)}`, `swatch above-${LEVELS - k}`]);
   const asks = /^signal/.test(quantity); // of the step down the gradient, which goes the other way
@@ -330,7 +330,7 @@ const lines = () => {
   table.tBodies[0].replaceChildren(...data.matrices.map((matrix, place) => {
     const kappa = latest(matrix, "condition_number"), first = matrix.series.condition_number?.[1][0];
     const grown = finite(kappa) && finite(first) && first > 0 ? kappa / first : undefined;
-    const update = latest(matrix, "update_size"), many = data.alerts.filter((alert) => alert[2] === place).length;
+    const update = latest(matrix, "update_size"), many = data.alerts.filter((alert) => alert[2].includes(place)).length;
     return make("tr", {},
       make("td", { "data-label": "Name" }, make("button", { type: "button", class: "link", "data-open": place }, make("bdi", {}, matrix.name))),
       make("td", { "data-label": "Shape" }, matrix.shape || "–"),
