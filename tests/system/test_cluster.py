@@ -49,13 +49,6 @@ def listens(host: str, port: int) -> bool:
     return False
 
 
-@pytest.fixture
-def short() -> Iterator[str]:
-    """A folder whose name leaves room for those of Ray's sockets."""
-    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
-        yield folder
-
-
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Any]:
     """Three machines as far as Ray can tell; the third would give other bits."""
@@ -238,10 +231,12 @@ def test_a_port_that_nothing_listens_on_is_refused_at_once(monkeypatch: pytest.M
         Cluster(WORKER).warm()
 
 
-def test_a_client_whose_server_failed_by_chance_tries_again(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("told", under_test.FORK_FAILED)
+def test_a_client_whose_server_failed_by_chance_tries_again_and_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, told: str
 ) -> None:
-    errors = [ConnectionAbortedError("RuntimeError: Starting Ray client server failed. See")] * 2
+    error = ConnectionAbortedError(f"Initialization failure from server:\nRuntimeError: {told}")
+    errors = [error] * (under_test.JOIN_TRIES - 1)
 
     def init(**options: Any) -> None:
         if errors:
@@ -250,8 +245,12 @@ def test_a_client_whose_server_failed_by_chance_tries_again(
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", init)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        Cluster(WORKER, f"ray://127.0.0.1:{server.getsockname()[1]}").warm()
-    assert not errors
+        engine = Cluster(WORKER, f"ray://127.0.0.1:{server.getsockname()[1]}")
+        engine.warm()
+        assert not errors
+        errors += [error] * under_test.JOIN_TRIES
+        with pytest.raises(Refusal, match=r"GRPC_ENABLE_FORK_SUPPORT=0.*on a node"):
+            engine.warm()
 
 
 def test_a_sigterm_while_ray_starts_ends_us_as_it_would_without_ray(
@@ -273,34 +272,82 @@ def test_a_sigterm_while_ray_starts_ends_us_as_it_would_without_ray(
     assert came == [signal.SIGTERM]
 
 
-def test_a_head_started_by_hand_does_the_work_of_its_clients(tmp_path: Path, short: str) -> None:
+@pytest.fixture(scope="module")
+def routes() -> Iterator[list[tuple[str, dict[str, str]]]]:
+    """To a cluster started by hand, as a client and as a node: engines and their environments."""
+    pytest.importorskip("grpc", reason="Ray serves no clients without the extra ray[client]")
     host, ports = ray.util.get_node_ip_address(), [free_port(), free_port()]
-    head = [
-        *(sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--head", "--block"),
-        *("--port", str(ports[0]), "--ray-client-server-port", str(ports[1])),
-        *("--num-cpus", "2", "--object-store-memory", "100000000"),
-        *("--include-dashboard", "false", "--temp-dir", short),
-    ]
     quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     environment = {**os.environ, **RAY_IN_PRIVATE}
-    command = [*COMMAND, "reproduce", "2", "--jobs", "2", "--out"]
-    with subprocess.Popen(head, env=environment, start_new_session=True, **quiet) as running:
-        try:
-            until(lambda: listens(host, ports[1]), 60)
-            subprocess.run([*command, str(tmp_path / "here")], check=True, **quiet)
-            for name, engine, address in (
-                ("client", f"ray://{host}:{ports[1]}", {}),
-                ("node", "ray", {"RAY_ADDRESS": f"{host}:{ports[0]}"}),
-            ):
-                there = [*command, str(tmp_path / name), "--engine", engine]
-                subprocess.run(there, check=True, env={**environment, **address}, **quiet)
-                assert sha(tmp_path / name) == sha(tmp_path / "here")
-        finally:
-            started = descendants(running.pid)
-            running.terminate()
-            running.wait(60)
-            for pid in filter(alive, started):
-                os.kill(pid, signal.SIGKILL)  # Ray leaves its store behind, say
+    # a folder whose name leaves room for those of Ray's sockets
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
+        command = [
+            *(sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--head", "--block"),
+            *("--port", str(ports[0]), "--ray-client-server-port", str(ports[1])),
+            *("--num-cpus", "2", "--object-store-memory", "100000000"),
+            *("--include-dashboard", "false", "--temp-dir", folder),
+        ]
+        name, _, value = under_test.NO_FORK_HANDLERS.partition("=")
+        served = {**environment, name: value}
+        with subprocess.Popen(command, env=served, start_new_session=True, **quiet) as running:
+            try:
+                until(lambda: listens(host, ports[1]) or running.poll() is not None, 60)
+                if running.poll() is not None:
+                    pytest.skip(f"ray start --head ended with exit code {running.returncode}")
+                yield [
+                    (f"ray://{host}:{ports[1]}", environment),
+                    ("ray", environment | {"RAY_ADDRESS": f"{host}:{ports[0]}"}),
+                ]
+            finally:
+                started = descendants(running.pid)
+                running.terminate()
+                running.wait(60)
+                for pid in filter(alive, started):
+                    os.kill(pid, signal.SIGKILL)  # Ray leaves its store behind, say
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> list[str]:
+    """Two checkpoints of their own shapes."""
+    names = []
+    for number in range(2):
+        generator = torch.Generator().manual_seed(number)
+        weights = {
+            f"layers.{k}.fc.weight": torch.randn(8, 9 + number, generator=generator)
+            for k in range(2)
+        }
+        torch.save(weights, tmp_path / f"{number}.pt")
+        names.append(str(tmp_path / f"{number}.pt"))
+    return names
+
+
+@pytest.mark.parametrize("command", [("reproduce", "2"), ("study", "toy")], ids=" ".join)
+def test_a_head_started_by_hand_gives_the_tables_of_this_machine(
+    routes: list[tuple[str, dict[str, str]]], command: tuple[str, ...], tmp_path: Path
+) -> None:
+    whole = [*COMMAND, *command, "--jobs", "2", "--out"]
+    printed([*whole, str(tmp_path / "here")])
+    for number, (engine, environment) in enumerate(routes):
+        there = tmp_path / str(number)
+        printed([*whole, str(there), "--engine", engine], environment)
+        assert sha(there) == sha(tmp_path / "here")
+
+
+@pytest.mark.parametrize(("command", "most"), [("diagnose", 1), ("survey", 2)])
+def test_a_head_started_by_hand_examines_checkpoints_to_the_same_document(
+    routes: list[tuple[str, dict[str, str]]], command: str, most: int, models: list[str]
+) -> None:
+    whole = [*COMMAND, command, *models[:most], "--json"]
+    here = printed(whole)
+    for engine, environment in routes:
+        assert printed([*whole, "--engine", engine], environment) == here
+
+
+def printed(command: list[str], environment: dict[str, str] | None = None) -> str:
+    """Give what a command prints, which must succeed."""
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
 
 
 def test_engines_have_names() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,25 @@ def test_a_changed_field_is_refused_by_name_and_a_new_one_is_not(tmp_path: Path)
         kept.forget()
         kept.begin({"torch": "2.11"})
     assert refused.value.code == 4
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "told"),
+    [
+        ("A=Haswell B=512", "A=Haswell B=512 C=AVX512F", r"was …B=512 and is …B=512 C=AVX512F$"),
+        ("default", "NPY_DISABLE_CPU_FEATURES=A", "was default and is NPY_DISABLE_CPU_FEATURES=A$"),
+        ("Intel(R) Xeon(R) Platinum 8480+", "Intel(R) Xeon(R) Platinum 8488C",
+         r"was …8480\+ and is …8488C$"),
+        ("a" * 500, "a" * 500 + "b", "is …a{24}b$"),
+    ],
+)  # fmt: skip
+def test_a_refusal_shows_where_two_long_values_differ(
+    before: str, now: str, told: str, tmp_path: Path
+) -> None:
+    kept = Store(tmp_path)
+    kept.begin({"cpu modes": before})
+    (difference,) = kept.differences({"cpu modes": now})
+    assert re.search(told, difference)
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff"])

@@ -45,7 +45,12 @@ NODES_SECONDS = 2.0  # between two looks at which nodes there are
 STORE_BYTES = 10**8  # of Ray's object store where we start it: answers are rows
 HELD = b"Ray is held at "  # what comes before the address that a holder tells
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.FATAL}
-JOIN_TRIES = 3  # of a client: Ray's fork of a server for it fails by chance (its issue 63202)
+JOIN_TRIES = 3  # of a client: the fork of a server for it fails by chance (Ray's issue 63202)
+FORK_FAILED = (  # what a client is told of it: the forked process aborted, or it hangs
+    "Starting Ray client server failed",
+    "Proxy failed to Connect to backend",
+)
+NO_FORK_HANDLERS = "GRPC_ENABLE_FORK_SUPPORT=0"  # gRPC's own are what fails there
 LISTEN_SECONDS = 10.0  # until a port answers; Ray itself would look for it for minutes
 CLIENT_PORT = 10001  # of Ray's server for clients, unless it is told another
 NODE = "ray.io/node-id"  # the label by which Ray knows a node
@@ -160,7 +165,8 @@ class Cluster:
                 # of a traceback from there the last line says why
                 wrong = f"{first} {more[-1]}" if more and first.endswith(":") else first
                 wrong = wrong.rstrip(".")[:160]
-                raise Refusal(5, _given(address), wrong, _look(address)) from error
+                advice = _start_otherwise() if _fork_failed(error) else _look(address)
+                raise Refusal(5, _given(address), wrong, advice) from error
 
     @property
     def node_bytes(self) -> int | None:
@@ -272,8 +278,26 @@ def _given(address: str | None) -> str:
 def _look(address: str | None) -> str:
     """Return what to look at where a cluster cannot be joined."""
     if address and address.startswith("ray://"):
-        return f"see whether Ray runs there (ray status) and serves clients: port {CLIENT_PORT}?"
+        return (
+            f"see whether Ray runs there (ray status) and serves clients: port {CLIENT_PORT}? "
+            "On a node of the cluster --engine ray needs no such server"
+        )
     return "see whether Ray runs there: ray status"
+
+
+def _start_otherwise() -> str:
+    """Return what to do where Ray cannot start a server for this client."""
+    return (
+        f"start the head with {NO_FORK_HANDLERS} in its environment, "
+        "or give the command on a node of the cluster, with --engine ray"
+    )
+
+
+def _fork_failed(error: Exception) -> bool:
+    """Tell whether Ray could not start a server for this client."""
+    return isinstance(error, ConnectionAbortedError) and any(
+        told in str(error) for told in FORK_FAILED
+    )
 
 
 def _check_listening(address: str) -> None:
@@ -297,7 +321,7 @@ def _join(address: str) -> None:
         try:
             ray.init(address=address, **QUIET)
         except ConnectionAbortedError as error:
-            if tried == JOIN_TRIES or "Starting Ray client server failed" not in str(error):
+            if tried == JOIN_TRIES or not _fork_failed(error):
                 raise
         else:
             return

@@ -36,6 +36,7 @@ from kappascope.system.files import (
 T = TypeVar("T")
 LOCK_SECONDS = 600.0  # after which a writer elsewhere that shows no life counts as dead
 SIGN_SECONDS = 60.0  # between two signs of life
+LONGEST_DIFFERENCE = 48  # characters of a value that a refusal quotes
 
 
 @final
@@ -183,7 +184,7 @@ class Store:
         before = self.study()
         for name in sorted(before.keys() & study.keys()):
             if before[name] != study[name]:
-                was, now = (str(value)[:24] for value in (before[name], study[name]))
+                was, now = apart(str(before[name]), str(study[name]))
                 yield f"{name} was {was} and is {now}"
 
     def study(self) -> dict[str, Any]:
@@ -341,3 +342,17 @@ class Depot:
 
 def _owner() -> bytes:
     return f"{int(time.time())} process {os.getpid()} on {socket.gethostname()}".encode()
+
+
+def apart(one: str, other: str) -> tuple[str, str]:
+    """Cut two texts to the part in which they differ.
+
+    >>> apart("Intel(R) Xeon(R) Platinum 8480+", "Intel(R) Xeon(R) Platinum 8488C")
+    ('…8480+', '…8488C')
+    """
+    pairs = enumerate(zip(one, other, strict=False))
+    shared = next((k for k, (a, b) in pairs if a != b), min(len(one), len(other)))
+    start = max(one.rfind(" ", 0, max(0, shared - 1)) + 1, shared - LONGEST_DIFFERENCE // 2)
+    cut = (text[start : start + LONGEST_DIFFERENCE] for text in (one, other))
+    was, now = (f"…{text}" if start else text for text in cut)
+    return was, now
