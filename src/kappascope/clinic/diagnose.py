@@ -143,6 +143,10 @@ def _stored_bytes(units: Iterable[Unit]) -> int:
 class Task(ABC):
     """Something to be measured, in whichever process."""
 
+    def __str__(self) -> str:
+        """Name the matrices, for the log."""
+        return ", ".join(part.name for unit in self.units for part in unit.parts)
+
     @property
     @abstractmethod
     def units(self) -> tuple[Unit, ...]:
@@ -340,6 +344,10 @@ class AttentionTask(Task):
     layer: Attention
     tables: Tables | None = None  # which the first layer reads
 
+    def __str__(self) -> str:
+        """Name the layer, for the log."""
+        return f"heads of {self.layer.name}"
+
     @property
     def units(self) -> tuple[Unit, ...]:
         """The tensors of its projections, and the table that they read."""
@@ -367,6 +375,10 @@ class ChainTask(Task):
 
     layers: Links
     known: Mapping[str, Ends] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Name the layers, for the log."""
+        return f"chain of {super().__str__()}"
 
     @property
     def effort(self) -> float:
@@ -410,6 +422,10 @@ class MomentsTask(Task):
 
     moments: Moments
 
+    def __str__(self) -> str:
+        """Name the weight, for the log."""
+        return f"moments of {self.moments.name}"
+
     @property
     def units(self) -> tuple[Unit, ...]:
         """The tensors of matrices that it reads: none by their plan."""
@@ -447,6 +463,10 @@ class DigestTask(Task):
 
     path: str
     size: int
+
+    def __str__(self) -> str:
+        """Name the file, for the log."""
+        return f"digest of {Path(self.path).name}"
 
     @property
     def units(self) -> tuple[Unit, ...]:
@@ -594,8 +614,7 @@ class Case:
         known: dict[str, Ends] = {}
         log.debug("%d tasks; memory: %s", len(self.tasks), self.room)
         for done in self._run(self.tasks):
-            parts = (part.name for unit in done.item.units for part in unit.parts)
-            log.debug("%s: %.2f s %s", ", ".join(parts), done.seconds, done.failure)
+            log.debug("%s: %.2f s%s", done.item, done.seconds, done.failure and f", {done.failure}")
             for row in done.result:
                 if isinstance(row, Examination) and row.failure is None:
                     kappa = row.condition_number if row.condition_number else math.inf
