@@ -1,12 +1,14 @@
 """What neighbours do with the same files and the same training run: the README's table, measured.
 
-Every program gets a checkpoint without the code of its model, a pickle that carries a command, and
-a training run of three steps; what it gives back, and whether the command ran, is written down.
+Every program gets a checkpoint without the code of its model, the same weights in other formats,
+a pickle that carries a command, and a training run of three steps. What it gives back, and whether
+the command ran, is written down.
 
     python benchmarks/peers.py [--out benchmarks/results/peers.json]
 
-The peers come with ``pip install netron wandb weightwatcher``; one that is missing is left out and
-said to be. Speed and alpha have benchmarks of their own: vitals.py, diagnose.py, alpha.py.
+The peers and the writers of files come with ``pip install netron wandb weightwatcher onnx gguf``.
+A peer that is missing is said to be. Speed and alpha have benchmarks of their own: vitals.py,
+diagnose.py, alpha.py.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import importlib.metadata
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import tempfile
@@ -122,6 +125,81 @@ def probe(program: str, code: str, folder: Path) -> dict[str, Any]:
     return {"checkpoint": first, "hostile pickle": second, "its command ran": mark.exists()}
 
 
+def write_formats(folder: Path) -> dict[str, Path]:
+    """Write three matrices in every format, each into a folder of its own."""
+    import gguf
+    import numpy as np
+    import onnx
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from safetensors.torch import save_file
+
+    weights = {f"layers.{i}.weight": torch.randn(96, 64) for i in range(3)}
+    arrays = {name: weight.numpy() for name, weight in weights.items()}
+    names = {
+        "safetensors": "model.safetensors",
+        "shards of safetensors": "model.safetensors.index.json",
+        "PyTorch": "pytorch_model.bin",
+        "GGUF": "model.gguf",
+        "GGUF, Q8_0": "model.gguf",
+        "ONNX": "model.onnx",
+        "NumPy": "model.npz",
+        "torch.distributed.checkpoint": ".metadata",
+    }
+    files = {kind: folder / kind / name for kind, name in names.items()}
+    for file in files.values():
+        file.parent.mkdir(parents=True)
+        (file.parent / "config.json").write_text("{}")
+    save_file(weights, files["safetensors"])
+    shards = {name: f"model-{i}-of-3.safetensors" for i, name in enumerate(weights, 1)}
+    index = files["shards of safetensors"]
+    for name, shard in shards.items():
+        save_file({name: weights[name]}, index.parent / shard)
+    index.write_text(json.dumps({"weight_map": shards}))
+    torch.save(weights, files["PyTorch"])
+    for kind, code in (
+        ("GGUF", gguf.GGMLQuantizationType.F32),
+        ("GGUF, Q8_0", gguf.GGMLQuantizationType.Q8_0),
+    ):
+        writer = gguf.GGUFWriter(str(files[kind]), "llama")
+        for name, array in arrays.items():
+            writer.add_tensor(name, gguf.quants.quantize(array, code), raw_dtype=code)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    steps = [
+        onnx.helper.make_node("Gemm", [f"x{i}", name], [f"x{i + 1}"], transB=i % 2)
+        for i, name in enumerate(arrays)
+    ]
+    kind = onnx.TensorProto.FLOAT
+    graph = onnx.helper.make_graph(
+        steps,
+        "three layers",
+        [onnx.helper.make_tensor_value_info("x0", kind, [1, 96])],
+        [onnx.helper.make_tensor_value_info("x3", kind, [1, 64])],
+        [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()],
+    )
+    onnx.save(onnx.helper.make_model(graph), files["ONNX"])
+    np.savez(files["NumPy"], **arrays)
+    dcp.save(weights, checkpoint_id=files["torch.distributed.checkpoint"].parent)
+    return files
+
+
+def formats_read(program: str, code: str, files: dict[str, Path]) -> dict[str, Any]:
+    """Give one program the same weights in every format: the file, or else the folder around it."""
+    read = {}
+    for kind, file in files.items():
+        found = answer(code, file)
+        if program != "Netron" and "error" in found:
+            found = answer(code, file.parent)
+        # a program that opens a file and shows no shape of its matrices has not read it
+        drawn = {"96×64", "64×96"} & {*re.findall(r"\d+×\d+", str(found))}
+        shows = drawn if program == "Netron" else found.get("found")
+        read[kind] = "yes" if shows else f"no: {found.get('error', found.get('found'))}"[:200]
+    return read
+
+
 def main() -> None:
     """Probe what is installed and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -137,10 +215,14 @@ def main() -> None:
         folder = Path(name)
         files = {"kappascope": KAPPASCOPE, "WeightWatcher": WEIGHTWATCHER, "Netron": NETRON}
         runs = {"kappascope.Monitor": MONITOR, "wandb.watch": WANDB}
+        written = write_formats(folder / "formats")
         results = {
             "what": __doc__.splitlines()[0],
             "versions": installed,
             "files": {program: probe(program, code, folder) for program, code in files.items()},
+            "formats": {
+                program: formats_read(program, code, written) for program, code in files.items()
+            },
             "training": {
                 program: answer(code, folder / program.partition(".")[0] / "run")
                 for program, code in runs.items()

@@ -1,4 +1,7 @@
-"""Watch a model in the Trainer of Lightning: one callback."""
+"""Watch a model in the Trainer of Lightning: one callback.
+
+It needs ``pip install 'kappascope[lightning]'``.
+"""
 
 import lightning
 import torch

@@ -1,4 +1,7 @@
-"""Ask a question of your own in the laboratory: trials, a claim, a verdict."""
+"""Ask a question of your own in the laboratory: trials, a claim, a verdict.
+
+It needs ``pip install 'kappascope[lab]'``.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Watch and correct a model in the Trainer of Hugging Face: two callbacks."""
+"""Watch and correct a model in the Trainer of Hugging Face: two callbacks.
+
+It needs ``pip install 'kappascope[transformers]'``.
+"""
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments

@@ -117,6 +117,53 @@ def test_the_demo_prints_what_the_readme_says(run, monkeypatch) -> None:
     assert [line for line in printed.splitlines() if line.strip() not in there] == []
 
 
+def test_the_figures_of_the_readme_are_those_that_were_measured() -> None:
+    def measured(name: str) -> Any:
+        return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_bytes())
+
+    (large,) = [row for row in measured("vitals")["seconds"] if row["size"] == 4096]
+    float32, float64 = large["torch svdvals float32"], large["torch svdvals float64"]
+    alpha, monitor, peers = measured("alpha")["summary"], measured("monitor"), measured("peers")
+    read = {name: list(found.values()).count("yes") for name, found in peers["formats"].items()}
+    swallowed = monitor["swallowed"]
+    lost = [
+        100 * swallowed[dtype]["mean observed share"]
+        for dtype in ("bfloat16", "bfloat16 with float32 masters")
+    ]
+    stall = monitor["failures"]["by kind"]["bf16 stall"]
+    assert stall["runs"] == stall["announced"]
+    assert {len(found) for found in peers["formats"].values()} == {8}
+    said = (
+        f"| {large['vitals']:.1f} s | {float32:.1f} s (float32), {float64:.1f} s (float64)"
+        f" | {large['WeightWatcher analyze']:.1f} s |",
+        f"in {alpha['good fits that agree']} of {alpha['good fits']} good fits",
+        f"| reads {read['kappascope']} | – | reads {read['WeightWatcher']} | – "
+        f"| shows {read['Netron']} |",
+        f"**{lost[0]:.0f} %** of its entries' updates to rounding, with float32 master weights "
+        f"{lost[1]:.2f} %",
+        f"in all {stall['runs']} runs that stalled, in the median "
+        f"{stall['median lead, steps']} steps before",
+        *(f"{peer} {peers['versions'][package].rpartition('.')[0]}"
+          for peer, package in (("Netron", "netron"), ("`wandb.watch`", "wandb"))),
+    )  # fmt: skip
+    readme = (ROOT / "README.md").read_text()
+    assert [words for words in said if words not in readme] == []
+    block = measured("diagnose")
+    said = (
+        f"svdvals` takes {float32:.1f} s in float32 and {float64:.1f} s in float64",
+        f"in {large['vitals']:.1f} s and all singular values in {large['spectrum']:.1f} s",
+        f"take {block['in memory']['none']:.0f} s of CPU time, and "
+        f"{block['in memory']['full']:.0f} s with all singular values",
+        f"WeightWatcher takes {block['weightwatcher']:.0f} s",
+    )
+    spectra = " ".join((ROOT / "docs" / "spectra.md").read_text().split())
+    assert [words for words in said if words not in spectra] == []
+
+
+def test_the_readme_is_a_screen_and_a_half() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 110
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_links_lead_somewhere(page) -> None:
     links = re.findall(r"\]\(([^)#]+?)\)", page.read_text())

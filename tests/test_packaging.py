@@ -1,7 +1,10 @@
 """The package: a light core, a wheel that holds all it needs, and files that others' tools read."""
 
 import ast
+import os
 import re
+import runpy
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -10,6 +13,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+from kappascope.cli import app
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "kappascope"
@@ -43,8 +48,9 @@ def test_the_light_core_loads_only_what_it_depends_on() -> None:
 
 def test_the_hook_and_the_action_run_a_command_that_is_taken() -> None:
     (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
-    assert hook["entry"].split() == ["kappascope", "diagnose", "--fail-on", "critical"]
-    assert re.search(hook["files"], "a/model.safetensors") and not re.search(hook["files"], "a.py")
+    taken = ("a/model.safetensors", "pytorch_model-00001-of-00002.bin")
+    assert all(re.search(hook["files"], name) for name in taken)
+    assert not any(re.search(hook["files"], name) for name in ("a.py", "tokenizer.bin"))
     action = yaml.safe_load((ROOT / "action.yml").read_text())
     *_, last = action["runs"]["steps"]
     assert "${{" not in last["run"]  # else a path could be code
@@ -52,10 +58,41 @@ def test_the_hook_and_the_action_run_a_command_that_is_taken() -> None:
     assert given == {f"${{{{ inputs.{name} }}}}" for name in action["inputs"]}
 
 
+def test_the_hook_diagnoses_each_of_several_files_by_itself(tmp_path: Path) -> None:
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+    (tmp_path / "kappascope").write_text('#!/bin/sh\necho "$@"\ntest "$2" != "b c.pt"\n')
+    (tmp_path / "kappascope").chmod(0o755)
+    command = [*shlex.split(hook["entry"]), "a.pt", "b c.pt", "d.pt"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False,
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+    )  # fmt: skip
+    lines = done.stdout.splitlines()
+    assert lines == [f"diagnose {name} --quiet --fail-on critical" for name in command[-3:]]
+    assert done.returncode == 1
+    assert app.run(shlex.split(f"diagnose {tmp_path}/none.pt --quiet --fail-on critical")) == 2
+
+
 def test_the_citation_names_the_authors_of_the_package() -> None:
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert cited["authors"] == PROJECT["authors"] and cited["title"] == PROJECT["name"]
     assert cited["license"] == PROJECT["license"]
+
+
+def test_links_of_the_readme_work_where_it_stands_alone() -> None:
+    pytest.importorskip("hatchling", reason="needs hatchling")
+    alone = runpy.run_path(str(ROOT / "hatch_build.py"))["standing_alone"]
+    readme = (ROOT / "README.md").read_text()
+    files = re.findall(r"\]\(((?!https:)[^)]+)\)", readme)
+    assert "docs/tutorial.md" in files
+    unreleased = alone(readme)
+    assert "](" not in unreleased.replace("](https://", "")
+    pictures = {"docs/images/diagnosis.png"}
+    assert [file for file in files if f"({file})" not in unreleased and file not in pictures] == [
+        file for file in files if f"[{file}]" in readme
+    ]
+    released = alone(readme, "https://host/project/blob/v1")
+    assert [file for file in files if f"/v1/{file})" not in released] == []
 
 
 def test_a_wheel_holds_every_file_and_works_without_the_source(tmp_path: Path) -> None:
@@ -66,6 +103,9 @@ def test_a_wheel_holds_every_file_and_works_without_the_source(tmp_path: Path) -
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         held = set(archive.namelist())
+        (described,) = [name for name in held if name.endswith(".dist-info/METADATA")]
+        assert "(docs/tutorial.md)" in (said := archive.read(described).decode())
+        assert "](docs/" not in said
         archive.extractall(tmp_path / "installed")
     files = [
         path for path in SOURCE.rglob("*") if path.is_file() and "__pycache__" not in path.parts

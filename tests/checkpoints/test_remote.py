@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,27 @@ def test_a_document_holds_no_signature_and_a_password_is_refused(tmp_path: Path)
         rows("https://me:secret@example.org/x.pt")
 
 
+def test_an_address_that_cannot_be_opened_says_what_to_do() -> None:
+    pytest.importorskip("fsspec", reason="the extra kappascope[remote] is not installed")
+    with pytest.raises(Refusal, match=r"names no model \(give it as hf://ORGANIZATION/NAME\)"):
+        rows("hf://gpt2")
+    with pytest.raises(Refusal, match="give https://, hf://"):
+        rows("nosuchscheme://x")
+    with pytest.raises(Refusal, match=r"see whether it can be reached") as refused:
+        rows("ftp://127.0.0.1:9/x.pt")  # which connects as it is opened
+    assert refused.value.code == 5 and "Errno" not in refused.value.wrong
+
+
+@pytest.mark.parametrize(("scheme", "package"), [("s3", "s3fs"), ("gs", "gcsfs")])
+def test_a_store_whose_package_is_missing_says_how_to_install_it(scheme, package) -> None:
+    pytest.importorskip("fsspec", reason="the extra kappascope[remote] is not installed")
+    if importlib.util.find_spec(package):
+        pytest.skip(f"{package} is installed")
+    with pytest.raises(Refusal, match=f"pip install {package}") as refused:
+        rows(f"{scheme}://bucket/model.safetensors")
+    assert refused.value.code == 5
+
+
 def test_nobody_there_and_nothing_there_are_one_line() -> None:
     with pytest.raises(Refusal, match="see whether it can be reached"):
         rows("http://127.0.0.1:9/x.safetensors")
@@ -152,8 +174,6 @@ def test_nobody_there_and_nothing_there_are_one_line() -> None:
         rows(f"{served.url}/x.safetensors")
     with serving({}) as served, pytest.raises(Refusal, match="names no file"):
         rows(f"{served.url}/")
-    with pytest.raises(Refusal):
-        rows("nosuchscheme://x")
 
 
 @pytest.fixture

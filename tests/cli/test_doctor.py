@@ -22,6 +22,14 @@ def test_every_extra_has_a_purpose() -> None:
     assert {*PROJECT["optional-dependencies"]} <= {*doctor.PURPOSES}
 
 
+def test_many_missing_packages_of_one_extra_are_counted(run, monkeypatch) -> None:
+    lines = [f"absent{i}>=1; extra == 'test'" for i in range(9)]
+    monkeypatch.setattr(doctor, "requires", lambda _: lines)
+    code, output, errors = run("doctor")
+    assert (code, errors) == (0, "") and "missing: 9 packages" in output
+    assert "absent3" not in output
+
+
 def test_what_is_missing_is_named(run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "requires", lambda _: ["torch>=2", "absent>=1; extra == 'gguf'"])
     code, output, errors = run("doctor")

@@ -26,6 +26,18 @@ def test_without_a_terminal_progress_is_a_line_now_and_then(
     assert capsys.readouterr() == ("", "50% done, about 20 s left\n")
 
 
+def test_no_line_says_that_nothing_is_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter((0.0, 20.0, 40.0, 60.0))
+    monkeypatch.setattr(_terminal.time, "monotonic", lambda: next(clock))
+    parts = [("free", 0.0), ("long", 999.0), ("short", 1.0)]
+    with _terminal.progress(parts) as advance:
+        for part in parts:
+            advance(part)
+    assert capsys.readouterr() == ("", "")
+
+
 def test_a_spinner_needs_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with _terminal.waiting("Loading"):
         pass

@@ -43,7 +43,7 @@ def test_biases_of_zero_are_told_only_where_others_moved() -> None:
     zero, moved = {"a.bias": torch.zeros(8)}, {"b.bias": torch.ones(8)}
     assert told(weights() | zero) == []
     (found,) = told(weights() | zero | moved)
-    assert "1 of 2 biases are exactly 0" in found.evidence and found.subject == "a.bias"
+    assert "1 of 2 biases is exactly 0" in found.evidence and found.subject == "a.bias"
 
 
 def test_a_fresh_model_has_gains_of_one() -> None:

@@ -129,11 +129,11 @@ def test_what_is_beyond_the_paper_stands_and_is_counted_apart() -> None:
     claims = [claim(1), claim(2, "fails", experiment="e10")]
     page = Elements(report_page(Report([paper, beyond], claims, [], {})))
     assert "Of 1 claim, 1 holds, 0 fail" in page.text
-    assert "Beyond the paper: Of 1 claim, 0 hold, 1 fails" in page.text
+    assert "Beyond the paper: of 1 claim, 0 hold, 1 fails" in page.text
     order = [attributes.get("id") for tag, attributes in page.tags if tag == "section"]
     assert order.index("e1") < order.index("beyond") < order.index("e10")
     alone = Elements(report_page(Report([beyond], claims[1:], [], {}))).text
-    assert "Beyond the paper: Of 1 claim" in alone and "No printed figure was" not in alone[:900]
+    assert "Beyond the paper: of 1 claim" in alone and "No printed figure was" not in alone[:900]
 
 
 def test_all_verdicts_look_alike() -> None:

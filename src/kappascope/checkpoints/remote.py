@@ -46,6 +46,8 @@ MOST_FETCHES = 100  # for one task: each brings what the last was missing
 MOST_FILES = 10_000  # of a remote folder
 _LENGTH_DIGITS = 20  # of a length that a server tells, in bytes
 CHANGED = "try again once nothing writes to it"
+UNREACHED = "see whether it can be reached, or try later"
+ADDRESS = "see whether the address is right"
 
 
 def in_hub_cache(url: str) -> Path | None:
@@ -175,7 +177,18 @@ class Web(Place):
             wrong = f"its server answers {error.code}"
             if error.code == 429 or error.code >= 500:  # too much to do: another time it may
                 raise ConnectionError(wrong) from error
-            raise Refusal(2, self.url, wrong, "see whether the address is right") from error
+            raise Refusal(2, self.url, wrong, ADDRESS) from error
+
+
+def _said(error: BaseException) -> str:
+    """Return what an error of a network says, without its number.
+
+    >>> _said(ConnectionRefusedError(111, "Connection refused"))
+    'Connection refused'
+    """
+    reason = getattr(error, "reason", None) or error  # of what urllib wraps
+    text = str(getattr(reason, "strerror", None) or reason) or type(error).__name__
+    return " ".join(text.split())[:160]
 
 
 def _version(headers: Any) -> str:
@@ -194,18 +207,25 @@ class FileSystem(Place):
     @classmethod
     def at(cls, url: str) -> FileSystem:
         """Open the file system of an address; what it needs may not be installed."""
+        if url.startswith("hf://") and "/" not in url.removeprefix("hf://").strip("/"):
+            raise Refusal(2, url, "names no model", "give it as hf://ORGANIZATION/NAME")
         try:
             from fsspec.core import url_to_fs
         except ImportError:
             advice = "pip install 'kappascope[remote]'"
-            raise Refusal(2, url, "needs fsspec", advice) from None
+            raise Refusal(5, url, "needs fsspec", advice) from None
         try:
             system, path = url_to_fs(url)
-        except ImportError as error:
+        except ImportError as error:  # it says which package to install, and why
             wrong = str(error).partition("\n")[0].rstrip(".")
-            raise Refusal(2, url, wrong[:120], "install what it names") from error
+            needed = re.search(r"\binstall (\w+)", wrong, re.IGNORECASE)
+            advice = f"pip install {needed[1]}" if needed else "install what it names"
+            raise Refusal(5, url, wrong[:120], advice) from error
         except ValueError as error:
-            raise Refusal(2, url, str(error)[:120], "give an address fsspec knows") from error
+            advice = "give https://, hf://ORGANIZATION/NAME, s3:// or gs://"
+            raise Refusal(2, url, str(error)[:120], advice) from error
+        except OSError as error:  # some connect already now
+            raise Refusal(5, url, _said(error), UNREACHED) from error
         return cls(url, system, path)
 
     def files(self) -> list[Listing]:
@@ -283,7 +303,7 @@ class Mirror:
                     os.truncate(empty.fileno(), file.size)
             except OSError as error:  # no file system here has files of that length
                 wrong = f"a file of {file.size} bytes: {error.strerror}"
-                raise Refusal(5, url, wrong, "see whether the address is right") from error
+                raise Refusal(5, url, wrong, ADDRESS) from error
         mirror._write_map()
         return mirror
 
@@ -358,10 +378,7 @@ class Mirror:
             raise
         except Exception as error:  # every file system has its own
             if last:
-                text = str(getattr(error, "reason", None) or error) or type(error).__name__
-                wrong = " ".join(text.split())[:160]
-                advice = "see whether it can be reached, or try later"
-                raise Refusal(5, self.url, wrong, advice) from error
+                raise Refusal(5, self.url, _said(error), UNREACHED) from error
 
     def _write_map(self) -> None:
         """Say which bytes are there; by renaming, for somebody may be reading."""

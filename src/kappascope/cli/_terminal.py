@@ -166,8 +166,10 @@ def _lines(total: float) -> Callable[..., None]:
     def advance(part: Part, remark: str = "") -> None:
         nonlocal done, last
         done, now = done + part[1], time.monotonic()
-        if now - last > SECONDS_BETWEEN_LINES and done < total:
-            last, left = now, (now - start) * (total / done - 1)
+        if now - last <= SECONDS_BETWEEN_LINES or not done:
+            return
+        last, left = now, (now - start) * (total / done - 1)
+        if left >= 1:
             more = f", {remark}" if remark else ""
             say(f"{done / total:.0%} done, about {left:.0f} s left{more}")
 

@@ -278,7 +278,8 @@ def _trainings(reference: str | None, optimizer: str | None, steps: int | None) 
         return None
     if not (optimizer and steps and reference):
         wrong = "three things belong together: --reference, --optimizer and --steps"
-        raise Refusal(4, f"--optimizer {optimizer or ''}", wrong, "give all of them, or none")
+        given = f"--steps {steps}" if optimizer is None else f"--optimizer {optimizer}"
+        raise Refusal(4, given, wrong, "give all of them, or none")
     from kappascope.clinic.training import Trainings
 
     return Trainings.of(optimizer, None, steps)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # the command starts without it
 
 KNOWN = [[0.0, 2.0], [3.0, 0.0]]  # a matrix whose singular values are 3 and 2
 TOLERANCE = 1e-12  # a few roundings of float64
+MOST_NAMED = 4  # missing packages of one extra; more of them are counted
 PURPOSES = {
     "lab": "kappascope reproduce, study, findings, verify; tables in Parquet",
     "notebook": "a diagnosis as frames of pandas and as figures",
@@ -97,7 +98,8 @@ def _blas_of_scipy() -> str:
 def _extras() -> Iterator[tuple[str, str, str]]:
     for extra, purpose in PURPOSES.items():
         missing = [name for name in _required(extra) if not _installed(name)]
-        state = f"missing: {', '.join(missing)}" if missing else "installed"
+        named = ", ".join(missing) if len(missing) <= MOST_NAMED else f"{len(missing)} packages"
+        state = f"missing: {named}" if missing else "installed"
         yield f"kappascope[{extra}]", state, purpose
 
 

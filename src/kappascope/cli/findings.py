@@ -40,7 +40,7 @@ def findings(
 
     for folder in folders:
         if not (folder / "trials.parquet").is_file():
-            advice = "name a folder reproduce or study has filled"
+            advice = "name a folder that reproduce or study has filled"
             raise Refusal(2, str(folder), "holds no results", advice)
     publications = publications_of(folders, every_experiment(), counted)
     try:

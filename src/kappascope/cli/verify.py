@@ -28,7 +28,7 @@ def verify(
     require_laboratory()
     set_text(text)
     if not (folder / "units").is_dir():
-        raise Refusal(2, str(folder), "holds no results", "name a folder reproduce has filled")
+        raise Refusal(2, str(folder), "holds no results", "name a folder that reproduce has filled")
     with loading():
         from kappascope.lab import runs
         from kappascope.system.store import Store

@@ -234,8 +234,7 @@ class Case:
         known: dict[str, Ends] = {}
         log.debug("%d tasks; memory: %s", len(self.tasks), self.room)
         for done in self._run(self.tasks):
-            parts = (part.name for unit in done.item.units for part in unit.parts)
-            log.debug("%s: %.2f s %s", ", ".join(parts), done.seconds, done.failure)
+            log.debug("%s: %.2f s%s", done.item, done.seconds, done.failure and f", {done.failure}")
             for row in done.result:
                 if isinstance(row, Examination) and row.failure is None:
                     kappa = row.condition_number if row.condition_number else math.inf

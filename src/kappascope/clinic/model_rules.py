@@ -66,7 +66,8 @@ def unmoved(model: Measurements) -> Iterator[Symptom]:
             continue  # a model whose biases are all zero has none
         coarse = [vector for vector in still if vector.dtype in SIXTEEN_BITS]
         most = 2 * len(still) >= len(every)
-        evidence = f"{len(still)} of {len(every)} {word} are {at} in every entry:"
+        are = "is" if len(still) == 1 else "are"
+        evidence = f"{len(still)} of {len(every)} {word} {are} {at} in every entry:"
         evidence += f" {first_few([vector.name for vector in still])}"
         if coarse and role == "gain":
             away = {"bfloat16": "0.4", "float16": "0.05"}[coarse[0].dtype]

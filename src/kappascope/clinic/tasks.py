@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, TypeAlias, final
 
 import torch
@@ -61,6 +62,10 @@ def _stored_bytes(units: Iterable[Unit]) -> int:
 
 class Task(ABC):
     """Something to be measured, in whichever process."""
+
+    def __str__(self) -> str:
+        """Name the matrices, for the log."""
+        return ", ".join(part.name for unit in self.units for part in unit.parts)
 
     @property
     @abstractmethod
@@ -233,6 +238,10 @@ class AttentionTask(Task):
     layer: Attention
     tables: Tables | None = None  # which the first layer reads
 
+    def __str__(self) -> str:
+        """Name the layer, for the log."""
+        return f"heads of {self.layer.name}"
+
     @property
     def units(self) -> tuple[Unit, ...]:
         """The tensors of its projections, and the table that they read."""
@@ -260,6 +269,10 @@ class ChainTask(Task):
 
     layers: Links
     known: Mapping[str, Ends] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Name the layers, for the log."""
+        return f"chain of {super().__str__()}"
 
     @property
     def effort(self) -> float:
@@ -303,6 +316,10 @@ class MomentsTask(Task):
 
     moments: Moments
 
+    def __str__(self) -> str:
+        """Name the weight, for the log."""
+        return f"moments of {self.moments.name}"
+
     @property
     def units(self) -> tuple[Unit, ...]:
         """The tensors of matrices that it reads: none by their plan."""
@@ -340,6 +357,10 @@ class DigestTask(Task):
 
     path: str
     size: int
+
+    def __str__(self) -> str:
+        """Name the file, for the log."""
+        return f"digest of {Path(self.path).name}"
 
     @property
     def units(self) -> tuple[Unit, ...]:

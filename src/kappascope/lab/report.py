@@ -454,7 +454,8 @@ def report_page(report: Report) -> str:
     if report.opening:  # which has said the rest
         sentences = []
     if beyond:
-        sentences.append(f"Beyond the paper: {verdict_counts(beyond)}")
+        counts = verdict_counts(beyond)
+        sentences.append(f"Beyond the paper: {counts[0].lower()}{counts[1:]}")
     if any(map(unmeasured, (*report.claims, *report.figures))):
         sentences.append(
             "What was not measured needs trials that this run, small or partial, left out."

@@ -222,7 +222,7 @@ def missing_rows(claims: Sequence[Record]) -> str:
     """Name the experiments of which no row was judged, if there are any."""
     judged = {claim["experiment"] for claim in claims}
     absent = [page.id for page in discover().values() if page.id not in judged]
-    return f"Rows of {', '.join(absent)} are not among those committed." if absent else ""
+    return f"Rows of {', '.join(absent)} are missing here." if absent else ""
 
 
 def template(name: str) -> str:
