@@ -256,6 +256,17 @@ def test_what_cannot_be_attached_to_is_an_error_in_one_line() -> None:
             NormPin().attach(model, optimizer, where=where)
 
 
+@every
+def test_a_weight_that_is_not_finite_is_an_error_that_names_it(correction) -> None:
+    model = perceptron()
+    model[2].weight.data[0, 0] = torch.nan
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"^2\.weight has entries that are not finite; repair it"):
+        correction.attach(model, optimizer)
+    correction.attach(model, optimizer, exclude="2.*").close()
+    assert not optimizer._optimizer_step_pre_hooks
+
+
 def test_an_optimizer_that_runs_no_hooks_is_an_error_in_one_line() -> None:
     class Lookahead(Optimizer):
         """One around another, as some are written: without a start of its own."""

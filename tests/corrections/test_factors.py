@@ -205,13 +205,6 @@ def test_a_factor_that_is_no_number_is_refused_beside_a_weight_that_is_one() -> 
     assert layer.weight.isfinite().all() and handle.refused == {"weight": 1}
 
 
-def test_factors_of_singular_values_need_finite_weights() -> None:
-    layer = nn.Linear(3, 3)
-    layer.weight.data[0, 0] = torch.inf
-    with pytest.raises(ValueError, match="weight: a matrix that is not finite has no"):
-        SingularValueMultipliers().attach(layer, SGD(layer.parameters(), lr=1.0))
-
-
 def test_gradients_of_factors_side_by_side_are_those_of_autograd() -> None:
     torch.manual_seed(0)
     modules: list[Factors] = []

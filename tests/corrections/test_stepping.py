@@ -439,6 +439,24 @@ def test_a_model_may_change_its_type_between_steps(correction, dtype) -> None:
     assert {p.dtype for p in model.parameters()} == {dtype}
 
 
+@every  # what was tracked in another type is told and tracked anew
+@pytest.mark.filterwarnings("ignore:the optimizer's state has none of this")
+def test_a_state_may_be_loaded_after_the_model_has_changed_its_type(correction) -> None:
+    torch.manual_seed(0)
+    model = perceptron()
+    optimizer = AdamW(model.parameters(), lr=0.01)
+    with correction.attach(model, optimizer) as handle:
+        steps(model, optimizer, 2)
+        state = optimizer.state_dict()
+        model.double()
+        optimizer.load_state_dict(state)  # as AdamW itself needs it, whose moments stay in float32
+        steps(model, optimizer, 2)
+        factors = [f for t in handle._factored for f in t.module.factors]
+    assert not handle.refused and {p.dtype for p in [*model.parameters(), *factors]} == {
+        torch.float64
+    }
+
+
 def test_a_schedule_free_optimizer_averages_directions() -> None:
     schedulefree = pytest.importorskip("schedulefree")
     torch.manual_seed(0)

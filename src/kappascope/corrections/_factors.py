@@ -318,10 +318,7 @@ class TrainedFactors(Treatment):
     ) -> None:
         super().__init__(kind, weight, {})
         self.make, self.rate, self.weight_decay = make, rate, weight_decay
-        try:
-            self.module = make(weight.matrix())
-        except spectra.LinAlgError as error:
-            raise ValueError(f"{weight.name}: {error}; repair it first") from error
+        self.module = make(weight.matrix())
         self.direction = self.leaf.detach().clone()
         self.product: Tensor | None = None  # while the parameter holds the direction
         self.mark = WeightMark(self.leaf)
@@ -346,6 +343,7 @@ class TrainedFactors(Treatment):
         if memory:  # empty in states that were saved when the model's held the factors
             self.direction = spread_like(memory["direction"].to(self.leaf.dtype), self.leaf)
             self.direction = self.direction.to(self.leaf.device)
+            self._convert_factors()  # here, since from now on the direction is of the weight's type
             with torch.no_grad():
                 self.module.load(memory)
 
@@ -398,16 +396,20 @@ class TrainedFactors(Treatment):
         if (leaf.dtype, leaf.device) == (old.dtype, old.device):
             return False
         expected = self.module(old).to(leaf)
-        dtype = torch.promote_types(leaf.dtype, torch.float32)
-        self.module.to(leaf.device)
-        for tensor in (*self.module.parameters(), *self.module.buffers()):
-            if tensor.is_floating_point():
-                tensor.data = tensor.data.to(dtype)
+        self._convert_factors()
         self.direction = old.to(leaf)
         self.mark = WeightMark(leaf)
         if not _is_equal(leaf, expected):
             self.mark.version = -1  # somebody has written it, too
         return True
+
+    def _convert_factors(self) -> None:
+        """Bring the factors to the weight's device and type, or to float32 if that has less."""
+        dtype = torch.promote_types(self.leaf.dtype, torch.float32)
+        self.module.to(self.leaf.device)
+        for tensor in (*self.module.parameters(), *self.module.buffers()):
+            if tensor.is_floating_point():
+                tensor.data = tensor.data.to(dtype)
 
     def was_written(self) -> bool:
         """Whether somebody else has written the weight since the last look; waited for."""

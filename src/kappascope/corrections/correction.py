@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from kappascope.corrections._selection import AnalysedModel, MeantWeights, Where
 from kappascope.corrections._targets import understood_target
-from kappascope.corrections._treatments import Treatment
+from kappascope.corrections._treatments import Treatment, is_surely_finite
 from kappascope.corrections.handle import Handle
 from kappascope.corrections.optimizers import understood_optimizers
 from kappascope.matrix import spectra
@@ -220,6 +220,9 @@ def _attached(
         [(where, each, None if each is None else each.objection) for where, each in settings],
         exclude,
     )
+    for weight, _ in chosen:
+        if not is_surely_finite(weight.read().detach()):
+            raise ValueError(f"{weight.name} has entries that are not finite; repair it first")
     treatments = [
         treatment
         for weight, correction in chosen
