@@ -104,6 +104,8 @@ def test_verbose_tells_of_every_matrix_on_the_error_output(tmp_path: Path) -> No
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and json.loads(done.stdout)["summary"]["analysed"] == 1
     assert "kappascope.clinic.diagnose: fc.weight: " in done.stderr
+    assert "kappascope.clinic.diagnose: digest of model.pt: " in done.stderr
+    assert [line for line in done.stderr.splitlines() if line != line.rstrip()] == []
 
 
 def test_the_shell_completes_commands_and_options() -> None:

@@ -642,6 +642,8 @@ def test_what_is_learned_is_told_where_the_optimizer_is(run: Run, tmp_path: Path
     assert norm["answer"] == "beyond noise"
     assert norm["null"] == "AdamW on white noise"
     assert run(*compared)[0] == 4  # how many steps?
+    code, _, errors = run(*compared[:3], "--steps", 50)  # of which optimizer?
+    assert code == 4 and errors.startswith("kappascope: error: --steps 50: three things")
 
 
 def test_top_and_sort_choose_the_rows_of_the_table(run: Run, tmp_path: Path) -> None:
