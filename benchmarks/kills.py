@@ -1,7 +1,8 @@
 """Kill a run at many random points, go on with it, and compare its table to the last bit.
 
 Each point is one kill -9: of the driver, of a server, of a worker, of a worker of Ray, or of a
-driver whose worker is stopped. Then the same command goes on to the end.
+driver whose worker is stopped, at any moment of the time that an undisturbed run takes. Where there
+is no such process yet, the driver is killed. Then the same command goes on to the end.
 
     python benchmarks/kills.py --points 50 --engine local
     python benchmarks/kills.py --points 50 --engine ray
@@ -18,12 +19,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+import pyarrow.parquet
 from measuring import environment
 
 from processes import alive, descendants
@@ -34,7 +37,6 @@ VICTIMS = {
     "local": ("driver", "server", "worker", "driver of a stopped worker"),
     "ray": ("driver", "worker of ray", "worker", "server", "driver of a stopped worker"),
 }
-LONGEST = {"local": 8.0, "ray": 25.0}  # seconds until a kill: a run takes about as long
 
 
 def run(folder: Path, engine: str) -> list[str]:
@@ -64,17 +66,22 @@ def parent(pid: int) -> int:
 
 
 def kill(folder: Path, engine: str, victim: str, after: float) -> dict[str, Any]:
-    """Run, kill after some seconds, and tell which processes are left ten seconds later."""
+    """Run, kill after some seconds, and tell which processes are left ten seconds later.
+
+    There is no victim where the run ends before.
+    """
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(run(folder, engine), **quiet) as driver:
-        time.sleep(after)
+        with suppress(subprocess.TimeoutExpired):
+            driver.wait(after)
+            return {"victim": "", "after": after, "code": driver.returncode, "left": 0}
         started = descendants(driver.pid)
         found = processes(victim, started)
-        target = found[0] if found and not victim.startswith("driver") else driver.pid
+        victim = victim if found else "driver"
         with suppress(ProcessLookupError):
-            if "stopped" in victim and found:
+            if "stopped" in victim:
                 os.kill(found[0], signal.SIGSTOP)
-            os.kill(target, signal.SIGKILL)
+            os.kill(driver.pid if victim.startswith("driver") else found[0], signal.SIGKILL)
         code = driver.wait(300)
     deadline = time.monotonic() + 10
     while any(map(alive, started)) and time.monotonic() < deadline:
@@ -82,28 +89,53 @@ def kill(folder: Path, engine: str, victim: str, after: float) -> dict[str, Any]
     return {"victim": victim, "after": after, "code": code, "left": sum(map(alive, started))}
 
 
+def rows(folder: Path) -> Counter[str]:
+    """How often each row of a table is there."""
+    return Counter(map(str, pyarrow.parquet.read_table(folder / "trials.parquet").to_pylist()))
+
+
+def compared(folder: Path, whole: Path) -> dict[str, Any]:
+    """What a table has lost and what it has too often, beside that of an undisturbed run."""
+    found, expected = rows(folder), rows(whole)
+    lost, doubled = (expected - found).total(), (found - expected).total()
+    return {"same": sha(folder) == sha(whole), "lost": lost, "doubled": doubled}
+
+
 def killed(engine: str, count: int, seed: int) -> dict[str, Any]:
     """Kill at as many points as asked for, and count what came of it."""
-    chance, points = random.Random(seed), list[dict[str, Any]]()
+    chance, points, tables = random.Random(seed), list[dict[str, Any]](), list[dict[str, Any]]()
     with tempfile.TemporaryDirectory() as place:
-        whole = Path(place) / "whole"  # on this machine, undisturbed
+        whole, alone = Path(place) / "whole", Path(place) / "alone"
         subprocess.run(run(whole, "local"), capture_output=True, check=True)
+        began = time.monotonic()
+        subprocess.run(run(alone, engine), capture_output=True, check=True)
+        longest = time.monotonic() - began
+        tables.append(compared(alone, whole))
         folder = Path(place) / "0"
-        for number in range(count):
-            if points and points[-1]["code"] == 0:  # it came to its end: begin another
-                points[-1]["same"] = sha(folder) == sha(whole)
-                folder = Path(place) / str(number)
-            victim = VICTIMS[engine][number % len(VICTIMS[engine])]
-            points.append(kill(folder, engine, victim, chance.uniform(0, LONGEST[engine])))
-        ended = subprocess.run(run(folder, engine), capture_output=True, check=False)
-        points[-1]["same"] = ended.returncode == 0 and sha(folder) == sha(whole)
-    compared = [point["same"] for point in points if "same" in point]
+        while len(points) < count:
+            victim = VICTIMS[engine][len(points) % len(VICTIMS[engine])]
+            fresh, began = not folder.exists(), time.monotonic()
+            point = kill(folder, engine, victim, chance.uniform(0, longest))
+            print(len(points), point, file=sys.stderr, flush=True)
+            if point["victim"]:
+                points.append(point)
+            elif fresh:  # nothing was killed: others left this machine, or came, since it was timed
+                longest = time.monotonic() - began
+            if point["code"] == 0:  # it came to its end: begin another
+                tables.append(compared(folder, whole))
+                folder = Path(place) / str(len(tables))
+        subprocess.run(run(folder, engine), capture_output=True, check=True)
+        tables.append(compared(folder, whole))
     return {
         "engine": engine,
         "environment": environment(),
         "points": len(points),
-        "tables compared": len(compared),
-        "tables of the same bits": sum(map(bool, compared)),
+        "killed": dict(Counter(point["victim"] for point in points)),
+        "seconds of a run": round(longest, 1),
+        "tables compared": len(tables),
+        "tables of the same bits": sum(table["same"] for table in tables),
+        "rows lost": sum(table["lost"] for table in tables),
+        "rows doubled": sum(table["doubled"] for table in tables),
         "processes left": sum(point["left"] for point in points),
     }
 

@@ -10,7 +10,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -272,9 +272,30 @@ def test_a_sigterm_while_ray_starts_ends_us_as_it_would_without_ray(
     assert came == [signal.SIGTERM]
 
 
+@dataclass(frozen=True)
+class Head:
+    """A cluster started by hand; routes to it are engines and their environments."""
+
+    pid: int
+    as_client: tuple[str, dict[str, str]]
+    as_node: tuple[str, dict[str, str]]
+
+    @property
+    def working(self) -> list[int]:
+        """The numbers of its processes that work for us."""
+        return [pid for pid in descendants(self.pid) if works(pid) and alive(pid)]
+
+
+def works(pid: int) -> bool:
+    """Whether a process of a node does our work, or serves one that does."""
+    with suppress(OSError):
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return command.startswith(b"ray::kappascope") or b"kappascope.system._server" in command
+    return False
+
+
 @pytest.fixture(scope="module")
-def routes() -> Iterator[list[tuple[str, dict[str, str]]]]:
-    """To a cluster started by hand, as a client and as a node: engines and their environments."""
+def head() -> Iterator[Head]:
     pytest.importorskip("grpc", reason="Ray serves no clients without the extra ray[client]")
     host, ports = ray.util.get_node_ip_address(), [free_port(), free_port()]
     quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -294,10 +315,11 @@ def routes() -> Iterator[list[tuple[str, dict[str, str]]]]:
                 until(lambda: listens(host, ports[1]) or running.poll() is not None, 60)
                 if running.poll() is not None:
                     pytest.skip(f"ray start --head ended with exit code {running.returncode}")
-                yield [
-                    (f"ray://{host}:{ports[1]}", environment),
-                    ("ray", environment | {"RAY_ADDRESS": f"{host}:{ports[0]}"}),
-                ]
+                yield Head(
+                    running.pid,
+                    as_client=(f"ray://{host}:{ports[1]}", environment),
+                    as_node=("ray", environment | {"RAY_ADDRESS": f"{host}:{ports[0]}"}),
+                )
             finally:
                 started = descendants(running.pid)
                 running.terminate()
@@ -323,11 +345,11 @@ def models(tmp_path: Path) -> list[str]:
 
 @pytest.mark.parametrize("command", [("reproduce", "2"), ("study", "toy")], ids=" ".join)
 def test_a_head_started_by_hand_gives_the_tables_of_this_machine(
-    routes: list[tuple[str, dict[str, str]]], command: tuple[str, ...], tmp_path: Path
+    head: Head, command: tuple[str, ...], tmp_path: Path
 ) -> None:
     whole = [*COMMAND, *command, "--jobs", "2", "--out"]
     printed([*whole, str(tmp_path / "here")])
-    for number, (engine, environment) in enumerate(routes):
+    for number, (engine, environment) in enumerate((head.as_client, head.as_node)):
         there = tmp_path / str(number)
         printed([*whole, str(there), "--engine", engine], environment)
         assert sha(there) == sha(tmp_path / "here")
@@ -335,12 +357,24 @@ def test_a_head_started_by_hand_gives_the_tables_of_this_machine(
 
 @pytest.mark.parametrize(("command", "most"), [("diagnose", 1), ("survey", 2)])
 def test_a_head_started_by_hand_examines_checkpoints_to_the_same_document(
-    routes: list[tuple[str, dict[str, str]]], command: str, most: int, models: list[str]
+    head: Head, command: str, most: int, models: list[str]
 ) -> None:
     whole = [*COMMAND, command, *models[:most], "--json"]
     here = printed(whole)
-    for engine, environment in routes:
+    for engine, environment in (head.as_client, head.as_node):
         assert printed([*whole, "--engine", engine], environment) == here
+
+
+def test_a_client_that_is_killed_leaves_nothing_on_the_nodes(head: Head, tmp_path: Path) -> None:
+    engine, environment = head.as_client
+    folder = tmp_path / "there"
+    command = [*COMMAND, "reproduce", "2", "--engine", engine, "--out", str(folder)]
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, env=environment, **quiet) as driver:
+        until(lambda: (folder / "units").is_dir() and any((folder / "units").iterdir()))
+        assert head.working
+        driver.kill()
+    until(lambda: not head.working, 10)
 
 
 def printed(command: list[str], environment: dict[str, str] | None = None) -> str:

@@ -51,6 +51,7 @@ FORK_FAILED = (  # what a client is told of it: the forked process aborted, or i
     "Proxy failed to Connect to backend",
 )
 NO_FORK_HANDLERS = "GRPC_ENABLE_FORK_SUPPORT=0"  # gRPC's own are what fails there
+GONE_SECONDS = 5  # after which a cluster ends the work of a client; Ray itself takes 30
 LISTEN_SECONDS = 10.0  # until a port answers; Ray itself would look for it for minutes
 CLIENT_PORT = 10001  # of Ray's server for clients, unless it is told another
 NODE = "ray.io/node-id"  # the label by which Ray knows a node
@@ -147,6 +148,7 @@ class Cluster:
             os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
         # nobody is told of it
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_CLIENT_RECONNECT_GRACE_PERIOD", str(GONE_SECONDS))
         ray = optional("ray", "ray")
         if ray.is_initialized():
             return
