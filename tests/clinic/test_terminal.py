@@ -149,4 +149,4 @@ def test_where_kappa_is_open_what_is_resolved_leads() -> None:
     drawn = rendered(terminal.matrix_table(found, 200))
     assert drawn.index("σ>1%") < drawn.index("κ")
     told = " ".join(line.plain for line in terminal.lines(found))
-    assert told.count("stored in bfloat16") == 1
+    assert told.count("(bfloat16)") == 1

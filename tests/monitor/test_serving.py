@@ -72,7 +72,7 @@ def test_a_page_tells_whether_its_run_is_running(
             assert b"running" in ask(port, path)[1]
         monkeypatch.setattr("kappascope.monitor.overview.SILENT_SECONDS", 0.0)  # it was killed
         for path in ("/", "/run.json"):
-            assert b"it goes on, or was killed" in ask(port, path)[1]
+            assert b"the run goes on, or was killed" in ask(port, path)[1]
 
 
 @pytest.mark.parametrize(
