@@ -222,7 +222,7 @@ def test_nothing_at_an_address_of_a_file_system_is_told_with_what_to_do(
     memory_folder: Any, tmp_path: Path
 ) -> None:
     for address in ("memory://m/nothing.bin", f"file://{tmp_path}/nothing.bin"):
-        with pytest.raises(Refusal, match="No such file or directory .*address") as refusal:
+        with pytest.raises(Refusal, match=r"No such file or directory .*address") as refusal:
             rows(address)
         assert refusal.value.code == 2
 
@@ -234,7 +234,7 @@ def test_a_file_that_may_not_be_read_in_a_file_system_is_told_with_what_to_do(
         raise PermissionError(13, "Access Denied")
 
     monkeypatch.setattr(type(memory_folder), "info", refused)
-    with pytest.raises(Refusal, match="Access Denied .*logged in"):
+    with pytest.raises(Refusal, match=r"Access Denied .*logged in"):
         rows("memory://m/x.bin")
 
 
