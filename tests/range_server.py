@@ -32,6 +32,9 @@ def failure(served: Served, path: str, part: re.Match[str] | None) -> int:
         return int(served.fault)
     if served.fault == "circle":
         return 302
+    if served.fault == "busy config" and "config" in path and not served.version:
+        served.version = 1  # and no more
+        return 503
     if path.partition("?")[0] not in served.files or part is None:
         return 404
     if served.fault == "busy" and part[0] != "bytes=0-0" and not served.version:

@@ -77,14 +77,19 @@ def test_only_headers_and_what_is_examined_travel(
         ("huge", "a file of 1000000000000000000 bytes"),
         ("packed", "packs what it sends"),
         ("circle", "answers 302"),
-        ("403", "answers 403"),
+        ("401", "answers 401 .download it first, or see whether you are logged in"),
+        ("403", "answers 403 .download it first"),
+        ("404", "answers 404 .see whether the address is right"),
         ("500", "answers 500"),
         ("503", "answers 503 .see whether it can be reached, or try later"),
         ("changing", "changed while it was read"),
         ("growing", "changed while it was read"),
     ],
 )
-def test_a_server_that_errs_is_one_line(tmp_path: Path, fault: str, said: str) -> None:
+def test_a_server_that_errs_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, said: str
+) -> None:
+    monkeypatch.setattr(remote, "PAUSE_SECONDS", 0.0)
     data = written(tmp_path / "x.safetensors")
     with (
         serving({"/x.safetensors": data}, fault) as served,
@@ -93,6 +98,19 @@ def test_a_server_that_errs_is_one_line(tmp_path: Path, fault: str, said: str) -
         rows(f"{served.url}/x.safetensors")
     assert "\n" not in str(refusal.value)
     assert served.url in str(refusal.value)
+
+
+def test_a_server_that_is_busy_when_the_config_is_asked_for_does_not_change_what_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "PAUSE_SECONDS", 0.0)
+    data = written(tmp_path / "x.safetensors")
+    files = {"/x.safetensors": data, "/config.json": b"{}"}
+    with serving(files, "busy config") as served:
+        assert list(Mirror.of(f"{served.url}/x.safetensors").files) == [
+            "x.safetensors",
+            "config.json",
+        ]
 
 
 def test_a_slow_server_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,6 +216,26 @@ def test_a_folder_of_shards_in_a_file_system(tmp_path: Path, memory_folder: Any)
     memory_folder.pipe("/m/more/deep.bin", b"x")
     assert rows("memory://m").matrices == rows(tmp_path).matrices
     assert rows("memory://m/" + next(iter(halves))).matrices
+
+
+def test_nothing_at_an_address_of_a_file_system_is_told_with_what_to_do(
+    memory_folder: Any, tmp_path: Path
+) -> None:
+    for address in ("memory://m/nothing.bin", f"file://{tmp_path}/nothing.bin"):
+        with pytest.raises(Refusal, match=r"No such file or directory .*address") as refusal:
+            rows(address)
+        assert refusal.value.code == 2
+
+
+def test_a_file_that_may_not_be_read_in_a_file_system_is_told_with_what_to_do(
+    memory_folder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*args: object, **options: object) -> None:
+        raise PermissionError(13, "Access Denied")
+
+    monkeypatch.setattr(type(memory_folder), "info", refused)
+    with pytest.raises(Refusal, match=r"Access Denied .*logged in"):
+        rows("memory://m/x.bin")
 
 
 def test_a_file_that_changes_in_a_file_system_is_refused(memory_folder: Any) -> None:

@@ -41,6 +41,50 @@ def test_files_are_compared_as_models_are(tmp_path: Path) -> None:
     assert mixed.counts == found.counts
 
 
+EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+@pytest.mark.parametrize("dtype", EIGHT_BITS, ids=str)
+def test_floats_of_eight_bits_are_compared_as_any_others(dtype: torch.dtype) -> None:
+    before = exact(Draw(4))
+    after = {name: it.to(dtype) for name, it in before.items()}
+    for one, other in ((before, after), (after, before)):
+        found = diff(one, other)
+        assert not found.failed and {layer.verdict for layer in found.layers} == {"rounding"}
+    found = diff(after, {name: it.clone() for name, it in after.items()})
+    assert not found.failed and {layer.verdict for layer in found.layers} == {"same"}
+
+
+@pytest.mark.parametrize("dtype", EIGHT_BITS, ids=str)
+def test_what_was_done_to_floats_of_eight_bits_is_recognised(dtype: torch.dtype) -> None:
+    draw = Draw(5)
+    up, down, bias = draw.normal(48, 32), draw.normal(32, 48), draw.normal(48)
+    order = torch.randperm(48, generator=torch.Generator().manual_seed(5))
+    names = ("h.0.mlp.fc1.weight", "h.0.mlp.fc2.weight", "h.0.mlp.fc1.bias")
+    old, new = (
+        {name: it.to(dtype) for name, it in zip(names, made, strict=True)}
+        for made in ((up, down, bias), (up[order], down[:, order], bias[order]))
+    )
+    reordered = diff(old, new)
+    assert not reordered.failed
+    assert {layer.verdict for layer in reordered.layers} == {"rearranged"}
+    new = {**old, names[0]: (up + up.std() * draw.normal(48, 32) / 4).to(dtype)}
+    new[names[1]] = old[names[1]].float().index_fill(0, torch.tensor([3]), torch.nan).to(dtype)
+    verdicts = {layer.name: layer.verdict for layer in diff(old, new).layers}
+    assert verdicts == dict(zip(names, ("trained", "damaged", "same"), strict=True))
+
+
+@pytest.mark.parametrize("dtype", EIGHT_BITS, ids=str)
+def test_biases_of_mixed_types_are_found_in_a_fused_one(dtype: torch.dtype) -> None:
+    draw = Draw(6)
+    parts = [draw.normal(16).to(dtype), draw.normal(16), draw.normal(16).bfloat16()]
+    split = {f"h.0.attn.{x}_proj.bias": it for x, it in zip("qkv", parts, strict=True)}
+    fused = {"h.0.attn.c_attn.bias": torch.cat([it.float() for it in parts])}
+    weight = {"h.0.mlp.fc1.weight": draw.normal(16, 16)}
+    found = {layer.name: layer for layer in diff({**split, **weight}, {**fused, **weight}).layers}
+    assert found["h.0.attn.c_attn.bias"].verdict == "rearranged"
+
+
 def test_a_head_that_is_lost_is_missing_and_a_new_one_is_added() -> None:
     before = language_model(Draw(1))
     after = {name: it for name, it in before.items() if name != "lm_head.weight"}

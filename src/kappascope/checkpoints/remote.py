@@ -48,6 +48,7 @@ _LENGTH_DIGITS = 20  # of a length that a server tells, in bytes
 CHANGED = "try again once nothing writes to it"
 UNREACHED = "see whether it can be reached, or try later"
 ADDRESS = "see whether the address is right"
+LOGIN = "download it first, or see whether you are logged in"
 
 
 def in_hub_cache(url: str) -> Path | None:
@@ -84,6 +85,14 @@ def public(url: str) -> str:
     host = parts.netloc.rpartition("@")[2]
     query = "..." if parts.query else ""
     return parts._replace(netloc=host, query=query).geturl()
+
+
+class Busy(ConnectionError):  # noqa: N818 - what the server is
+    """A server that has too much to do now.
+
+    >>> str(Busy("its server answers 503"))
+    'its server answers 503'
+    """
 
 
 class Listing(NamedTuple):
@@ -151,6 +160,14 @@ class Web(Place):
         return bytes(body)
 
     def _listing(self, name: str) -> Listing:
+        for _ in range(TRIES - 1):
+            try:
+                return self._told(name)
+            except Busy:  # a config that is not read for that would change what is told
+                time.sleep(PAUSE_SECONDS)
+        return self._told(name)
+
+    def _told(self, name: str) -> Listing:
         with self._answer(name, "bytes=0-0") as answer:
             total = str(answer.headers.get("Content-Range")).rpartition("/")[2]
             told = total.isascii() and total.isdigit() and len(total) < _LENGTH_DIGITS
@@ -176,8 +193,9 @@ class Web(Place):
             error.close()
             wrong = f"its server answers {error.code}"
             if error.code == 429 or error.code >= 500:  # too much to do: another time it may
-                raise ConnectionError(wrong) from error
-            raise Refusal(2, self.url, wrong, ADDRESS) from error
+                raise Busy(wrong) from error
+            advice = LOGIN if error.code in (401, 403) else ADDRESS
+            raise Refusal(2, self.url, wrong, advice) from error
 
 
 def _said(error: BaseException) -> str:
@@ -376,6 +394,13 @@ class Mirror:
             yield
         except Refusal:
             raise
+        except FileNotFoundError as error:
+            said = _said(error)
+            if self.url.endswith(said.strip("/")):  # many say nothing but the path
+                said = "No such file or directory"
+            raise Refusal(2, self.url, said, ADDRESS) from error
+        except PermissionError as error:
+            raise Refusal(2, self.url, _said(error), LOGIN) from error
         except Exception as error:  # every file system has its own
             if last:
                 raise Refusal(5, self.url, _said(error), UNREACHED) from error

@@ -79,7 +79,8 @@ def read_safetensors(file: CheckpointFile) -> FileContents:
     """
     length = _length(file)
     header = parsed(file.read(8, length))
-    metadata = header.pop(_METADATA, {})
+    metadata = header.pop(_METADATA, None)
+    metadata = {} if metadata is None else metadata  # MLX writes null where it has none
     _check_metadata(metadata)
     check_count(header)
     entries = [_entry(name, value) for name, value in header.items()]

@@ -310,6 +310,11 @@ def _cosine(one: Tensor, other: Tensor) -> float:
     return float(torch.cosine_similarity(a, b, dim=0))
 
 
+def _is_finite(values: Tensor) -> bool:
+    """Tell whether all are numbers; in float64, for torch cannot tell it of eight bits."""
+    return bool(values.double().isfinite().all())
+
+
 def _repeating(
     head: _Matrix,
     after: Iterable[_Matrix],
@@ -347,7 +352,7 @@ def _assembled(
         whole = matrix.values if axis == 0 else matrix.values.mT
         pool = [other for other in left if other.values.shape[1 - axis] == whole.shape[1]]
         rows = [other.values if axis == 0 else other.values.mT for other in pool]
-        found = assembly(rows, whole) if pool and matrix.values.isfinite().all() else None
+        found = assembly(rows, whole) if pool and _is_finite(matrix.values) else None
         if found is None:
             continue
         joined = torch.cat([each.double() for each in rows])[found.rows]
@@ -384,7 +389,7 @@ def _compared(before: _Matrix, after: _Matrix) -> ComparedLayer:
     if sorted(a.shape) != sorted(b.shape):
         shapes = f"{tuple(a.shape)} became {tuple(b.shape)}"
         return after.row(before.name, "replaced", f"another shape: {shapes}")
-    finite = a.isfinite().all() and b.isfinite().all()
+    finite = _is_finite(a) and _is_finite(b)
     found = arrangement(a, b) if finite and a.any() and b.any() else Arrangement(a.shape != b.shape)
     is_certain = found and _cosine(found.applied(a), b) > CERTAIN
     if finite and not is_certain and same_singular_values(a, b):
@@ -513,27 +518,27 @@ def _compared_vectors(name: str, other: str, before: Tensor, after: Tensor) -> C
         shapes = f"{tuple(before.shape)} became {tuple(after.shape)}"
         return _vector_row(name, other, after, "replaced", f"another shape: {shapes}")
     a, b = before.reshape(1, -1), after.reshape(1, -1)
+    was, now = a.double().flatten(), b.double().flatten()  # torch compares no floats of eight bits
     for sign, said in ((1, "one is added to it"), (-1, "one is taken from it")):
-        if torch.equal((a.double() + sign).to(b.dtype), b):
+        if torch.equal((was + sign).to(b.dtype).double(), now):
             return _vector_row(name, other, after, "rearranged", said)
-    flat = a.flatten()
-    for size in head_sizes(len(flat)):
-        for order in (pairs_of_halves(len(flat), size), pairs_of_halves(len(flat), size).argsort()):
-            if torch.equal(flat[order], b.flatten()) and not torch.equal(flat, b.flatten()):
+    for size in head_sizes(len(was)):
+        for order in (pairs_of_halves(len(was), size), pairs_of_halves(len(was), size).argsort()):
+            if torch.equal(was[order], now) and not torch.equal(was, now):
                 text = Arrangement(rows=order).text.replace(" rows", " entries")
                 return _vector_row(name, other, after, "rearranged", text)
     became = alteration(a, b)
     verdict: Verdict = "rearranged" if became.kind == "scaled" else became.kind
-    is_reordered = torch.equal(a.double().sort().values, b.double().sort().values)
+    is_reordered = torch.equal(was.sort().values, now.sort().values)
     row = _vector_row(name, other, after, verdict, became.text)
     gain = None
-    if b.isfinite().all() and b.all() and a.isfinite().all() and became.kind != "same":
-        gain = Operation("factors", 1, (b.double() / a.double()).flatten())
+    if now.isfinite().all() and now.all() and was.isfinite().all() and became.kind != "same":
+        gain = Operation("factors", 1, now / was)
     return replace(
         row,
         distance=became.distance,
         cosine=became.cosine,
-        vectors=(a.flatten(), b.flatten()) if is_reordered else (),
+        vectors=(was, now) if is_reordered else (),
         operations=(gain,) if gain and gain.values.isfinite().all() else (),
     )
 
@@ -547,9 +552,10 @@ def _joined_vectors(
         for parts in permutations(near, count):
             if sum(before[part].numel() for part in parts) != whole.numel():
                 continue
-            became = alteration(
-                torch.cat([before[part].reshape(1, -1) for part in parts], 1), whole.reshape(1, -1)
-            )
+            rows = [before[part].reshape(1, -1) for part in parts]
+            if len({row.dtype for row in rows}) > 1:  # which torch cannot join if one has 8 bits
+                rows = [row.double() for row in rows]
+            became = alteration(torch.cat(rows, 1), whole.reshape(1, -1))
             if became.kind in HARMLESS:
                 text = _joined(f"made of {first_few(parts)}", became.text)
                 return _vector_row(name, " + ".join(parts), whole, "rearranged", text)
