@@ -34,6 +34,13 @@ def test_facts_have_the_numbers_of_their_rows() -> None:
     assert f"ffective rank {row.effective_rank}," in told and f"{row.kappa:,.0f}" in told
 
 
+def test_what_is_below_chance_is_not_called_above_it() -> None:
+    flat, stretched = torch.eye(32), torch.diag(torch.logspace(0, 4, 32))
+    for weight, place in ((flat, "nearest to chance"), (stretched, "farthest above chance")):
+        texts = [fact.text for fact in Card.of(diagnose({"a.weight": weight})).facts]
+        assert sum(f"condition number {place} is" in text for text in texts) == 1
+
+
 def test_a_small_spectrum_stays_in_its_frame() -> None:
     torch.manual_seed(0)
     for weight in (torch.randn(50, 30), torch.eye(4), 1e200 * torch.randn(9, 9).double()):

@@ -97,9 +97,8 @@ def _known(diagnosis: Diagnosis) -> Iterator[Fact]:
     if resolved:
         row = max(resolved, key=lambda row: row.ratio or 0.0)
         times = f"{number(row.ratio, 2)} times that of a random matrix of its shape"
-        yield Fact(
-            f"The condition number farthest above chance is {number(row.kappa)}, {times}.", row
-        )
+        place = "farthest above chance" if (row.ratio or 0.0) > 1 else "nearest to chance"
+        yield Fact(f"The condition number {place} is {number(row.kappa)}, {times}.", row)
     ranked = [
         row
         for row in rows
