@@ -80,3 +80,15 @@ def test_a_library_for_which_there_is_no_room_is_no_missing_one() -> None:
     full = ImportError("libtorch_cpu.so: failed to map segment from shared object")
     assert "ulimit -v" in refusal_of(full, ["diagnose"]).advice
     assert "install" in refusal_of(ImportError("No module named 'torch'"), ["diagnose"]).advice
+
+
+def test_a_signal_that_python_drops_in_a_callback_is_not_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Falls:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with signals() as came:
+        Falls()
+    assert len(came) == 1 and capsys.readouterr().err == ""

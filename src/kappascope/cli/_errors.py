@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from kappascope.refusal import Refusal
 from kappascope.text import clean
@@ -48,10 +50,16 @@ def signals() -> Iterator[list[Interrupted]]:
         if not _HOLDERS:
             raise came[0]
 
+    def dropped(unraisable: Any) -> None:
+        if not isinstance(unraisable.exc_value, Interrupted):  # that one is in the list
+            told(unraisable)
+
+    told, sys.unraisablehook = sys.unraisablehook, dropped
     before = {number: signal.signal(number, first) for number in numbers}
     try:
         yield came
     finally:
+        sys.unraisablehook = told
         for number, handler in before.items():
             signal.signal(number, handler)
 
